@@ -1,0 +1,1 @@
+"""Kinfolk: federated learning among clients who are not alike."""

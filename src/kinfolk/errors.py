@@ -1,0 +1,33 @@
+"""Errors meant for people: one line that names the field, the value and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class KinfolkError(Exception):
+    """Something the user can mend. The command line prints it as one line and exits with 2.
+
+    >>> str(KinfolkError("local.lr", -1, "give a positive number"))
+    'local.lr = -1: give a positive number'
+    """
+
+    def __init__(self, field: str, value: object, remedy: str) -> None:
+        self.field, self.value, self.remedy = field, value, remedy
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        super().__init__(f"{field} = {shown}: {remedy}" if value is not None else f"{field}: {remedy}")
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """A hint that names the closest known word, or lists what there is.
+
+    >>> near("fedavgg", ["fedavg", "local"])
+    "did you mean 'fedavg'?"
+    >>> near("zzz", ["fedavg", "local"])
+    'known: fedavg, local'
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)

@@ -1,0 +1,170 @@
+"""What a client does when it is asked: pure functions written for one client, with no loop inside.
+
+A task that goes over rows states what happens before, per batch and after; the engine owns the loop
+over batches. Only so can an engine run many clients in one call, or compile or capture the step.
+
+Rules inside `start`, `objective`, `step` and `finish`, so that they can be batched over clients: no
+`.item()`, no `if` on the value of a tensor, no draws, no writing into arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from kinfolk.streams import Turn
+from kinfolk.types import Client, Message, Tree
+
+# What a task carries from batch to batch: a message of its own.
+Carry = Message
+
+
+class Batch(NamedTuple):
+    """A few rows of one client. `weight` is None when every row is real, else 0 for padding."""
+
+    x: Tensor
+    y: Tensor
+    row: Tensor  # position of each row among the client's rows of this split
+    weight: Tensor | None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of one value per row, padding left out."""
+        if self.weight is None:
+            return values.mean()
+        return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over rows of `values` [rows, ...], padding left out."""
+        if self.weight is None:
+            return values.sum(0)
+        weight = self.weight.to(values.dtype).reshape(-1, *[1] * (values.dim() - 1))
+        return (values * weight).sum(0)
+
+
+class Facts(NamedTuple):
+    """What a task may know about its client besides message and memory."""
+
+    rows: Tensor  # number of training rows
+    steps: Tensor  # number of steps the first Fit of this task will take
+    round: int
+    lr: float  # learning rate of this round
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which rows a pass visits. Either `epochs` or `steps` of shuffled rows, or one pass in order."""
+
+    batch: int
+    epochs: int = 1
+    steps: int = 0  # > 0: exactly that many steps, going round the rows as often as needed
+    shuffle: bool = True
+    split: str = "train"
+    drop_single: bool = False  # a batch of one has no variance: BatchNorm can not train on it
+
+
+class Optimiser(Protocol):
+    """How gradients move parameters. Element-wise, so that one client's tree and a stack of trees go alike."""
+
+    def init(self, params: Tree) -> Message:
+        """The state before the first step; zeros of the parameters' shapes."""
+        ...
+
+    def update(
+        self, params: Tree, grads: Tree, state: Message, step: int, lr: float, rows: Tensor | float
+    ) -> tuple[Tree, Message]:
+        """Parameters and state after step number `step` (from 0); `rows` are the rows of the batch."""
+        ...
+
+
+# The loss of one client on one batch: (model, batch, carry) -> scalar. The model is carry[part]
+# with its parameters ready to be differentiated.
+Objective = Callable[[Tree, Batch, Carry], Tensor]
+
+
+@dataclass(frozen=True)
+class Descent:
+    """One part of the carry moved along the gradient of one objective."""
+
+    objective: Objective
+    optimiser: Optimiser
+    names: tuple[str, ...]  # the entries of the part that are trained; the rest are buffers
+    part: str = "model"
+    clip: float = 0.0  # > 0: largest norm of one client's gradient
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A loop of training: for each batch of the plan, each descent in turn.
+
+    The state of descent number i is in the carry under `"optimiser.i"` when the loop has ended.
+    """
+
+    descents: tuple[Descent, ...]
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A loop without gradients: `step(carry, batch) -> carry` over the batches of the plan."""
+
+    step: Callable[[Carry, Batch], Carry]
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Declares a reply leaf: one integer in [low, high)."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Real:
+    """Declares a reply leaf: finite floats of this shape in [low, high]."""
+
+    shape: tuple[int, ...] = ()
+    low: float = float("-inf")
+    high: float = float("inf")
+
+
+# What a reply must look like, leaf by leaf. A Tree stands for "exactly these names, shapes and
+# types, all finite".
+Expected = Mapping[str, Tree | Whole | Real]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing a client can be asked to do."""
+
+    start: Callable[[Message, Message, Facts], Carry]  # (message, memory, facts)
+    finish: Callable[[Carry], tuple[Message, Message]]  # -> (reply, memory)
+    passes: tuple[Fit | Sweep, ...] = ()
+    reply: Expected = field(default_factory=dict)
+    stream: str = "batch"  # names the random stream that shuffles the rows
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What a client knows of itself in an exchange: its name and where the run stands."""
+
+    name: Client
+    turn: Turn
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Client to client. Each sender names its recipients out of its own memory."""
+
+    send: Callable[[Message, Peer], dict[Client, Message]]  # (memory, me) -> {peer: payload}
+    receive: Callable[[dict[Client, Message], Message, Peer], Message]  # (inbox, memory, me) -> memory
+
+
+# The client half of an algorithm: what a client has installed and is willing to run, by name.
+Table = Mapping[str, Task | Swap]
+
+# What a round tells besides its new state; plain numbers and tensors for the records.
+Info = dict[str, Any]

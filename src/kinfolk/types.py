@@ -1,0 +1,135 @@
+"""The few shapes everything else is made of: identities, trees of tensors, stacks of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NewType
+
+import torch
+from torch import Tensor
+
+# An identity, never a position: rows of a stack are found by name, so a missing or reordered
+# client can not be mistaken for its neighbour.
+Client = NewType("Client", str)
+
+# One model: parameters and buffers under the names `state_dict` gives them.
+Tree = dict[str, Tensor]
+
+# What travels: named tensors and trees, two levels and no more, so that every message maps onto
+# a flat safetensors file and onto the records of any transport. A leaf is a Tensor or a Tree.
+Message = dict[str, Any]
+
+
+def map_leaves(f: Callable[[Tensor], Tensor], message: Message) -> Message:
+    """Apply `f` to every tensor of a message.
+
+    >>> map_leaves(lambda t: t + 1, {"a": torch.zeros(1), "m": {"w": torch.ones(1)}})
+    {'a': tensor([1.]), 'm': {'w': tensor([2.])}}
+    """
+    return {
+        key: {name: f(leaf) for name, leaf in value.items()} if isinstance(value, dict) else f(value)
+        for key, value in message.items()
+    }
+
+
+def leaves(message: Message) -> Iterable[tuple[str, str | None, Tensor]]:
+    """Every tensor of a message as (key, name inside a tree or None, tensor), in stored order."""
+    for key, value in message.items():
+        if isinstance(value, dict):
+            for name, leaf in value.items():
+                yield key, name, leaf
+        else:
+            yield key, None, value
+
+
+def stack_messages(messages: Sequence[Message]) -> Message:
+    """Put equal-shaped messages on a leading axis.
+
+    >>> stack_messages([{"a": torch.tensor(1)}, {"a": torch.tensor(2)}])
+    {'a': tensor([1, 2])}
+    """
+    first = messages[0]
+    return {
+        key: {name: torch.stack([m[key][name] for m in messages]) for name in value}
+        if isinstance(value, dict)
+        else torch.stack([m[key] for m in messages])
+        for key, value in first.items()
+    }
+
+
+def nbytes(message: Message) -> int:
+    """Bytes of all tensors in a message: what the ledger counts.
+
+    >>> nbytes({"m": {"w": torch.zeros(3), "n": torch.zeros((), dtype=torch.int64)}})
+    20
+    """
+    return sum(leaf.numel() * leaf.element_size() for _, _, leaf in leaves(message))
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One message per client on a leading axis; row i belongs to `clients[i]`, sorted by name.
+
+    >>> s = Stack.of({Client("b"): (2, {"v": torch.tensor(2.)}), Client("a"): (1, {"v": torch.tensor(1.)})})
+    >>> s.clients, s.tensor("v"), s.at(["b"]).size
+    (('a', 'b'), tensor([1., 2.]), tensor([2]))
+    """
+
+    clients: tuple[Client, ...]
+    size: Tensor  # [clients] training rows behind each row
+    body: Message  # every leaf [clients, ...]
+
+    @staticmethod
+    def of(replies: dict[Client, tuple[int, Message]]) -> Stack:
+        """Stack `{client: (rows, message)}`; the order of the mapping does not matter."""
+        clients = tuple(sorted(replies))
+        size = torch.tensor([replies[c][0] for c in clients], dtype=torch.int64)
+        body = stack_messages([replies[c][1] for c in clients]) if clients else {}
+        return Stack(clients, size, body)
+
+    @staticmethod
+    def join(parts: Sequence[Stack]) -> Stack:
+        """One stack out of several with disjoint clients, sorted by client."""
+        parts = [p for p in parts if p.clients]
+        if not parts:
+            return Stack((), torch.zeros(0, dtype=torch.int64), {})
+        clients = [c for p in parts for c in p.clients]
+        body = {
+            key: {n: torch.cat([p.body[key][n] for p in parts]) for n in value}
+            if isinstance(value, dict)
+            else torch.cat([p.body[key] for p in parts])
+            for key, value in parts[0].body.items()
+        }
+        joined = Stack(tuple(clients), torch.cat([p.size for p in parts]), body)
+        return joined.at(sorted(clients))
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def at(self, who: Sequence[str]) -> Stack:
+        """The rows of `who`, sorted by name; a name that is not here is an error."""
+        place = {c: i for i, c in enumerate(self.clients)}
+        names = sorted(Client(c) for c in who)
+        if tuple(names) == self.clients:
+            return self
+        rows = torch.tensor([place[c] for c in names], dtype=torch.int64)
+        body = map_leaves(lambda t: t[rows.to(t.device)], self.body)
+        return Stack(tuple(names), self.size[rows.to(self.size.device)], body)
+
+    def row(self, who: str) -> Message:
+        """The message of one client."""
+        i = self.clients.index(Client(who))
+        return map_leaves(lambda t: t[i], self.body)
+
+    def tree(self, key: str) -> Tree:
+        """The stacked tree under `key`, every leaf [clients, ...]."""
+        value = self.body[key]
+        assert isinstance(value, dict), f"{key} is a tensor, not a tree"
+        return value
+
+    def tensor(self, key: str) -> Tensor:
+        """The stacked tensor under `key`, [clients, ...]."""
+        value = self.body[key]
+        assert isinstance(value, Tensor), f"{key} is a tree, not a tensor"
+        return value

@@ -1,4 +1,4 @@
-"""Named random streams: every draw comes from (run seed, purpose, round, client), nothing from a global generator.
+"""Named random streams: every draw follows from (run seed, purpose, round, client), none from a global one.
 
 A client derives its own numbers from its own name, so the order in which clients are visited, the
 engine that visits them and the draws of everybody else can not change what it sees.
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Generator
+from torch import device as Device
 
 from kinfolk.types import Client
 
@@ -48,18 +50,18 @@ class Seed:
         """One 63-bit number for this purpose, for libraries that take an integer seed."""
         return int(self._sequence(words).generate_state(1, np.uint64)[0] >> 1)
 
-    def torch(self, *words: str | int) -> torch.Generator:
+    def torch(self, *words: str | int) -> Generator:
         """A torch generator (CPU) of its own for this purpose."""
-        return torch.Generator().manual_seed(self.number(*words))
+        return Generator().manual_seed(self.number(*words))
 
     @contextmanager
-    def borrowed(self, *words: str | int) -> Iterator[None]:
-        """Torch's global CPU generator, seeded for this purpose and put back afterwards.
+    def borrowed(self, *words: str | int, device: Device | None = None) -> Iterator[None]:
+        """Torch's global generators (CPU, and the device's), seeded for this purpose and put back afterwards.
 
         For code that draws from the global generator and takes no other: the initial weights of a
         `torch.nn` module and dropout.
         """
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
             torch.manual_seed(self.number(*words))
             yield
 

@@ -48,9 +48,8 @@ class Facts(NamedTuple):
     """What a task may know about its client besides message and memory."""
 
     rows: Tensor  # number of training rows
-    steps: Tensor  # number of steps the first Fit of this task will take
+    steps: Tensor  # number of steps the first pass of this task will take
     round: int
-    lr: float  # learning rate of this round
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Plan:
 
 
 class Optimiser(Protocol):
-    """How gradients move parameters. Element-wise, so that one client's tree and a stack of trees go alike."""
+    """How gradients move parameters: element-wise, so that one tree and a stack of trees go alike."""
 
     def init(self, params: Tree) -> Message:
         """The state before the first step; zeros of the parameters' shapes."""
@@ -91,15 +90,21 @@ class Descent:
     objective: Objective
     optimiser: Optimiser
     names: tuple[str, ...]  # the entries of the part that are trained; the rest are buffers
+    lr: float
+    decay: float = 1.0  # the learning rate of round t is lr * decay**t
     part: str = "model"
     clip: float = 0.0  # > 0: largest norm of one client's gradient
+
+    def rate(self, round: int) -> float:
+        """The learning rate of a round."""
+        return self.lr * self.decay**round
 
 
 @dataclass(frozen=True)
 class Fit:
     """A loop of training: for each batch of the plan, each descent in turn.
 
-    The state of descent number i is in the carry under `"optimiser.i"` when the loop has ended.
+    The state of descent number i is in the carry under `"optimiser.i.<part>"` when the loop has ended.
     """
 
     descents: tuple[Descent, ...]
@@ -131,9 +136,9 @@ class Real:
     high: float = float("inf")
 
 
-# What a reply must look like, leaf by leaf. A Tree stands for "exactly these names, shapes and
-# types, all finite".
-Expected = Mapping[str, Tree | Whole | Real]
+# What a reply must look like, key by key. A Tree or a Tensor stands for "exactly these names,
+# shapes and types, all finite".
+Expected = Mapping[str, Tree | Tensor | Whole | Real]
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,7 @@ class Task:
     """One thing a client can be asked to do."""
 
     start: Callable[[Message, Message, Facts], Carry]  # (message, memory, facts)
-    finish: Callable[[Carry], tuple[Message, Message]]  # -> (reply, memory)
+    finish: Callable[[Carry], tuple[Message, Message | None]]  # -> (reply, memory; None: as it was)
     passes: tuple[Fit | Sweep, ...] = ()
     reply: Expected = field(default_factory=dict)
     stream: str = "batch"  # names the random stream that shuffles the rows

@@ -1,0 +1,1 @@
+"""Clustering and how well a clustering agrees with known groups."""

@@ -1,0 +1,1 @@
+"""Engines: what performs a script's requests."""

@@ -1,0 +1,1 @@
+"""Experiments: one TOML file in, one run folder out."""

@@ -1,0 +1,1 @@
+"""Learning on one client: networks, losses, optimisers, row plans and scores."""

@@ -1,0 +1,47 @@
+"""FedAvg + fine-tuning: FedAvg's model, trained a little on each client before it is used there.
+
+The rounds are FedAvg's (McMahan et al., AISTATS 2017); only what is scored differs. It belongs in
+every comparison: it rivals clustered methods wherever clients have enough rows of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kinfolk.algorithms import one_model
+from kinfolk.algorithms.one_model import State
+from kinfolk.fold import Mean, Weights
+from kinfolk.learning.learner import Learner
+from kinfolk.script import Script, fold
+from kinfolk.streams import Turn
+from kinfolk.task import Table, Task
+from kinfolk.types import Client
+
+
+@dataclass(frozen=True)
+class FedAvgTuned:
+    """FedAvg's model after some epochs on the client's own rows; both are scored."""
+
+    learner: Learner
+    tune_epochs: int = 1  # epochs of local training before the model is scored
+    weights: Weights = "size"  # n_i / n, or the same for every client
+
+    init, serve = one_model.init, one_model.serve
+
+    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+        """w <- sum_i (n_i / n) w_i."""
+        mean = Mean("model", keep=state.model, weights=self.weights)
+        model = yield from fold(mean, "update", cohort, shared={"model": state.model})
+        return State(model), {}
+
+    def tasks(self) -> Table:
+        """Train the received model on the client's own rows."""
+        return {"update": self.learner.train()}
+
+    def scored(self) -> Mapping[str, Task]:
+        """The tuned model and, beside it, the common one."""
+        return {
+            "fine-tuned": self.learner.score(tune_epochs=self.tune_epochs),
+            "centre": self.learner.score(),
+        }

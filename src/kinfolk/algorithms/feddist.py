@@ -1,0 +1,69 @@
+"""FedDist and FedDWS: Reptile across clients, a step from the common model towards the mean of theirs.
+
+Nichol, Achiam, Schulman: On First-Order Meta-Learning Algorithms. 2018. The two differ in the mean:
+FedDist's is uniform, FedDWS's (FedDist + weighted sum) goes by rows; both as compared by Long et al.,
+Multi-center federated learning, World Wide Web 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kinfolk.algorithms import one_model
+from kinfolk.algorithms.one_model import State
+from kinfolk.fold import Mean
+from kinfolk.learning.learner import Learner
+from kinfolk.script import Script, fold
+from kinfolk.streams import Turn
+from kinfolk.task import Table
+from kinfolk.types import Client, Tree
+
+
+def step_towards(w: Tree, mean: Tree, epsilon: float) -> Tree:
+    """w + epsilon (mean - w); integer entries are taken from the mean.
+
+    >>> import torch
+    >>> step_towards({"w": torch.tensor([0.0])}, {"w": torch.tensor([2.0])}, 0.5)
+    {'w': tensor([1.])}
+    """
+    return {n: t + epsilon * (mean[n] - t) if t.is_floating_point() else mean[n] for n, t in w.items()}
+
+
+@dataclass(frozen=True)
+class FedDist:
+    """One model, moved part of the way to the plain mean of the clients' models."""
+
+    learner: Learner
+    epsilon: float = 0.6  # length of the step; 1 gives FedAvg with uniform weights
+
+    init, serve, scored = one_model.init, one_model.serve, one_model.scored
+
+    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+        """w <- w + epsilon mean_i(w_i - w)."""
+        mean = Mean("model", keep=state.model, weights="uniform")
+        towards = yield from fold(mean, "update", cohort, shared={"model": state.model})
+        return State(step_towards(state.model, towards, self.epsilon)), {}
+
+    def tasks(self) -> Table:
+        """Train the received model on the client's own rows."""
+        return {"update": self.learner.train()}
+
+
+@dataclass(frozen=True)
+class FedDWS:
+    """One model, moved part of the way to the clients' mean weighted by rows."""
+
+    learner: Learner
+    epsilon: float = 0.6  # length of the step; 1 gives FedAvg
+
+    init, serve, scored = one_model.init, one_model.serve, one_model.scored
+
+    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+        """w <- w + epsilon sum_i (n_i / n) (w_i - w)."""
+        mean = Mean("model", keep=state.model, weights="size")
+        towards = yield from fold(mean, "update", cohort, shared={"model": state.model})
+        return State(step_towards(state.model, towards, self.epsilon)), {}
+
+    def tasks(self) -> Table:
+        """Train the received model on the client's own rows."""
+        return {"update": self.learner.train()}

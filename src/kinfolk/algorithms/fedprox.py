@@ -1,0 +1,51 @@
+"""FedProx: FedAvg whose clients are held near the common model by a penalty.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks.
+MLSys 2020, Algorithm 2. The penalty is squared and has a gradient, which two public copies forget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kinfolk.algorithms import one_model
+from kinfolk.algorithms.one_model import State
+from kinfolk.fold import Mean, Weights
+from kinfolk.learning.learner import Learner
+from kinfolk.script import Script, fold
+from kinfolk.streams import Turn
+from kinfolk.task import Batch, Carry, Facts, Table
+from kinfolk.types import Client, Message, Tree
+
+
+@dataclass(frozen=True)
+class FedProx:
+    """One model for everyone; clients pay (mu / 2) |w_i - w|^2 for leaving it."""
+
+    learner: Learner
+    mu: float = 0.1  # strength of the penalty; 0 gives FedAvg
+    weights: Weights = "size"  # n_i / n, or the same for every client
+
+    init, serve, scored = one_model.init, one_model.serve, one_model.scored
+
+    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+        """w <- sum_i (n_i / n) w_i, where w_i minimises F_i(w_i) + (mu / 2) |w_i - w|^2."""
+        mean = Mean("model", keep=state.model, weights=self.weights)
+        model = yield from fold(mean, "update", cohort, shared={"model": state.model})
+        return State(model), {}
+
+    def tasks(self) -> Table:
+        """Train the received model on the client's own rows, with the penalty."""
+        return {"update": self.learner.train(self.objective, self.start)}
+
+    def start(self, message: Message, memory: Message, facts: Facts) -> Carry:
+        """Start at w, and remember where that was."""
+        return {"model": message["model"], "w": message["model"]}
+
+    def objective(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
+        """F_i(w_i) + (mu / 2) |w_i - w|^2 over the trainable parameters."""
+        w_i, w = self.learner.params(model), self.learner.params(carry["w"])
+        apart = sum(((w_i[name] - w[name]) ** 2).sum() for name in w_i)
+        return self.learner.objective(model, batch, carry) + self.mu / 2 * apart

@@ -1,0 +1,140 @@
+"""`auto`: which engine, which device and how many clients a call, for this machine and this network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from kinfolk.engines.batched import Batched
+from kinfolk.engines.loop import Loop
+from kinfolk.engines.memory import Memories
+from kinfolk.engines.stage import Engine
+from kinfolk.engines.wire import Wire
+from kinfolk.engines.workers import Workers, cores
+from kinfolk.errors import KinfolkError
+from kinfolk.federation.federation import Federation
+from kinfolk.learning.batchable import Cost
+from kinfolk.task import Table
+
+ENGINES = ("loop", "batched", "workers", "wire")
+
+# Below this many floating-point operations a step, the time goes into calling PyTorch rather than into
+# arithmetic, and one call for many clients wins on a CPU too.
+SMALL_STEP = 2e7
+
+# More clients a call than this give a CPU nothing but cache misses.
+MOST_CLIENTS = {"cpu": 32, "cuda": 256}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for; `auto` and 0 leave the choice to us."""
+
+    name: str = "auto"
+    device: str = "auto"
+    chunk: int = 0
+    processes: int = 0
+    memory: float = 0.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An engine's name and settings, and the reason in words."""
+
+    name: str
+    device: torch.device
+    chunk: int
+    processes: int
+    why: str
+    warning: str = ""
+
+
+def choose(wanted: Wanted, cost: Cost, batch: int, clients: int, obstacle: str) -> Choice:
+    """Pick an engine. It depends on sizes, never on timings, so that the same machine chooses alike.
+
+    >>> small = Cost(flops=5000, floats=42, parameters=2410)
+    >>> choose(Wanted(device="cpu"), small, 20, 24, "").name
+    'batched'
+    """
+    device = _device(wanted)
+    chunk = wanted.chunk or _chunk(cost, batch, device, wanted.memory)
+    processes = min(wanted.processes or cores(), clients)
+    step = 3 * cost.flops * batch
+    name, why, warning = wanted.name, "as asked", ""
+    if name in ("auto", "batched") and obstacle:
+        if name == "batched":
+            warning = f"this network can not be batched over clients, so 'loop' is used ({obstacle})"
+        plain = device.type == "cuda" or processes == 1
+        name = "loop" if plain or wanted.name == "batched" else "workers"
+        why = f"not batched: {obstacle}"
+    elif name == "auto" and device.type == "cuda":
+        name, why = "batched", "a GPU is here"
+    elif name == "auto" and (step < SMALL_STEP or processes == 1):
+        small = step < SMALL_STEP
+        name = "batched" if small else "loop"
+        why = f"{'small' if small else 'large'} steps of {step:.2g} operations on a CPU"
+    elif name == "auto":
+        name, why = "workers", f"no GPU, {processes} cores and steps of {step:.2g} operations"
+    if name == "workers" and device.type == "cuda":
+        raise KinfolkError("engine.device", "cuda", "workers are for CPUs; use 'batched' or 'loop' on a GPU")
+    return Choice(
+        name, device if name in ("loop", "batched") else torch.device("cpu"), chunk, processes, why, warning
+    )
+
+
+def make(choice: Choice, federation: Federation, table: Table, memories: Memories) -> Engine:
+    """The engine that was chosen."""
+    if choice.name == "loop":
+        return Loop(federation, table, memories, choice.device)
+    if choice.name == "batched":
+        return Batched(federation, table, memories, choice.chunk, choice.device)
+    if choice.name == "workers":
+        return Workers(federation, table, memories, choice.processes)
+    return Wire(federation, table, memories)
+
+
+@contextmanager
+def arithmetic(device: torch.device, precision: str) -> Iterator[None]:
+    """One thread on a CPU, exact float32 and repeatable kernels on a GPU; put back afterwards.
+
+    One thread makes the bits independent of the number of cores; cores are used by `workers`.
+    """
+    threads = torch.get_num_threads()
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = (cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark)
+    try:
+        if device.type == "cpu":
+            torch.set_num_threads(1)
+        else:
+            cudnn.allow_tf32 = matmul.allow_tf32 = precision == "tf32"
+            cudnn.deterministic, cudnn.benchmark = True, False
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+
+
+def _device(wanted: Wanted) -> torch.device:
+    here = torch.cuda.is_available()
+    if wanted.device == "cuda" and not here:
+        raise KinfolkError("engine.device", "cuda", "no CUDA device is here; use 'cpu' or 'auto'")
+    on_gpu = here and wanted.device in ("auto", "cuda") and wanted.name not in ("workers", "wire")
+    return torch.device("cuda" if on_gpu else "cpu")
+
+
+def _chunk(cost: Cost, batch: int, device: torch.device, gib: float) -> int:
+    """Clients a call: what fits into the memory budget, by a count of what a step holds."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+    else:
+        total = (
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 << 30
+        )
+    budget = gib * 2**30 if gib else total / 4
+    # Parameters, their old copy, gradients, two moments and a reply; every layer's output and its gradient.
+    client = 4 * (8 * cost.parameters + 3 * max(batch, 64) * cost.floats)
+    return int(max(1, min(MOST_CLIENTS[device.type], budget / client)))

@@ -1,0 +1,95 @@
+"""The guard between engine and script: a reply is what its task declares, or it counts as missing.
+
+Names, shapes and types must match exactly; a shape that would broadcast is a wrong shape. Values must
+be finite and within the declared range. Nothing is repaired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kinfolk.task import Expected, Real, Whole
+from kinfolk.types import Client, Stack, leaves
+
+# A count beyond this is a lie or a slip: no client holds that many rows.
+LARGEST_COUNT = 10**9
+
+
+def inspect(
+    chunk: Stack, expected: Expected, largest: int = LARGEST_COUNT
+) -> tuple[Stack, dict[Client, str]]:
+    """The replies that may pass, and for each client whose reply may not, the reason.
+
+    >>> nan = {"v": torch.tensor(float("nan"))}
+    >>> replies = {Client("a"): (3, {"v": torch.tensor(1.0)}), Client("b"): (3, nan)}
+    >>> good, bad = inspect(Stack.of(replies), {"v": Real()})
+    >>> good.clients, bad
+    (('a',), {'b': 'v is not finite'})
+    """
+    wrong = _misshapen(chunk, expected)
+    if wrong:
+        return Stack((), chunk.size[:0], {}), dict.fromkeys(chunk.clients, wrong)
+    checks = list(_checks(chunk, expected, largest))
+    # One look at the device for the whole chunk; which check failed is asked only if one did.
+    if not checks or bool(torch.stack([ok for _, ok in checks]).all()):
+        return chunk, {}
+    bad: dict[Client, str] = {}
+    for reason, ok in checks:
+        for client, fine in zip(chunk.clients, ok.tolist(), strict=True):
+            if not fine:
+                bad.setdefault(client, reason)
+    return chunk.at([c for c in chunk.clients if c not in bad]), bad
+
+
+def _misshapen(chunk: Stack, expected: Expected) -> str:
+    """What is wrong with names, shapes and types: rows of one stack are alike and fall together."""
+    if chunk.size.dtype != torch.int64:
+        return f"row count has type {chunk.size.dtype}, expected a whole number"
+    if set(chunk.body) != set(expected):
+        return f"reply has {sorted(chunk.body)}, expected {sorted(expected)}"
+    for key, declared in expected.items():
+        value = chunk.body[key]
+        if isinstance(declared, dict) != isinstance(value, dict):
+            return f"{key} is a {'tree' if isinstance(value, dict) else 'tensor'}, expected the other"
+        if isinstance(declared, dict):
+            if list(value) != list(declared):
+                return f"{key} does not have the tensors of the model in their order"
+            wrong = [_unlike(f"{key}/{n}", value[n], declared[n].shape, declared[n].dtype) for n in declared]
+        elif isinstance(declared, Tensor):
+            wrong = [_unlike(key, value, declared.shape, declared.dtype)]
+        elif isinstance(declared, Whole):
+            wrong = [_unlike(key, value, torch.Size(()), torch.int64)]
+        else:
+            kind = value.dtype if value.is_floating_point() else torch.float32
+            wrong = [_unlike(key, value, torch.Size(declared.shape), kind)]
+        for reason in filter(None, wrong):
+            return reason
+    return ""
+
+
+def _unlike(name: str, got: Tensor, shape: torch.Size, kind: torch.dtype) -> str:
+    if got.dtype != kind:
+        return f"{name} has type {got.dtype}, expected {kind}"
+    if got.shape[1:] != shape:
+        return f"{name} has shape {tuple(got.shape[1:])}, expected {tuple(shape)}"
+    return ""
+
+
+def _checks(chunk: Stack, expected: Expected, largest: int) -> Iterator[tuple[str, Tensor]]:
+    """(reason, which replies are fine) for every value that is checked, on one device."""
+    device = next((leaf.device for _, _, leaf in leaves(chunk.body)), chunk.size.device)
+    yield f"row count is not in 1..{largest}", ((chunk.size >= 1) & (chunk.size <= largest)).to(device)
+    for key, name, leaf in leaves(chunk.body):
+        flat = leaf.reshape(len(chunk), -1)
+        if leaf.is_floating_point():
+            yield f"{key}/{name} is not finite" if name else f"{key} is not finite", flat.isfinite().all(1)
+        declared = expected[key]
+        if isinstance(declared, Whole):
+            within = (leaf >= declared.low) & (leaf < declared.high)
+            yield f"{key} is not in {declared.low}..{declared.high - 1}", within
+        elif isinstance(declared, Real):
+            within = ((flat >= declared.low) & (flat <= declared.high)).all(1)
+            yield f"{key} is not within [{declared.low:g}, {declared.high:g}]", within

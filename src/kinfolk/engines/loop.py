@@ -1,0 +1,58 @@
+"""Engine `loop`: one client after another in this process. The reference, and the fallback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfolk.engines import one
+from kinfolk.engines.memory import Memories, swap_in_process
+from kinfolk.federation.federation import Federation
+from kinfolk.script import Ask
+from kinfolk.streams import Turn
+from kinfolk.task import Swap, Table, Task
+from kinfolk.types import Client, Message, Stack, map_leaves
+
+
+def message_for(request: Ask[Any], who: Client) -> Message:
+    """What one client is sent: the shared part and its own."""
+    return {**request.shared, **(request.each.row(who) if request.each else {})}
+
+
+class Loop:
+    """Performs a task client by client."""
+
+    name = "loop"
+
+    def __init__(
+        self, federation: Federation, table: Table, memories: Memories, device: torch.device | str = "cpu"
+    ) -> None:
+        self.device = torch.device(device)
+        self.federation = one.on_device(federation, self.device)
+        self.table, self.memories = table, memories
+        self.note = f"loop: one client after another on {self.device}"
+
+    def replies(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
+        """The replies to a request, one client each, in order of names."""
+        task = self.table[request.task]
+        assert isinstance(task, Task)
+        for who in sorted(request.to):
+            message = map_leaves(self._here, message_for(request, who))
+            memory = map_leaves(self._here, self.memories[who])
+            reply, kept = one.perform(task, message, memory, self.federation, who, turn)
+            if kept is not None:
+                self.memories[who] = kept
+            yield Stack.of({who: (one.train_rows(self.federation, who), reply)})
+
+    def swap(self, swap: Swap, among: tuple[Client, ...], turn: Turn) -> dict[tuple[Client, Client], int]:
+        """Let clients send to one another; the bytes of every letter."""
+        return swap_in_process(swap, among, turn, self.memories)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _here(self, t: Tensor) -> Tensor:
+        return t.to(self.device)

@@ -1,0 +1,110 @@
+"""One client does one task, step after step: the reference that every engine must agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kinfolk.federation.federation import Federation
+from kinfolk.learning.optim import clip
+from kinfolk.learning.plan import batches, step_count
+from kinfolk.streams import Turn
+from kinfolk.task import Batch, Carry, Descent, Facts, Fit, Sweep, Task
+from kinfolk.types import Client, Message, Tree
+
+
+def on_device(federation: Federation, device: torch.device) -> Federation:
+    """The rows on a device; who owns which row stays on the host, where plans are drawn."""
+    return replace(federation, x=federation.x.to(device), y=federation.y.to(device))
+
+
+def train_rows(federation: Federation, who: Client) -> int:
+    """How many training rows a client has."""
+    return len(federation.splits["train"].rows(federation.place(who)))
+
+
+def first_steps(task: Task, federation: Federation, who: Client) -> int:
+    """How many steps the first pass of a task takes on a client."""
+    if not task.passes:
+        return 0
+    plan = task.passes[0].plan
+    return step_count(plan, len(federation.splits[plan.split].rows(federation.place(who))))
+
+
+def perform(
+    task: Task, message: Message, memory: Message, federation: Federation, who: Client, turn: Turn
+) -> tuple[Message, Message | None]:
+    """Run a task on one client's rows: (reply, memory or None if it stays as it was)."""
+    device = federation.x.device
+    facts = Facts(
+        rows=torch.tensor(train_rows(federation, who), device=device),
+        steps=torch.tensor(first_steps(task, federation, who), device=device),
+        round=turn.round,
+    )
+    # Dropout and its like draw from torch's global generator: lend them one that belongs to this client.
+    with turn.seed.borrowed("inside", task.stream, turn.round, who, device=device):
+        with torch.no_grad():
+            carry = task.start(message, memory, facts)
+        for number, one in enumerate(task.passes):
+            rows = client_batches(one, number, task.stream, federation, who, turn)
+            carry = _fit(one, carry, rows, turn) if isinstance(one, Fit) else _sweep(one, carry, rows)
+        with torch.no_grad():
+            return task.finish(carry)
+
+
+def client_batches(
+    one: Fit | Sweep, number: int, stream: str, federation: Federation, who: Client, turn: Turn
+) -> Iterator[Batch]:
+    """The batches of pass number `number`, in the order that the client's own stream gives."""
+    mine = federation.splits[one.plan.split].rows(federation.place(who))
+    draw = turn.seed.numpy(stream, turn.round, who, number)
+    for drawn in batches(one.plan, len(mine), draw):
+        row = torch.from_numpy(drawn)
+        pool = mine[row].to(federation.x.device)
+        yield Batch(federation.x[pool], federation.y[pool], row.to(pool.device), None)
+
+
+def _fit(fit: Fit, carry: Carry, rows: Iterator[Batch], turn: Turn) -> Carry:
+    carry = dict(carry)
+    for part in {d.part for d in fit.descents}:
+        carry[part] = owned(carry[part])
+    states = [d.optimiser.init({n: carry[d.part][n] for n in d.names}) for d in fit.descents]
+    for step, batch in enumerate(rows):
+        for i, descent in enumerate(fit.descents):
+            params, grads = gradient(descent, carry, batch)
+            if descent.clip:
+                grads = clip(grads, descent.clip)
+            params, states[i] = descent.optimiser.update(
+                params, grads, states[i], step, descent.rate(turn.round), len(batch.row)
+            )
+            carry[descent.part] = {**carry[descent.part], **params}
+    return {**carry, **optimiser_parts(states)}
+
+
+def optimiser_parts(states: list[Message]) -> Carry:
+    """The optimisers' states under the names a task finds them by: `optimiser.<descent>.<part>`."""
+    return {f"optimiser.{i}.{key}": value for i, state in enumerate(states) for key, value in state.items()}
+
+
+def owned(model: Tree) -> Tree:
+    """A model whose buffers may be written to: BatchNorm updates its statistics in place."""
+    return {name: t.clone(memory_format=torch.contiguous_format) for name, t in model.items()}
+
+
+def gradient(descent: Descent, carry: Carry, batch: Batch) -> tuple[Tree, Tree]:
+    """(parameters, gradient of the objective); buffers of the model are updated on the way."""
+    model: Tree = carry[descent.part]
+    leaves: dict[str, Tensor] = {n: model[n].detach().requires_grad_() for n in descent.names}
+    loss = descent.objective({**model, **leaves}, batch, carry)
+    grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return {n: model[n] for n in descent.names}, dict(zip(leaves, grads, strict=True))
+
+
+def _sweep(sweep: Sweep, carry: Carry, rows: Iterator[Batch]) -> Carry:
+    with torch.no_grad():
+        for batch in rows:
+            carry = sweep.step(carry, batch)
+    return carry

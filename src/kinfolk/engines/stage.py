@@ -1,0 +1,141 @@
+"""The stage: performs a script's requests, checks replies, counts bytes and time, logs what is amiss."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from kinfolk.engines.guard import inspect
+from kinfolk.engines.memory import Memories
+from kinfolk.script import Ask, Exchange, Request
+from kinfolk.streams import Turn
+from kinfolk.task import Swap, Table, Task
+from kinfolk.types import Client, Stack, nbytes
+
+
+class Engine(Protocol):
+    """What performs requests. It aggregates nothing and knows no algorithm."""
+
+    name: str
+    note: str  # what it is and how it is set, in words
+    device: torch.device
+    table: Table
+    memories: Memories
+
+    def replies(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
+        """Replies in chunks, each sorted by client."""
+        ...
+
+    def swap(self, swap: Swap, among: tuple[Client, ...], turn: Turn) -> dict[tuple[Client, Client], int]:
+        """Perform an exchange; the bytes of every letter."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is held."""
+        ...
+
+
+class Ledger:
+    """Bytes by kind of message (down, up, across) and seconds by phase, since the last `take`."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[str, dict[str, int]] = {}
+        self.seconds: dict[str, float] = {}
+
+    def add_bytes(self, kind: str, way: str, count: int) -> None:
+        """Count bytes sent."""
+        ways = self.bytes.setdefault(kind, {})
+        ways[way] = ways.get(way, 0) + count
+
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        """Count time spent."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+
+    def take(self) -> tuple[dict[str, dict[str, int]], dict[str, float]]:
+        """What was counted since the last call."""
+        out = self.bytes, self.seconds
+        self.bytes, self.seconds = {}, {}
+        return out
+
+
+class Stage:
+    """Performs requests for a script. `absent` decides who does not answer, to rehearse drop-outs."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        log: Callable[..., None] = lambda event, **facts: None,
+        absent: Callable[[Turn, Client], bool] | None = None,
+    ) -> None:
+        self.engine, self.log, self.absent = engine, log, absent
+        self.ledger = Ledger()
+        self.asked: set[Client] = set()
+        self.answered: set[Client] = set()
+
+    def perform(self, request: Request, turn: Turn) -> Any:
+        """Do what a script asks; the answer is a Stack, what the fold made of the replies, or nothing."""
+        began = time.perf_counter()
+        name = request.swap if isinstance(request, Exchange) else request.task
+        try:
+            if isinstance(request, Exchange):
+                return self._exchange(request, turn)
+            return self._ask(request, turn)
+        finally:
+            self.ledger.add_seconds(name, time.perf_counter() - began)
+
+    def _ask(self, request: Ask[Any], turn: Turn) -> Any:
+        task = self.engine.table[request.task]
+        assert isinstance(task, Task), f"{request.task} is an exchange, not a task"
+        present = self._present(request.to, turn)
+        sent = nbytes(request.shared) * len(present)
+        sent += nbytes(request.each.at(present).body) if request.each else 0
+        self.ledger.add_bytes(request.task, "down", sent)
+        request = Ask(request.task, present, request.shared, request.each, request.fold)
+        chunks = self._checked(request, task, turn) if present else iter(())
+        if request.fold is None:
+            return Stack.join(list(chunks))
+        total = request.fold.begin()
+        for chunk in chunks:
+            total = request.fold.add(total, chunk)
+        return request.fold.end(total)
+
+    def _checked(self, request: Ask[Any], task: Task, turn: Turn) -> Iterator[Stack]:
+        for chunk in self.engine.replies(request, turn):
+            self.ledger.add_bytes(request.task, "up", nbytes(chunk.body))
+            good, bad = inspect(chunk, task.reply)
+            for client, reason in bad.items():
+                self.log("rejected", round=turn.round, client=client, task=request.task, reason=reason)
+            self.answered.update(good.clients)
+            if good.clients:
+                yield good
+
+    def _exchange(self, request: Exchange, turn: Turn) -> None:
+        swap = self.engine.table[request.swap]
+        assert isinstance(swap, Swap), f"{request.swap} is a task, not an exchange"
+        present = self._present(request.among, turn)
+        sent = self.engine.swap(swap, present, turn)
+        self.answered.update(present)
+        self.ledger.add_bytes(request.swap, "across", sum(sent.values()))
+
+    def _present(self, who: tuple[Client, ...], turn: Turn) -> tuple[Client, ...]:
+        self.asked.update(who)
+        if self.absent is None:
+            return tuple(sorted(who))
+        missing = [c for c in who if self.absent(turn, c)]
+        for c in missing:
+            self.log("absent", round=turn.round, client=c)
+        return tuple(sorted(set(who) - set(missing)))
+
+
+def drop_outs(rate: float) -> Callable[[Turn, Client], bool] | None:
+    """A seeded rule by which a client misses a whole round with probability `rate`.
+
+    >>> drop_outs(0.0) is None
+    True
+    """
+    if rate <= 0:
+        return None
+    return lambda turn, who: bool(turn.seed.numpy("absent", turn.round, who).random() < rate)

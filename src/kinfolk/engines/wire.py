@@ -1,0 +1,83 @@
+"""Engine `wire`: every message becomes bytes and back, and each client is a federation of one.
+
+It is slow and proves a point: a client needs nothing but what travels and what it holds, so what runs
+here runs between organisations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from kinfolk.codec import decode, encode
+from kinfolk.engines import one
+from kinfolk.engines.loop import message_for
+from kinfolk.engines.memory import Memories
+from kinfolk.errors import KinfolkError
+from kinfolk.federation.federation import Federation
+from kinfolk.script import Ask
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Peer, Swap, Table, Task
+from kinfolk.types import Client, Message, Stack, nbytes
+
+
+class Site:
+    """What one client's own machine holds: its rows, its memory and the installed tasks."""
+
+    def __init__(self, who: Client, rows: Federation, table: Table, memories: Memories) -> None:
+        self.who, self.rows, self.table, self.memories = who, rows, table, memories
+
+    def answer(self, data: bytes, clients: tuple[Client, ...]) -> bytes:
+        """Run the task that a request names and reply; a request for somebody else is refused."""
+        message, header = decode(data)
+        if header["to"] != self.who or header["task"] not in self.table:
+            raise KinfolkError("message", header, f"client {self.who} has no such task or is not addressed")
+        task = self.table[header["task"]]
+        assert isinstance(task, Task)
+        turn = Turn(Seed(int(header["run"])), int(header["round"]), clients)
+        reply, kept = one.perform(task, message, self.memories[self.who], self.rows, self.who, turn)
+        if kept is not None:
+            self.memories[self.who] = kept
+        rows = str(one.train_rows(self.rows, self.who))
+        return encode(reply, {"from": self.who, "round": header["round"], "rows": rows})
+
+
+class Wire:
+    """Performs a task by letters to and from as many sites as there are clients."""
+
+    name = "wire"
+
+    def __init__(self, federation: Federation, table: Table, memories: Memories) -> None:
+        self.clients, self.table, self.memories = federation.clients, table, memories
+        self.device = torch.device("cpu")
+        self.sites = {c: Site(c, federation.only(c), table, memories) for c in federation.clients}
+        self.note = f"wire: {len(self.sites)} sites, every message to bytes and back"
+
+    def replies(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
+        """The replies to a request, one client each, in order of names."""
+        for who in sorted(request.to):
+            header = {"to": who, "task": request.task, "run": str(turn.seed.run), "round": str(turn.round)}
+            data = self.sites[who].answer(encode(message_for(request, who), header), self.clients)
+            reply, back = decode(data)
+            yield Stack.of({Client(back["from"]): (int(back["rows"]), reply)})
+
+    def swap(self, swap: Swap, among: tuple[Client, ...], turn: Turn) -> dict[tuple[Client, Client], int]:
+        """Let sites write to one another; the bytes of every letter."""
+        inbox: dict[Client, dict[Client, Message]] = {c: {} for c in among}
+        sent: dict[tuple[Client, Client], int] = {}
+        for sender in among:
+            for to, payload in swap.send(self.memories[sender], Peer(sender, turn)).items():
+                letter, header = decode(encode(payload, {"from": sender}))
+                sent[sender, to] = nbytes(letter)
+                if to in inbox:
+                    inbox[to][Client(header["from"])] = letter
+        for receiver in among:
+            self.memories[receiver] = swap.receive(
+                inbox[receiver], self.memories[receiver], Peer(receiver, turn)
+            )
+        return sent
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,134 @@
+"""From a spec to the parts of a run: federation, learner, algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from kinfolk.algorithms import build_algorithm, find_algorithm, options_of
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.sections import Experiment, LocalSpec
+from kinfolk.federation.federation import Federation
+from kinfolk.federation.sources import build
+from kinfolk.learning.learner import Learner
+from kinfolk.learning.losses import Loss, find_loss
+from kinfolk.learning.models import build_model
+from kinfolk.learning.optim import SGD, Adam
+from kinfolk.script import Algorithm
+from kinfolk.streams import Seed
+from kinfolk.task import Optimiser, Plan
+
+# A user's network: one that is ready, or something that makes one.
+Network = nn.Module | Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything a run is made of, checked and ready."""
+
+    spec: Experiment
+    seed: Seed
+    federation: Federation
+    learner: Learner
+    algorithm: Algorithm[Any]
+    title: str
+
+
+def build_parts(
+    spec: Experiment, federation: Federation | None = None, network: Network | None = None
+) -> Parts:
+    """Build and check everything a spec names, before anything is written.
+
+    >>> build_parts(Experiment()).title
+    'fedavg'
+    """
+    seed = Seed(spec.run.seed)
+    federation = federation or build(spec.data, seed)
+    if not len(federation.splits[spec.run.split].row):
+        raise KinfolkError(
+            "run.split", spec.run.split, "the federation has no such rows; set data.valid above 0"
+        )
+    loss = _loss(spec.local.loss, federation)
+    outputs = federation.classes or (federation.y.shape[1] if federation.y.dim() > 1 else 1)
+    # Networks draw their first weights from torch's global generator: lend them one.
+    with seed.borrowed("init"):
+        if network is None:
+            module = build_model(spec.model.name, federation.shape, outputs, spec.model.options)
+        else:
+            module = network if isinstance(network, nn.Module) else network()
+    _check_output(module, spec.model.name, federation, outputs)
+    learner = _learner(spec, module, loss, outputs)
+    algorithm = build_algorithm(spec.algorithm.name, learner, spec.algorithm.options)
+    return Parts(spec, seed, federation, learner, algorithm, title(spec))
+
+
+def title(spec: Experiment) -> str:
+    """The algorithm's name and those of its options that are not the default.
+
+    >>> from kinfolk.experiment.sections import AlgorithmSpec
+    >>> title(Experiment(algorithm=AlgorithmSpec("fedprox", {"mu": 0.5})))
+    'fedprox mu=0.5'
+    """
+    usual = options_of(find_algorithm(spec.algorithm.name))
+    changed = [f"{k}={v}" for k, v in spec.algorithm.options.items() if k not in usual or usual[k] != v]
+    return " ".join([spec.algorithm.name.rpartition(":")[2], *changed])
+
+
+def _learner(spec: Experiment, module: nn.Module, loss: Loss, outputs: int) -> Learner:
+    local = spec.local
+    return Learner(
+        module,
+        loss,
+        outputs,
+        optimiser=_optimiser(local),
+        plan=Plan(local.batch, local.epochs, local.steps),
+        lr=local.lr,
+        decay=local.decay,
+        clip=local.clip,
+        score_split=spec.run.split,
+    )
+
+
+def _optimiser(local: LocalSpec) -> Optimiser:
+    if local.optimiser == "adam":
+        return Adam(weight_decay=local.weight_decay)
+    return SGD(local.momentum, local.weight_decay)
+
+
+def _loss(name: str, federation: Federation) -> Loss:
+    loss = find_loss(name if name != "auto" else "cross_entropy" if federation.classes else "mse")
+    if loss.classification != bool(federation.classes):
+        kind = f"{federation.classes} classes" if federation.classes else "numbers to predict"
+        raise KinfolkError("local.loss", name, f"the data have {kind}; use 'auto'")
+    return loss
+
+
+def _check_output(module: nn.Module, name: str, federation: Federation, outputs: int) -> None:
+    """Try the network on one row: the right width, or an error that says what it gave."""
+    try:
+        with torch.no_grad():
+            module.eval()
+            out = module(federation.x[:1])
+    except Exception as error:  # anything a user's forward raises
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise KinfolkError(
+            "model.name", name, f"can not take rows of shape {federation.shape}: {reason}"
+        ) from error
+    finally:
+        module.train()
+    width = out.shape[-1] if out.dim() > 1 else 1
+    if out.shape[0] != 1 or out.dim() > 2 or width != outputs:
+        wanted = f"{outputs} classes" if federation.classes else f"{outputs} numbers"
+        remedy = (
+            f"gives outputs of shape {tuple(out.shape[1:])}, the data need {wanted}; change the last layer"
+        )
+        raise KinfolkError("model.name", name, remedy)
+
+
+def parameters(learner: Learner) -> int:
+    """How many numbers are trained."""
+    return sum(p.numel() for p in learner.params(learner.first).values())

@@ -1,0 +1,263 @@
+"""Checkpoints: a folder per saved round, whole or absent, and refused when a single bit has changed.
+
+Tensors are safetensors files; `manifest.json` holds everything else and the checksum of every file,
+itself included. A checkpoint is written beside its place and renamed into it, so that a kill at any
+moment leaves the one before it untouched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from kinfolk.codec import decode, encode
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.record import disk_errors, plain
+from kinfolk.experiment.spec import differences, parse
+from kinfolk.types import Message
+
+FORMAT = 1
+# What may differ when a run is resumed: how long it goes on, and on what machinery.
+_FREE = re.compile(r"(run\.(rounds|target|checkpoint_every)|engine\.\w+):")
+# A folder ends in ".old" while a newer one of the same round takes its place.
+_FOLDER = re.compile(r"round-(\d{6,})(\.old)?")
+_TEMPORARY = re.compile(r"\.round-\d{6,}\.tmp")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that was found whole."""
+
+    number: int  # the last finished round
+    tensors: dict[str, Message]
+    facts: dict[str, Any]
+    version: str  # of kinfolk, when it was written
+
+
+class _Damaged(Exception):
+    """This checkpoint can not be trusted; an older one may be."""
+
+
+def save(
+    folder: Path,
+    number: int,
+    tensors: Mapping[str, Message],
+    facts: Mapping[str, Any],
+    spec_text: str,
+    keep: int = 2,
+) -> Path:
+    """Write the checkpoint of round `number` and keep the newest `keep`.
+
+    Checkpoints of later rounds go: when round `number` is saved, they belong to a run that was rewound.
+
+    >>> import tempfile, torch
+    >>> with tempfile.TemporaryDirectory() as run:
+    ...     path = save(Path(run), 3, {"state": {"centre": {"w": torch.ones(1)}}}, {"best": 0.5}, "")
+    ...     found, complaints = load_latest(Path(run), "")
+    ...     path.name, found.number, found.facts, found.tensors["state"], complaints
+    ('round-000003', 3, {'best': 0.5}, {'centre': {'w': tensor([1.])}}, [])
+    """
+    final = Path(folder) / f"round-{number:06d}"
+    temporary = final.with_name(f".{final.name}.tmp")
+    for name in tensors:
+        if not _NAME.fullmatch(name):
+            raise KinfolkError("checkpoint", name, "name an entry with letters, digits, _ and -")
+    with disk_errors("checkpoint", final.parent):
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+            _sweep(final.parent)
+            temporary.mkdir()
+            files = {f"{name}.safetensors": _write(temporary, name, tensors[name]) for name in tensors}
+            _write_bytes(temporary / "manifest.json", _render(_body(number, files, facts, spec_text)))
+            _sync(temporary)
+            _move_in(temporary, final)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    _prune(final.parent, number, max(keep, 1))
+    return final
+
+
+def load_latest(folder: Path, spec_text: str) -> tuple[Loaded | None, list[str]]:
+    """The newest sound checkpoint, and one line about each newer one that had to be skipped.
+
+    None where nothing was ever saved. A checkpoint of another experiment or format is an error that
+    names the difference, and so is a folder in which no checkpoint is sound: a run never starts again
+    from nothing unasked.
+
+    >>> load_latest(Path("nowhere"), "")
+    (None, [])
+    """
+    complaints: list[str] = []
+    for number, path in _found(Path(folder)):
+        try:
+            return _load(path, number, spec_text), complaints
+        except _Damaged as error:
+            complaints.append(f"{path.name} is skipped: {error}")
+    if complaints:
+        remedy = f"no sound checkpoint ({complaints[0]}); restore one, or remove the folder to start again"
+        raise KinfolkError("checkpoint", str(folder), remedy)
+    return None, []
+
+
+def _load(path: Path, number: int, spec_text: str) -> Loaded:
+    body = _read_manifest(path)
+    if body.get("format") != FORMAT:
+        remedy = f"is of format {body.get('format')}, this version reads {FORMAT}"
+        raise KinfolkError("checkpoint", str(path), f"{remedy}; use kinfolk {body.get('kinfolk')}")
+    if body["round"] != number:
+        raise _Damaged(f"it holds round {body['round']}")
+    _check_spec(path, body["spec"], spec_text)
+    tensors = {}
+    for file, facts in body["files"].items():
+        name = file.removesuffix(".safetensors")
+        if not _NAME.fullmatch(name):
+            raise _Damaged(f"{file!r} is no name for a file")
+        data = _read(path / file, facts["bytes"])
+        if hashlib.sha256(data).hexdigest() != facts["sha256"]:
+            raise _Damaged(f"the checksum of {file} does not match")
+        tensors[name] = decode(data)[0]
+    return Loaded(number, tensors, body["facts"], body["kinfolk"])
+
+
+def _read(path: Path, size: int | None = None) -> bytes:
+    try:
+        found = path.stat().st_size
+        if size is not None and found != size:
+            raise _Damaged(f"{path.name} has {found} bytes, not {size}")
+        return path.read_bytes()
+    except OSError as error:
+        raise _Damaged(f"{path.name} can not be read ({error.strerror or error})") from error
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest, if its bytes are exactly those that `_render` would write."""
+    data = _read(path / "manifest.json")
+    try:
+        body: dict[str, Any] = json.loads(data)
+        del body["sha256"]
+        sound = _render(body) == data
+    except (ValueError, TypeError, KeyError, RecursionError):
+        sound = False
+    if not sound:
+        raise _Damaged("the checksum of manifest.json does not match")
+    return body
+
+
+def _check_spec(path: Path, there: str, here: str) -> None:
+    """Refuse a checkpoint of another experiment, naming what differs."""
+    if there == here:
+        return
+    now = parse(here)
+    try:
+        before = parse(there)
+    except KinfolkError as error:
+        raise KinfolkError(
+            "checkpoint", str(path), f"this version can not read its spec ({error})"
+        ) from error
+    wrong = [line for line in differences(before, now) if not _FREE.match(line)]
+    if wrong:
+        remedy = f"belongs to another experiment ({'; '.join(wrong)}); undo that or choose another folder"
+        raise KinfolkError("checkpoint", str(path), remedy)
+
+
+def _found(folder: Path) -> list[tuple[int, Path]]:
+    """(round, folder) of every finished checkpoint, newest first, a replaced one after its successor."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise KinfolkError(
+            "checkpoint", str(folder), f"can not be read ({error.strerror or error})"
+        ) from error
+    found = [(int(m[1]), m[2] is None, folder / m[0]) for m in map(_FOLDER.fullmatch, names) if m]
+    return [(number, path) for number, _, path in sorted(found, reverse=True)]
+
+
+def _prune(folder: Path, number: int, keep: int) -> None:
+    kept: list[int] = []
+    for other, path in _found(folder):
+        if other <= number and other not in kept and len(kept) < keep:
+            kept.append(other)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _body(number: int, files: Mapping[str, Any], facts: Mapping[str, Any], spec_text: str) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "round": number,
+        "kinfolk": _version(),
+        "spec": spec_text,
+        "facts": plain(facts),
+        "files": files,
+    }
+
+
+def _version() -> str:
+    try:
+        return version("kinfolk")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _render(body: Mapping[str, Any]) -> bytes:
+    """The one way to write this manifest, its own checksum included."""
+    digest = hashlib.sha256(json.dumps(body, allow_nan=False).encode()).hexdigest()
+    return (json.dumps({**body, "sha256": digest}, indent=1) + "\n").encode()
+
+
+def _write(folder: Path, name: str, message: Message) -> dict[str, Any]:
+    """Write one message; what the manifest says about it."""
+    data = encode(message)
+    _write_bytes(folder / f"{name}.safetensors", data)
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder last; only POSIX can open a folder for that."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _move_in(temporary: Path, final: Path) -> None:
+    """Rename into place. A folder can not be renamed over a full one, so that one steps aside first."""
+    aside = final.with_name(f"{final.name}.old")
+    if final.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(final, aside)
+    try:
+        os.rename(temporary, final)
+    except OSError:
+        if aside.exists():
+            os.rename(aside, final)
+        raise
+    _sync(final.parent)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed save has left behind."""
+    for name in os.listdir(folder):
+        if _TEMPORARY.fullmatch(name):
+            shutil.rmtree(folder / name)

@@ -1,0 +1,300 @@
+"""What a run writes down and how it is read back: scores per client, facts per round, an audit trail.
+
+Reading needs no torch: figures and tables are rebuilt from the run folder alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kinfolk.errors import KinfolkError
+
+SCHEMA = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("client", pa.string()),
+        ("model", pa.string()),  # which model was scored: one of MODELS
+        ("split", pa.string()),
+        ("score", pa.string()),
+        ("value", pa.float64()),
+        ("rows", pa.int64()),
+    ]
+)
+MODELS = ("centre", "personal", "fine-tuned")
+_FILE = re.compile(r"round-(\d{6,})\.parquet")
+
+
+@contextmanager
+def disk_errors(field: str, folder: Path) -> Iterator[None]:
+    """Turn a full or unwritable disk into an error that names the folder and the remedy.
+
+    >>> with disk_errors("run", Path("runs")):
+    ...     raise OSError(28, "Full")
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: run = 'runs': can not be written (Full); free space or choose another folder
+    """
+    try:
+        yield
+    except OSError as error:
+        remedy = f"can not be written ({error.strerror or error}); free space or choose another folder"
+        raise KinfolkError(field, str(folder), remedy) from error
+
+
+def plain(value: Any) -> Any:
+    """The same value in JSON's own types; what JSON can not say of a number (nan, inf) becomes None.
+
+    >>> plain({"loss": float("nan"), "group": np.array([0, 1]), "size": (3, np.float32(0.5))})
+    {'loss': None, 'group': [0, 1], 'size': [3, 0.5]}
+    """
+    if hasattr(value, "tolist"):  # arrays, NumPy's scalars, tensors: without importing their libraries
+        value = value.tolist()
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    raise KinfolkError(
+        "record", value, f"a {type(value).__name__} has no place in JSON; give numbers or text"
+    )
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    """Write a whole file or nothing: into a sibling first, then renamed."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with disk_errors("run", path.parent):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # a rename may reach the disk before the bytes do
+            os.replace(temporary, path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file, whole or not at all.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_text(Path(folder) / "spec.toml", "seed = 1")
+    ...     (Path(folder) / "spec.toml").read_text()
+    'seed = 1'
+    """
+    _write_bytes(Path(path), text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file, whole or not at all.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_json(Path(folder) / "facts.json", {"best": float("inf")})
+    ...     json.loads((Path(folder) / "facts.json").read_text())
+    {'best': None}
+    """
+    write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
+
+
+class Records:
+    """The records of one run, under its folder.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as run:
+    ...     records = Records(Path(run))
+    ...     records.append_round(1, {"seconds": 0.5})
+    ...     records.append_round(2, {"seconds": 0.4})
+    ...     records.rewind(1)
+    ...     read_rounds(Path(run))
+    [{'round': 1, 'seconds': 0.5}]
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.run = Path(run)
+
+    def write_scores(self, round: int, rows: pd.DataFrame | Mapping[str, Any]) -> Path:
+        """Write the scores of one round: the columns of SCHEMA; `round` itself may be left out."""
+        columns = {str(name): rows[name] for name in rows}
+        columns.setdefault("round", np.full(len(next(iter(columns.values()), [])), round))
+        if set(columns) != set(SCHEMA.names):
+            wrong = sorted(set(columns) ^ set(SCHEMA.names))
+            raise KinfolkError("scores", wrong, f"give exactly the columns {', '.join(SCHEMA.names)}")
+        try:
+            table = pa.table([_column(columns[f.name], f.type) for f in SCHEMA], schema=SCHEMA)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise KinfolkError(
+                "scores", round, f"a column is of the wrong type or length ({error})"
+            ) from error
+        _check_scores(table, round)
+        buffer = io.BytesIO()
+        pq.write_table(table, buffer)
+        path = self.run / "records" / f"round-{round:06d}.parquet"
+        _write_bytes(path, buffer.getvalue())
+        return path
+
+    def append_round(self, round: int, facts: Mapping[str, Any]) -> None:
+        """Add one line about a finished round to rounds.jsonl."""
+        _append(self.run / "rounds.jsonl", {"round": round}, facts)
+
+    def audit(self, event: str, **facts: Any) -> None:
+        """Add one line to audit.jsonl: what happened, when (UTC), and the facts."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        _append(self.run / "audit.jsonl", {"time": now, "event": event}, facts)
+
+    def rewind(self, last: int) -> None:
+        """Forget everything after round `last`, and a line that was torn. The audit trail stays."""
+        with disk_errors("run", self.run):
+            for number, path in _score_files(self.run):
+                if number > last:
+                    path.unlink()
+            for leftover in (self.run / "records").glob(".round-*.tmp"):
+                leftover.unlink()
+        path = self.run / "rounds.jsonl"
+        if path.exists():
+            kept = [line for line, fact in _lines(path) if fact["round"] <= last]
+            write_text(path, "".join(line + "\n" for line in kept))
+
+
+def read_scores(run: Path) -> pd.DataFrame:
+    """All scores of a run in one frame, the columns of SCHEMA, rounds in order.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as run:
+    ...     row = {"client": ["ann"], "model": ["centre"], "split": ["test"], "score": ["accuracy"]}
+    ...     _ = Records(Path(run)).write_scores(3, {**row, "value": [0.5], "rows": [10]})
+    ...     read_scores(Path(run))[["round", "client", "value"]].values.tolist()
+    [[3, 'ann', 0.5]]
+    """
+    tables = [SCHEMA.empty_table()]
+    for _, path in _score_files(_folder(run)):
+        try:
+            table = pq.read_table(path, partitioning=None)
+        except (pa.ArrowException, OSError) as error:
+            raise KinfolkError("records", str(path), f"can not be read ({_first(error)})") from error
+        if not table.schema.equals(SCHEMA):
+            raise KinfolkError("records", str(path), f"must have the columns {', '.join(SCHEMA.names)}")
+        tables.append(table)
+    frame: pd.DataFrame = pa.concat_tables(tables).to_pandas()
+    return frame
+
+
+def read_rounds(run: Path) -> list[dict[str, Any]]:
+    """The facts of every finished round, in order; the line being written just now is left out.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as run:
+    ...     _ = (Path(run) / "rounds.jsonl").write_text('{"round": 1}\\n{"rou')
+    ...     read_rounds(Path(run))
+    [{'round': 1}]
+    """
+    return [fact for _, fact in _lines(_folder(run) / "rounds.jsonl")]
+
+
+def read_audit(run: Path) -> list[dict[str, Any]]:
+    """The audit trail. A line that a crash has torn is shown as `unreadable`, not hidden.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as run:
+    ...     Records(Path(run)).audit("rejected", client="ann", reason="nan")
+    ...     [(line["event"], line["client"]) for line in read_audit(Path(run))]
+    [('rejected', 'ann')]
+    """
+    trail = []
+    for number, line in enumerate(_text(_folder(run) / "audit.jsonl").split("\n"), 1):
+        if line:
+            trail.append(_parse(line) or {"event": "unreadable", "line": number, "text": line})
+    return trail
+
+
+def _folder(run: Path) -> Path:
+    if not Path(run).is_dir():
+        raise KinfolkError("run", str(run), "is not a folder; name the folder of a run")
+    return Path(run)
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _column(values: Any, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_floating(kind):
+        return pa.array(np.asarray(values, dtype=np.float64))  # from NumPy: nan stays nan, not null
+    if pa.types.is_integer(kind) and np.asarray(values).dtype.kind not in "iu" and len(values):
+        raise TypeError("whole numbers are wanted")  # Arrow itself would cut 1.5 to 1
+    return pa.array(list(values), type=kind)
+
+
+def _check_scores(table: pa.Table, round: int) -> None:
+    for name in SCHEMA.names:
+        if table[name].null_count:
+            raise KinfolkError("scores", name, "has holes; give a value in every row")
+    strange = set(table["model"].unique().to_pylist()) - set(MODELS)
+    if strange:
+        raise KinfolkError("scores", sorted(strange), f"a model is one of {', '.join(MODELS)}")
+    if set(table["round"].unique().to_pylist()) - {round}:
+        raise KinfolkError("scores", round, "holds rows of another round")
+
+
+def _score_files(run: Path) -> list[tuple[int, Path]]:
+    """(round, file) in order of rounds; anything else in the folder is not ours."""
+    folder = run / "records"
+    names = os.listdir(folder) if folder.is_dir() else []
+    return sorted((int(m[1]), folder / m[0]) for m in map(_FILE.fullmatch, names) if m)
+
+
+def _append(path: Path, head: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Add one line; no fact can take the place of what stands at its head."""
+    line = json.dumps(plain({**head, **facts, **head}), allow_nan=False).encode() + b"\n"
+    with disk_errors("run", path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # half a line left by a crash must not swallow this one
+                    line = b"\n" + line
+            file.write(line)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode(errors="replace") if path.exists() else ""
+    except OSError as error:
+        raise KinfolkError("run", str(path), f"can not be read ({error.strerror or error})") from error
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        fact = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return fact if isinstance(fact, dict) else None
+
+
+def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """(line, facts) of rounds.jsonl. Only what stands before a line's end counts as written."""
+    whole = _text(path).split("\n")[:-1]
+    found = [(line, _parse(line)) for line in whole]
+    for number, (line, fact) in enumerate(found, 1):
+        if fact is None or not isinstance(fact.get("round"), int):
+            raise KinfolkError(f"{path}:{number}", line, "is not a line about a round; mend or remove it")
+    return [(line, fact) for line, fact in found if fact is not None]

@@ -1,0 +1,291 @@
+"""One run: rounds, scores, records and checkpoints, from a spec to a run folder."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kinfolk.engines.choose import Choice, Wanted, arithmetic, choose, make
+from kinfolk.engines.memory import Memories
+from kinfolk.engines.stage import Stage, drop_outs
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.build import Network, Parts, build_parts, parameters
+from kinfolk.experiment.checkpoint import load_latest, save
+from kinfolk.experiment.record import Records, write_json, write_text
+from kinfolk.experiment.score import score_everyone, score_groups
+from kinfolk.experiment.sections import Experiment
+from kinfolk.experiment.spec import dump, run_id
+from kinfolk.experiment.state import from_message, memories_from_message, memories_to_message, to_message
+from kinfolk.federation.federation import Federation
+from kinfolk.learning.batchable import cost, obstacle
+from kinfolk.learning.metrics import LOWER_IS_BETTER
+from kinfolk.script import Remembers, Stops, installed, play
+from kinfolk.streams import Seed, Turn
+from kinfolk.types import Client, Message
+
+# A run whose rounds bring no usable reply this often in a row is not going to recover.
+VOID_LIMIT = 3
+
+Watch = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run left behind."""
+
+    folder: Path
+    title: str
+    rounds: int
+    reason: str  # why it ended
+    summary: dict[str, Any]  # of the last evaluation: model -> score -> micro, macro, worst, ...
+    state: Any
+    memories: dict[Client, Message] = field(repr=False)
+
+
+def sample(seed: Seed, round: int, clients: tuple[Client, ...], participation: float) -> tuple[Client, ...]:
+    """The cohort of a round: max(1, round(R N)) clients; the same for every algorithm of one seed.
+
+    >>> sample(Seed(0), 3, (Client("a"), Client("b"), Client("c")), 0.5) == sample(
+    ...     Seed(0), 3, (Client("a"), Client("b"), Client("c")), 0.5)
+    True
+    """
+    count = max(1, round_half_up(participation * len(clients)))
+    drawn = seed.numpy("sample", round).permutation(len(clients))[:count]
+    return tuple(clients[i] for i in sorted(drawn.tolist()))
+
+
+def round_half_up(value: float) -> int:
+    """Ordinary rounding; Python's own would make half of three clients two and half of five two as well."""
+    return int(value + 0.5)
+
+
+def run(
+    spec: Experiment,
+    folder: Path | None = None,
+    *,
+    federation: Federation | None = None,
+    network: Network | None = None,
+    resume: bool = False,
+    watch: Watch = lambda event, facts: None,
+) -> Result:
+    """Run an experiment into its folder; with `resume`, go on from the last checkpoint to the same end."""
+    parts = build_parts(spec, federation, network)
+    folder = Path(folder or Path("runs") / f"{parts.title.replace(' ', '-')}-{run_id(spec)}")
+    if not resume and (folder / "run.json").exists():
+        raise KinfolkError(
+            "run folder", str(folder), "a run is there already; add --resume or choose another folder"
+        )
+    choice = _choose(parts)
+    with arithmetic(choice.device, spec.engine.precision):
+        running = _Running(parts, folder, choice, watch)
+        try:
+            return running.go(resume)
+        finally:
+            running.stage.engine.close()
+
+
+def _choose(parts: Parts) -> Choice:
+    engine, federation = parts.spec.engine, parts.federation
+    wanted = Wanted(engine.name, engine.device, engine.chunk, engine.processes, engine.memory)
+    rows = torch.arange(min(2, len(federation.x))).repeat(2)[:2]
+    blocked = obstacle(parts.learner, federation.x[rows], federation.y[rows])
+    size = cost(parts.learner, federation.x[:1])
+    return choose(wanted, size, parts.spec.local.batch, len(federation.clients), blocked)
+
+
+class _Running:
+    """A run in progress: where it stands, and what it writes."""
+
+    def __init__(self, parts: Parts, folder: Path, choice: Choice, watch: Watch) -> None:
+        self.parts, self.folder, self.choice, self.watch = parts, folder, choice, watch
+        self.spec, self.algorithm, self.clients = parts.spec, parts.algorithm, parts.federation.clients
+        self.records = Records(folder)
+        remember = self.algorithm.remember if isinstance(self.algorithm, Remembers) else lambda who: {}
+        self.memories = Memories(remember)
+        engine = make(choice, parts.federation, installed(self.algorithm), self.memories)
+        self.stage = Stage(engine, self.records.audit, drop_outs(self.spec.run.absent))
+        first = {name: t.to(engine.device) for name, t in parts.learner.first.items()}
+        self.state = self.algorithm.init(first, self.clients, parts.seed)
+        self.done = 0
+        self.voids = 0
+        self.summary: dict[str, Any] = {}
+
+    def go(self, resume: bool) -> Result:
+        """Rounds until the end, each finished in the records before the next begins."""
+        self.watch(
+            "engine", {"note": self.stage.engine.note, "why": self.choice.why, "warning": self.choice.warning}
+        )
+        if not (resume and self._restore()):
+            self._open()
+            self._finish_round({}, evaluate=True)
+        reason = self._end()
+        while not reason:
+            self._round()
+            reason = self._end()
+        self._describe("finished", reason)
+        self.watch("end", {"reason": reason, "folder": self.folder})
+        return Result(
+            self.folder, self.parts.title, self.done, reason, self.summary, self.state, dict(self.memories)
+        )
+
+    def _round(self) -> None:
+        spec = self.spec.run
+        turn = Turn(self.parts.seed, self.done, self.clients)
+        cohort = sample(self.parts.seed, self.done, self.clients, spec.participation)
+        before, kept = self.state, dict(self.memories)
+        self.stage.asked, self.stage.answered = set(), set()
+        began = time.perf_counter()
+        asked_before = sum(self.stage.ledger.seconds.values())
+        script = self.algorithm.round(before, cohort, turn)
+        after, info = play(script, lambda request: self.stage.perform(request, turn))
+        waited = sum(self.stage.ledger.seconds.values()) - asked_before
+        self.stage.ledger.add_seconds("server", time.perf_counter() - began - waited)
+        answered = len(self.stage.answered)
+        void = answered < max(1, spec.quorum * len(cohort))
+        if void:
+            self._void(kept, answered, len(cohort))
+        else:
+            self.state, self.voids = after, 0
+        self.done += 1
+        facts: dict[str, Any] = {"cohort": len(cohort), "answered": answered, "void": void, "info": info}
+        groups = score_groups(self.algorithm, before, self.state, cohort, turn, self.parts.federation.truth)
+        if groups:
+            facts["groups"] = groups
+        last = self.done >= spec.rounds
+        self._finish_round(facts, evaluate=last or self.done % spec.evaluate_every == 0)
+
+    def _void(self, kept: dict[Client, Message], answered: int, asked: int) -> None:
+        """Too few usable replies: models and memories stay as they were."""
+        self.memories.clear()
+        self.memories.update(kept)
+        self.voids += 1
+        self.records.audit("void", round=self.done, answered=answered, asked=asked)
+        if self.voids >= VOID_LIMIT:
+            remedy = (
+                f"{self.voids} rounds in a row brought {answered} usable replies of {asked}; see audit.jsonl"
+            )
+            raise KinfolkError(
+                "run", str(self.folder), f"{remedy} (a smaller local.lr helps if models diverged)"
+            )
+
+    def _finish_round(self, facts: dict[str, Any], evaluate: bool) -> None:
+        spec = self.spec.run
+        if evaluate:
+            turn = Turn(self.parts.seed, self.done, self.clients)
+            columns, self.summary = score_everyone(self.algorithm, self.state, self.stage, turn, spec.split)
+            self.records.write_scores(self.done, columns)
+            facts = {**facts, "summary": self.summary}
+        sent, seconds = self.stage.ledger.take()
+        scored = [kind for kind in sent if kind.startswith("score.")]
+        facts["bytes"] = {kind: ways for kind, ways in sent.items() if kind not in scored}
+        self.records.append_round(self.done, {**facts, "seconds": seconds})
+        if self.done % spec.checkpoint_every == 0 or self.done >= spec.rounds:
+            began = time.perf_counter()
+            self._save()
+            self.stage.ledger.add_seconds("checkpoint", time.perf_counter() - began)
+        self.watch("round", {"round": self.done, "rounds": spec.rounds, "summary": self.summary, **facts})
+
+    def _end(self) -> str:
+        """Why the run is over; empty to go on."""
+        spec = self.spec.run
+        if self.done >= spec.rounds:
+            return f"{spec.rounds} rounds done"
+        if spec.target and self.done and self._reached(spec.target_score, spec.target):
+            return f"{spec.target_score} reached {spec.target:g}"
+        return self.algorithm.finished(self.state) if isinstance(self.algorithm, Stops) else ""
+
+    def _reached(self, score: str, target: float) -> bool:
+        scores: dict[str, Any] = next(iter(self.summary.values()), {})
+        if score not in scores:
+            raise KinfolkError("run.target_score", score, f"scores of this run: {', '.join(scores)}")
+        value = scores[score]["macro"]
+        if value is None or value != value:  # nobody could be scored
+            return False
+        return bool(value <= target if score in LOWER_IS_BETTER else value >= target)
+
+    def _open(self) -> None:
+        """Begin a new folder: the spec first, so that a run without a checkpoint still says what it is."""
+        self.records.rewind(-1)
+        write_text(self.folder / "spec.toml", dump(self.spec))
+        self._describe("running", "")
+        self.records.audit("start", engine=self.stage.engine.note, why=self.choice.why)
+        if self.choice.warning:
+            self.records.audit("warning", text=self.choice.warning)
+
+    def _describe(self, status: str, reason: str) -> None:
+        federation, learner = self.parts.federation, self.parts.learner
+        groups = None if federation.truth is None else len(set(federation.truth.tolist()))
+        facts = {
+            "algorithm": self.spec.algorithm.name,
+            "title": self.parts.title,
+            "seed": self.spec.run.seed,
+            "status": status,
+            "reason": reason,
+            "rounds": self.done,
+            "engine": self.stage.engine.note,
+            "why": self.choice.why,
+            "federation": {
+                "name": federation.name,
+                "clients": len(federation.clients),
+                "rows": int(federation.splits["train"].counts().sum()),
+                "classes": federation.classes,
+                "groups": groups,
+                "fingerprint": federation.fingerprint(),
+            },
+            "model": {"name": self.spec.model.name, "parameters": parameters(learner)},
+            "versions": versions(),
+            "id": run_id(self.spec),
+        }
+        write_json(self.folder / "run.json", facts)
+
+    def _save(self) -> None:
+        tensors, plain = to_message(self.state)
+        held = memories_to_message(self.memories, self.clients)
+        facts = {
+            "state": plain,
+            "voids": self.voids,
+            "summary": self.summary,
+            "federation": self.parts.federation.fingerprint(),
+        }
+        save(
+            self.folder / "checkpoints", self.done, {"state": tensors, "memory": held}, facts, dump(self.spec)
+        )
+
+    def _restore(self) -> bool:
+        """Go back to the newest sound checkpoint; whatever was recorded after it is forgotten."""
+        loaded, complaints = load_latest(self.folder / "checkpoints", dump(self.spec))
+        for line in complaints:
+            self.records.audit("warning", text=line)
+            self.watch("warning", {"text": line})
+        if loaded is None:
+            return False
+        if loaded.facts["federation"] != self.parts.federation.fingerprint():
+            raise KinfolkError("checkpoint", str(self.folder), "the data are not those the run began with")
+        device = self.stage.engine.device
+        self.state = from_message(self.state, loaded.tensors["state"], loaded.facts["state"], device)
+        self.memories.update(memories_from_message(loaded.tensors["memory"], self.clients))
+        self.done, self.voids = loaded.number, loaded.facts["voids"]
+        self.summary = loaded.facts["summary"]
+        self.records.rewind(self.done)
+        write_text(self.folder / "spec.toml", dump(self.spec))
+        self.records.audit("resume", round=self.done, engine=self.stage.engine.note)
+        self.watch("resume", {"round": self.done})
+        return True
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    found = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+    for name in ("kinfolk", "numpy", "scikit-learn", "safetensors"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -1,0 +1,158 @@
+"""The tables of an experiment file: one frozen record each, a comment above every key, its bounds below."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, get_type_hints
+
+from kinfolk.federation.sources import DataSpec
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The `[model]` table: which network."""
+
+    # Name of the model.
+    name: str = "mlp"
+    # Every other key of the table: what this model takes.
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LocalSpec:
+    """The `[local]` table: how a client trains."""
+
+    # Passes over a client's rows per round.
+    epochs: int = 1
+    # Above 0: exactly that many steps per round, whatever the epochs say.
+    steps: int = 0
+    # Rows per step.
+    batch: int = 20
+    # Learning rate.
+    lr: float = 0.1
+    # The learning rate of round r is lr x decay ** r.
+    decay: float = 1.0
+    # How gradients move parameters: "sgd" or "adam".
+    optimiser: str = "sgd"
+    # Momentum of "sgd".
+    momentum: float = 0.0
+    # Pull towards zero, added to the gradient.
+    weight_decay: float = 0.0
+    # Largest norm of one gradient; 0: no limit.
+    clip: float = 0.0
+    # What is minimised: "cross_entropy", "mse" or "auto" (by the labels).
+    loss: str = "auto"
+
+
+@dataclass(frozen=True)
+class AlgorithmSpec:
+    """The `[algorithm]` table: which method."""
+
+    # Name of the algorithm.
+    name: str = "fedavg"
+    # Every other key of the table: what this algorithm takes.
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """The `[engine]` table: what performs the work. It may differ when a run is resumed."""
+
+    # "loop", "batched", "workers", "wire", or "auto" to choose.
+    name: str = "auto"
+    # "cpu", "cuda", or "auto" to choose.
+    device: str = "auto"
+    # Clients per call of the batched engine; 0: as many as the memory allows.
+    chunk: int = 0
+    # Processes of the workers engine; 0: one per core.
+    processes: int = 0
+    # "float32", or "tf32" for faster and coarser products on a GPU.
+    precision: str = "float32"
+    # GiB the batched engine may use; 0: half of what is free.
+    memory: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """The `[run]` table: how long, how often, from which seed."""
+
+    # Number of rounds.
+    rounds: int = 20
+    # Fraction of the clients that are asked in a round.
+    participation: float = 1.0
+    # Seed of everything that is drawn.
+    seed: int = 0
+    # Rounds between two evaluations.
+    evaluate_every: int = 1
+    # Rounds between two checkpoints.
+    checkpoint_every: int = 1
+    # Rows that are scored: "test" or "valid".
+    split: str = "test"
+    # Stop once the score reaches this; 0: never.
+    target: float = 0.0
+    # The score that `target` is about.
+    target_score: str = "accuracy"
+    # Fraction of the cohort that must answer, else the round is void.
+    quorum: float = 0.0
+    # Probability that a client does not answer, to simulate drop-outs.
+    absent: float = 0.0
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment file, every value resolved.
+
+    >>> Experiment(local=LocalSpec(lr=0.05)).local.lr
+    0.05
+    """
+
+    data: DataSpec = field(default_factory=DataSpec)
+    model: ModelSpec = field(default_factory=ModelSpec)
+    local: LocalSpec = field(default_factory=LocalSpec)
+    algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
+    engine: EngineSpec = field(default_factory=EngineSpec)
+    run: RunSpec = field(default_factory=RunSpec)
+
+
+SECTIONS: dict[str, type[Any]] = get_type_hints(Experiment)
+
+CHOICES = {
+    "local.optimiser": ("sgd", "adam"),
+    "local.loss": ("auto", "cross_entropy", "mse"),
+    "engine.name": ("auto", "loop", "batched", "workers", "wire"),
+    "engine.device": ("auto", "cpu", "cuda"),
+    "engine.precision": ("float32", "tf32"),
+    "run.split": ("test", "valid"),
+}
+
+# (what holds, what to do if it does not, the settings it is about)
+RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
+    (bool, "give a name", "model.name algorithm.name run.target_score"),
+    (lambda v: v >= 1, "give 1 or more", "local.batch run.rounds run.evaluate_every run.checkpoint_every"),
+    (lambda v: v >= 0, "give 0 or more", "local.epochs local.steps local.weight_decay local.clip"),
+    (lambda v: v >= 0, "give 0 or more", "engine.chunk engine.processes engine.memory run.seed"),
+    (lambda v: v > 0, "give a number above 0", "local.lr"),
+    (lambda v: 0 < v <= 1, "give a number above 0 and at most 1", "local.decay run.participation"),
+    (lambda v: 0 <= v < 1, "give a number from 0 to below 1", "local.momentum run.absent"),
+    (lambda v: 0 <= v <= 1, "give a number from 0 to 1", "run.quorum"),
+]
+
+
+def describe() -> tuple[tuple[str, Any, str], ...]:
+    """(setting, default, meaning) of every setting; the meaning is the comment above the field.
+
+    >>> describe()[-1]
+    ('run.absent', 0.0, 'Probability that a client does not answer, to simulate drop-outs.')
+    """
+    lines = []
+    for section, kind in SECTIONS.items():
+        source = inspect.getsource(kind)
+        for f in fields(kind):
+            found = re.search(rf"((?:^    # .*\n)+)    {f.name}:", source, re.MULTILINE)
+            meaning = " ".join(line.strip(" #") for line in found[1].splitlines()) if found else ""
+            default = f.default if f.default_factory is MISSING else f.default_factory()
+            lines.append((f"{section}.{f.name}", default, meaning))
+    return tuple(lines)

@@ -1,0 +1,62 @@
+"""An algorithm's state and its clients' memories as messages, so that they can be written without pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from kinfolk.types import Client, Message, map_leaves
+
+S = TypeVar("S")
+
+
+def to_message(state: Any) -> tuple[Message, dict[str, Any]]:
+    """(tensors, plain values) of a state: a dataclass of tensors, trees and plain values."""
+    tensors: Message = {}
+    plain: dict[str, Any] = {}
+    for f in fields(state):
+        value = getattr(state, f.name)
+        if isinstance(value, Tensor | dict):
+            tensors[f.name] = value
+        elif value is None or isinstance(value, bool | int | float | str):
+            plain[f.name] = value
+        else:
+            raise TypeError(
+                f"state.{f.name} is a {type(value).__name__}; use tensors, trees and plain values"
+            )
+    return tensors, plain
+
+
+def from_message(like: S, tensors: Message, plain: Mapping[str, Any], device: torch.device) -> S:
+    """A state of the same class as `like` out of what `to_message` gave."""
+    here = map_leaves(lambda t: t.to(device), tensors)
+    return type(like)(**here, **plain)
+
+
+def memories_to_message(memories: Mapping[Client, Message], clients: tuple[Client, ...]) -> Message:
+    """Every client's memory under its number in the sorted list of names.
+
+    >>> memories_to_message({Client("b"): {"n": torch.tensor(1)}}, (Client("a"), Client("b")))
+    {'1.n': tensor(1)}
+    """
+    place = {c: i for i, c in enumerate(clients)}
+    return {
+        f"{place[c]}.{key}": value for c, memory in sorted(memories.items()) for key, value in memory.items()
+    }
+
+
+def memories_from_message(message: Message, clients: tuple[Client, ...]) -> dict[Client, Message]:
+    """The memories behind `memories_to_message`.
+
+    >>> memories_from_message({"1.n": torch.tensor(1)}, (Client("a"), Client("b")))
+    {'b': {'n': tensor(1)}}
+    """
+    memories: dict[Client, Message] = {}
+    for path, value in message.items():
+        number, _, key = path.partition(".")
+        memories.setdefault(clients[int(number)], {})[key] = value
+    return memories

@@ -1,0 +1,130 @@
+"""A federation: the rows of all clients in one flat pool, and which rows belong to whom."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kinfolk.errors import KinfolkError, near
+from kinfolk.types import Client
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Rows of a pool by client, flat with offsets; several clients may own the same set.
+
+    >>> s = pack([torch.tensor([4, 5]), torch.tensor([6])], of=[1, 0, 0])
+    >>> s.rows(1), s.counts()
+    (tensor([4, 5]), tensor([1, 2, 2]))
+    """
+
+    start: Tensor  # [sets + 1] int64: set s is row[start[s]:start[s + 1]]
+    row: Tensor  # [total] int64, rows of the pool
+    of: Tensor  # [clients] int64: which set client i owns
+
+    def rows(self, i: int) -> Tensor:
+        """The pool rows of client number `i`."""
+        s = int(self.of[i])
+        return self.row[int(self.start[s]) : int(self.start[s + 1])]
+
+    def counts(self) -> Tensor:
+        """How many rows each client has, [clients]."""
+        return self.start.diff()[self.of]
+
+    def to(self, device: str | torch.device) -> Split:
+        """The same split on another device."""
+        return Split(self.start.to(device), self.row.to(device), self.of.to(device))
+
+
+def pack(sets: Sequence[Tensor], of: Iterable[int] | None = None) -> Split:
+    """Lay row sets end to end; client i owns set `of[i]`, or set i if `of` is not given.
+
+    >>> pack([torch.tensor([3]), torch.tensor([0, 1])]).start
+    tensor([0, 1, 3])
+    """
+    owner = torch.tensor(list(range(len(sets)) if of is None else of), dtype=torch.int64)
+    lengths = torch.tensor([0, *(len(s) for s in sets)], dtype=torch.int64)
+    row = torch.cat([torch.zeros(0, dtype=torch.int64), *(s.to(torch.int64) for s in sets)])
+    return Split(lengths.cumsum(0), row, owner)
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Clients and their rows. Nothing is padded and nothing is stored twice.
+
+    >>> x, y = torch.tensor([[1.], [2.], [3.]]), torch.tensor([0, 1, 1])
+    >>> train = pack([torch.tensor([0, 1]), torch.tensor([2])])
+    >>> f = Federation((Client("ann"), Client("bob")), x, y, {"train": train}, classes=2)
+    >>> f.x[f.splits["train"].rows(f.place("bob"))], f.only(Client("bob")).x
+    (tensor([[3.]]), tensor([[3.]]))
+    """
+
+    clients: tuple[Client, ...]  # sorted, unique
+    x: Tensor  # [pool, ...] float32
+    y: Tensor  # [pool] int64 when classes > 0; otherwise float32, [pool] or [pool, d]
+    splits: Mapping[str, Split]  # "train", "valid", "test"
+    classes: int  # 0: regression
+    truth: Tensor | None = None  # [clients] int64 known groups: for scores, never given to an algorithm
+    name: str = ""  # short description
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one row of `x`."""
+        return tuple(self.x.shape[1:])
+
+    def place(self, who: str) -> int:
+        """The number of client `who`; a name that is not here is an error."""
+        i = bisect_left(self.clients, who)
+        if i == len(self.clients) or self.clients[i] != who:
+            raise KinfolkError("data.clients", who, "no such client; " + near(who, self.clients))
+        return i
+
+    def only(self, who: Client) -> Federation:
+        """A federation of one that holds this client's rows and nothing else: what a real device holds."""
+        i = self.place(who)
+        own = {name: split.rows(i) for name, split in self.splits.items()}
+        held, local = torch.unique(torch.cat(list(own.values())), return_inverse=True)
+        parts = local.split([len(rows) for rows in own.values()])
+        splits = {name: pack([part.cpu()]).to(self.x.device) for name, part in zip(own, parts, strict=True)}
+        return Federation((who,), self.x[held], self.y[held], splits, self.classes, None, self.name)
+
+    def to(self, device: str | torch.device) -> Federation:
+        """The same federation with every tensor on `device`."""
+        return replace(
+            self,
+            x=self.x.to(device),
+            y=self.y.to(device),
+            splits={name: split.to(device) for name, split in self.splits.items()},
+            truth=None if self.truth is None else self.truth.to(device),
+        )
+
+    def fingerprint(self) -> str:
+        """A sha256 over clients, rows, splits and groups: equal if and only if the data are."""
+        tensors = {"x": self.x, "y": self.y}
+        for name, split in sorted(self.splits.items()):
+            tensors |= {f"{name}.start": split.start, f"{name}.row": split.row, f"{name}.of": split.of}
+        if self.truth is not None:
+            tensors["truth"] = self.truth
+        digest = hashlib.sha256(repr((self.clients, self.classes, self.name)).encode())
+        for name, tensor in tensors.items():
+            # Name, type and shape first, so that no two layouts give the same run of bytes.
+            digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def client_names(count: int, width: int = 2) -> list[Client]:
+    """Names in sorting order, padded with zeros to at least `width` digits.
+
+    >>> client_names(2), client_names(1001)[0]
+    (['client-00', 'client-01'], 'client-0000')
+    """
+    width = max(width, len(str(count - 1)))
+    return [Client(f"client-{i:0{width}d}") for i in range(count)]

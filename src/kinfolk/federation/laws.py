@@ -1,0 +1,104 @@
+"""Which rows a client is tested on: its own label law, its group's, or everybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kinfolk.federation.holdout import Ints
+from kinfolk.federation.pool import Pool
+from kinfolk.streams import Seed
+from kinfolk.types import Client
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """What the dealing of training rows left: enough to choose each client's test rows."""
+
+    groups: Sequence[Pool]  # the pool as each group sees it
+    offset: Sequence[int]  # where each group's rows begin in the pool of all groups
+    group: Mapping[Client, int]  # by client, in order of name
+    labels: Mapping[Client, Ints]  # each client's labels, validation rows included
+    test_fraction: float
+    seed: Seed
+
+
+@dataclass(frozen=True)
+class Law:
+    """A way to choose test rows: `draw` gives row sets and, client by client, the set it owns."""
+
+    line: str
+    draw: Callable[[Dealt], tuple[list[Ints], list[int]]]
+
+
+def balanced(labels: Ints, rows: Ints) -> Ints:
+    """As many of `rows` of every class as the rarest class has; classes that are missing stay missing.
+
+    >>> balanced(np.array([0, 0, 1, 0, 1]), np.arange(1, 5)).tolist()
+    [1, 2, 3, 4]
+    """
+    by_class = [rows[labels[rows] == c] for c in np.unique(labels[rows])]
+    fewest = min((len(r) for r in by_class), default=0)
+    return np.sort(np.concatenate([r[:fewest] for r in by_class])) if by_class else rows
+
+
+def shares(counts: Ints, total: int) -> Ints:
+    """Share `total` out in proportion to `counts` by largest remainder; ties go to the lower class.
+
+    >>> shares(np.array([2, 0, 1]), 4).tolist()
+    [3, 0, 1]
+    """
+    whole, rest = np.divmod(counts * total, counts.sum())
+    whole[np.argsort(-rest, kind="stable")[: total - whole.sum()]] += 1
+    return whole
+
+
+def shares_within(counts: Ints, total: int, room: Ints) -> Ints:
+    """`shares` of the largest total, up to `total`, that asks no class for more than its room.
+
+    >>> shares_within(np.array([2, 2]), 8, np.array([9, 3])).tolist()
+    [4, 3]
+    """
+    asked = counts > 0
+    # A share is never a whole row below its quota, which bounds the totals worth trying.
+    bound = ((room[asked] + 1) * counts.sum() // counts[asked]).min()
+    for n in range(min(total, int(bound)), 0, -1):
+        given = shares(counts, n)
+        if (given <= room).all():
+            return given
+    return np.zeros_like(counts)
+
+
+def _local(dealt: Dealt) -> tuple[list[Ints], list[int]]:
+    """Test rows in the proportions of the client's own labels, out of its group's test rows."""
+    sets = []
+    for who, g in dealt.group.items():
+        pool = dealt.groups[g]
+        test, own = pool.labels[pool.test], dealt.labels[who]
+        wanted = max(1, round(dealt.test_fraction * len(own)))
+        counts = np.bincount(own, minlength=pool.classes)
+        given = shares_within(counts, wanted, np.bincount(test, minlength=pool.classes))
+        rng = dealt.seed.numpy("data", "test", who)
+        drawn = [rng.choice(pool.test[test == c], n, replace=False) for c, n in enumerate(given) if n]
+        sets.append(np.sort(np.concatenate([np.zeros(0, np.int64), *drawn])) + dealt.offset[g])
+    return sets, list(range(len(sets)))
+
+
+def _group(dealt: Dealt) -> tuple[list[Ints], list[int]]:
+    """All test rows of the client's group, as many of each class; stored once per group."""
+    pools = zip(dealt.groups, dealt.offset, strict=True)
+    return [balanced(p.labels, p.test) + start for p, start in pools], list(dealt.group.values())
+
+
+def _everybody(dealt: Dealt) -> tuple[list[Ints], list[int]]:
+    """The test rows of all groups together; stored once."""
+    return [np.concatenate(_group(dealt)[0])], [0] * len(dealt.group)
+
+
+TEST_LAWS: dict[str, Law] = {
+    "local": Law("test rows with the client's own label proportions", _local),
+    "group": Law("the label-balanced test rows of the client's group", _group),
+    "global": Law("the label-balanced test rows of all groups", _everybody),
+}

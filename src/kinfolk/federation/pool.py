@@ -1,0 +1,39 @@
+"""A pool: labelled rows parted once into training and test rows, before anything is dealt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from kinfolk.federation.holdout import Ints, stratified
+from kinfolk.streams import Seed
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Rows to deal from. Clients train on rows of `train` and are tested on rows of `test` only."""
+
+    x: Tensor  # [pool, ...] float32
+    y: Tensor  # [pool] int64
+    train: Ints  # rows, increasing
+    test: Ints  # rows, increasing; none of them in train
+    classes: int
+
+    @property
+    def labels(self) -> Ints:
+        """The labels as NumPy, for drawing."""
+        return np.asarray(self.y.numpy(), dtype=np.int64)
+
+
+def split_pool(x: Tensor, y: Tensor, classes: int, test_fraction: float, seed: Seed) -> Pool:
+    """A pool whose test rows hold the same fraction of every class.
+
+    >>> import torch
+    >>> pool = split_pool(torch.zeros(8, 2), torch.tensor([0, 1] * 4), 2, 0.25, Seed(0))
+    >>> len(pool.train), pool.y[pool.test].tolist().count(1)
+    (6, 1)
+    """
+    train, test = stratified(np.asarray(y.numpy(), dtype=np.int64), test_fraction, seed.numpy("data", "pool"))
+    return Pool(x, y, train, test, classes)

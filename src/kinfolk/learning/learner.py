@@ -1,0 +1,156 @@
+"""A learner: one network, its loss and how a client trains it. It knows nothing of other clients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from kinfolk.learning import metrics
+from kinfolk.learning.losses import Loss
+from kinfolk.learning.norm import has_batch_norm, leave_padding_out, row_weights
+from kinfolk.learning.optim import SGD
+from kinfolk.task import Batch, Carry, Descent, Expected, Facts, Fit, Objective, Optimiser, Plan, Sweep, Task
+from kinfolk.types import Message, Tree
+
+Start = Callable[[Message, Message, Facts], Carry]
+Finish = Callable[[Carry], tuple[Message, Message | None]]
+
+
+def received_model(message: Message, memory: Message, facts: Facts) -> Carry:
+    """Start from the model that was sent."""
+    return {"model": message["model"]}
+
+
+def own_model(message: Message, memory: Message, facts: Facts) -> Carry:
+    """Start from the model that was kept."""
+    return {"model": memory["model"]}
+
+
+def reply_model(carry: Carry) -> tuple[Message, None]:
+    """Send the trained model; keep nothing new."""
+    return {"model": carry["model"]}, None
+
+
+def keep_model(carry: Carry) -> tuple[Message, Message]:
+    """Keep the trained model; send nothing."""
+    return {}, {"model": carry["model"]}
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A network as pure functions of its tree of parameters and buffers.
+
+    >>> from kinfolk.learning.losses import find_loss
+    >>> learner = Learner(nn.Linear(2, 3), find_loss("cross_entropy"), outputs=3)
+    >>> learner.names, learner.apply(learner.first, torch.zeros(4, 2)).shape
+    (('weight', 'bias'), torch.Size([4, 3]))
+    """
+
+    module: nn.Module
+    loss: Loss
+    outputs: int
+    optimiser: Optimiser = field(default_factory=SGD)
+    plan: Plan = field(default_factory=lambda: Plan(batch=20))
+    lr: float = 0.1
+    decay: float = 1.0
+    clip: float = 0.0
+    score_split: str = "test"
+    score_batch: int = 256
+
+    # One copy of the network in each mode, since switching modes walks the whole network.
+    _training: nn.Module = field(init=False, repr=False)
+    _scoring: nn.Module = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        plain = leave_padding_out(copy.deepcopy(self.module))
+        object.__setattr__(self, "_training", plain.train())
+        object.__setattr__(self, "_scoring", copy.deepcopy(plain).eval())
+        if has_batch_norm(self.module):
+            object.__setattr__(self, "plan", _without_singles(self.plan))
+
+    @property
+    def first(self) -> Tree:
+        """The module's own weights and buffers: the common initial model."""
+        return {name: t.detach().clone() for name, t in self.module.state_dict().items()}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The trainable entries; the others are buffers."""
+        return tuple(name for name, p in self.module.named_parameters() if p.requires_grad)
+
+    @property
+    def draws(self) -> str:
+        """The name of a layer that draws random numbers in training, or nothing."""
+        for name, m in self.module.named_modules():
+            if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
+                return name or type(m).__name__
+        return ""
+
+    @property
+    def training_module(self) -> nn.Module:
+        """The network in training mode, as `objective` runs it."""
+        return self._training
+
+    def apply(self, model: Tree, x: Tensor) -> Tensor:
+        """The network's output in scoring mode (BatchNorm by its running statistics)."""
+        out: Tensor = functional_call(self._scoring, model, (x,))
+        return out
+
+    def objective(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
+        """The mean loss of a batch in training mode; BatchNorm's buffers in `model` are updated."""
+        with row_weights(batch.weight):
+            out = functional_call(self._training, model, (batch.x,))
+        return batch.mean(self.loss.row_loss(out, batch.y))
+
+    def params(self, model: Tree) -> Tree:
+        """The trainable part of a model: what distances and penalties are about."""
+        return {name: model[name] for name in self.names}
+
+    def descent(self, objective: Objective | None = None) -> Descent:
+        """How this learner moves its model along an objective (its own mean loss by default)."""
+        return Descent(
+            objective or self.objective, self.optimiser, self.names, self.lr, self.decay, clip=self.clip
+        )
+
+    def train(
+        self,
+        objective: Objective | None = None,
+        start: Start = received_model,
+        finish: Finish = reply_model,
+        reply: Expected | None = None,
+    ) -> Task:
+        """A task: start, train by the learner's plan, finish."""
+        expected = {"model": self.first} if reply is None else reply
+        return Task(start, finish, (Fit((self.descent(objective),), self.plan),), expected)
+
+    def score(self, start: Start = received_model, tune_epochs: int = 0) -> Task:
+        """A task that scores a model on the client's rows, after `tune_epochs` of training if any."""
+
+        classes = self.outputs if self.loss.classification else 0
+
+        def begin(message: Message, memory: Message, facts: Facts) -> Carry:
+            return {**start(message, memory, facts), "tally": metrics.blank(classes, facts.rows.device)}
+
+        def count(carry: Carry, batch: Batch) -> Carry:
+            out = self.apply(carry["model"], batch.x)
+            tally = metrics.count(carry["tally"], out, batch, self.loss.row_loss(out, batch.y))
+            return {**carry, "tally": tally}
+
+        tune = Plan(self.plan.batch, tune_epochs, drop_single=self.plan.drop_single)
+        fits = (Fit((self.descent(),), tune),) if tune_epochs else ()
+        plan = Plan(self.score_batch, shuffle=False, split=self.score_split)
+        expected = metrics.blank(classes, torch.device("cpu"))
+        return Task(begin, _reply_tally, (*fits, Sweep(count, plan)), expected, stream="tune")
+
+
+def _reply_tally(carry: Carry) -> tuple[Message, None]:
+    return carry["tally"], None
+
+
+def _without_singles(plan: Plan) -> Plan:
+    return Plan(plan.batch, plan.epochs, plan.steps, plan.shuffle, plan.split, drop_single=True)

@@ -1,0 +1,113 @@
+"""Optimisers as pairs of pure functions, element-wise so that one model and a stack of models go alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfolk.types import Message, Tree
+
+
+def _named(like: Tree, values: list[Tensor] | tuple[Tensor, ...]) -> Tree:
+    return dict(zip(like, values, strict=True))
+
+
+def _zeros(params: Tree) -> Tree:
+    return {name: torch.zeros_like(p, memory_format=torch.contiguous_format) for name, p in params.items()}
+
+
+def _decayed(params: Tree, grads: Tree, weight_decay: float) -> list[Tensor]:
+    g = list(grads.values())
+    if not weight_decay:
+        return g
+    return list(torch._foreach_add(g, list(params.values()), alpha=weight_decay))
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with heavy-ball momentum and weight decay, as `torch.optim.SGD`.
+
+    >>> params, state = SGD().update({"w": torch.ones(1)}, {"w": torch.ones(1)}, {}, 0, 0.1, 1)
+    >>> params
+    {'w': tensor([0.9000])}
+    """
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def init(self, params: Tree) -> Message:
+        """A velocity of zero, if there is momentum."""
+        return {"velocity": _zeros(params)} if self.momentum else {}
+
+    def update(
+        self, params: Tree, grads: Tree, state: Message, step: int, lr: float, rows: Tensor | float
+    ) -> tuple[Tree, Message]:
+        """One step downhill."""
+        move = _decayed(params, grads, self.weight_decay)
+        if self.momentum:
+            velocity = torch._foreach_mul(list(state["velocity"].values()), self.momentum)
+            torch._foreach_add_(velocity, move)
+            move = list(velocity)
+            state = {"velocity": _named(params, move)}
+        return _named(params, torch._foreach_add(list(params.values()), move, alpha=-lr)), state
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam with bias correction, as `torch.optim.Adam` (Kingma and Ba 2015)."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def init(self, params: Tree) -> Message:
+        """Both moments zero."""
+        return {"first": _zeros(params), "second": _zeros(params)}
+
+    def update(
+        self, params: Tree, grads: Tree, state: Message, step: int, lr: float, rows: Tensor | float
+    ) -> tuple[Tree, Message]:
+        """One step downhill."""
+        g = _decayed(params, grads, self.weight_decay)
+        b1, b2 = self.betas
+        first = torch._foreach_lerp(list(state["first"].values()), g, 1 - b1)
+        second = torch._foreach_mul(list(state["second"].values()), b2)
+        torch._foreach_addcmul_(second, g, g, 1 - b2)
+        root = torch._foreach_sqrt(second)
+        torch._foreach_div_(root, math.sqrt(1 - b2 ** (step + 1)))
+        torch._foreach_add_(root, self.eps)
+        moved = torch._foreach_addcdiv(list(params.values()), first, root, -lr / (1 - b1 ** (step + 1)))
+        return _named(params, moved), {"first": _named(params, first), "second": _named(params, second)}
+
+
+@dataclass(frozen=True)
+class SumGradients:
+    """Moves nothing: adds up the gradient times the rows of each batch, for a whole-data gradient."""
+
+    def init(self, params: Tree) -> Message:
+        """A sum of zero."""
+        return {"sum": _zeros(params)}
+
+    def update(
+        self, params: Tree, grads: Tree, state: Message, step: int, lr: float, rows: Tensor | float
+    ) -> tuple[Tree, Message]:
+        """Add one batch."""
+
+        def weighted(g: Tensor) -> Tensor:
+            return g * (rows.reshape(-1, *[1] * (g.dim() - 1)) if isinstance(rows, Tensor) else rows)
+
+        return params, {"sum": {name: state["sum"][name] + weighted(g) for name, g in grads.items()}}
+
+
+def clip(grads: Tree, limit: float) -> Tree:
+    """Scale a gradient down to norm `limit` if it is longer.
+
+    >>> clip({"w": torch.tensor([3.0, 4.0])}, 1.0)["w"]
+    tensor([0.6000, 0.8000])
+    """
+    squares = torch.stack([(g * g).sum() for g in grads.values()]).sum()
+    scale = (limit / squares.sqrt().clamp(min=1e-12)).clamp(max=1.0)
+    return {name: g * scale for name, g in grads.items()}

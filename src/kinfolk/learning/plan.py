@@ -1,0 +1,47 @@
+"""Row plans: which rows each step sees, drawn before the loop so that nothing inside it is random."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kinfolk.task import Plan
+
+Rows = npt.NDArray[np.int64]
+
+
+def batches(plan: Plan, n: int, draw: np.random.Generator) -> list[Rows]:
+    """The batches of a plan over `n` rows: positions 0..n-1, the last incomplete batch kept.
+
+    >>> [b.tolist() for b in batches(Plan(batch=2, shuffle=False), 5, np.random.default_rng(0))]
+    [[0, 1], [2, 3], [4]]
+    >>> len(batches(Plan(batch=2, steps=7), 5, np.random.default_rng(0)))
+    7
+    """
+    out: list[Rows] = []
+    size = min(plan.batch, max(n, 1))
+    usable = n > 0 and not (plan.drop_single and n == 1)
+    epoch = 0
+    while usable and (len(out) < plan.steps if plan.steps else epoch < plan.epochs):
+        order = draw.permutation(n) if plan.shuffle else np.arange(n)
+        cuts = [order[i : i + size] for i in range(0, n, size)]
+        if plan.drop_single and size > 1 and len(cuts[-1]) == 1:
+            cuts.pop()
+        out.extend(cuts)
+        epoch += 1
+    return out[: plan.steps] if plan.steps else out
+
+
+def step_count(plan: Plan, n: int) -> int:
+    """How many steps `batches` gives, without drawing.
+
+    >>> step_count(Plan(batch=2, epochs=3), 5)
+    9
+    """
+    if n == 0 or (plan.drop_single and n == 1):
+        return 0
+    if plan.steps:
+        return plan.steps
+    size = min(plan.batch, n)
+    per_epoch = -(-n // size) - (1 if plan.drop_single and size > 1 and n % size == 1 else 0)
+    return per_epoch * plan.epochs

@@ -1,0 +1,304 @@
+"""Run folders read back: what was run, each client's scores round by round, and means over clients.
+
+Needs no torch, so that tables and figures open at once, on any machine.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from kinfolk.errors import KinfolkError, near
+from kinfolk.experiment.record import read_audit, read_rounds, read_scores
+
+# Scores in words, the most telling first: the first that a run has is the one it is judged by.
+METRICS: dict[str, str] = {
+    "accuracy": "Accuracy",
+    "macro_f1": "Macro F1",
+    "top5": "Top-5 accuracy",
+    "mse": "Mean squared error",
+    "mae": "Mean absolute error",
+    "loss": "Loss",
+}
+LOWER_IS_BETTER = frozenset({"mse", "mae", "loss"})
+PERCENT = frozenset({"accuracy", "macro_f1", "top5"})
+# Ways to make one number of all clients.
+OVER = ("macro", "micro", "worst", "p10", "spread", "best")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run folder. Facts are read at once, the records when they are first needed."""
+
+    path: Path
+    facts: Mapping[str, Any]
+
+    @staticmethod
+    def of(facts: Mapping[str, Any], scores: Mapping[str, Any], rounds: Sequence[Any] = ()) -> Run:
+        """A run held in memory, for results that have no folder; columns left out get the usual value.
+
+        >>> run = Run.of({"title": "fedavg", "seed": 3}, {"client": ["ann"], "value": [0.5], "rows": [10]})
+        >>> run.title, run.seed, run.models, run.metrics
+        ('fedavg', 3, ('centre',), ('accuracy',))
+        """
+        run = Run(Path(f"{facts['title']}-seed{facts['seed']}"), facts)
+        usual = {"round": 0, "client": "", "model": "centre", "split": "test", "score": "accuracy"}
+        run.__dict__.update(scores=pd.DataFrame({**usual, **scores}), rounds=list(rounds), audit=[], spec={})
+        return run
+
+    @property
+    def title(self) -> str:
+        """The algorithm and those of its options that are not at their defaults."""
+        return str(self.facts.get("title") or self.facts["algorithm"])
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return int(self.facts["seed"])
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """Every score of every client; a row each."""
+        return read_scores(self.path)
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The facts of every finished round."""
+        return read_rounds(self.path)
+
+    @cached_property
+    def audit(self) -> list[dict[str, Any]]:
+        """What was rejected, absent or otherwise amiss."""
+        return read_audit(self.path)
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """The resolved experiment file, or nothing if the folder has none."""
+        path = self.path / "spec.toml"
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        except (OSError, ValueError) as error:
+            raise KinfolkError("run", str(path), f"can not be read ({error})") from error
+
+    @cached_property
+    def models(self) -> tuple[str, ...]:
+        """The kinds of model that were scored, the main one first."""
+        told = [kind for fact in self.rounds for kind in fact.get("summary") or {}]
+        here = list(self.scores["model"].unique())
+        return tuple(dict.fromkeys([kind for kind in told if kind in here] + here))
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """The scores that were recorded, the most telling first."""
+        here = list(self.scores["score"].unique())
+        return tuple(dict.fromkeys([name for name in METRICS if name in here] + here))
+
+
+def load_run(path: str | Path) -> Run:
+    """The run in a folder.
+
+    >>> load_run("nowhere")
+    Traceback (most recent call last):
+    ...
+    kinfolk.errors.KinfolkError: run = 'nowhere': is not a run folder (it has no run.json)
+    """
+    folder = Path(path)
+    if not (folder / "run.json").is_file():
+        raise KinfolkError("run", str(folder), "is not a run folder (it has no run.json)")
+    facts = _json(folder / "run.json")
+    for name, kind in (("algorithm", str), ("seed", int)):
+        if not isinstance(facts.get(name), kind):
+            raise KinfolkError("run", str(folder / "run.json"), f"does not name its {name}")
+    return Run(folder, facts)
+
+
+def load_runs(folder: str | Path) -> list[Run]:
+    """The runs in a folder: of a comparison, of a folder of run folders, or the run that it is itself.
+
+    A run that a comparison names but has not begun is left out.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for seed in (0, 1):
+    ...         sub = Path(folder) / f"fedavg-seed{seed}"
+    ...         sub.mkdir()
+    ...         _ = (sub / "run.json").write_text(f'{{"algorithm": "fedavg", "seed": {seed}}}')
+    ...     [(run.title, run.seed) for run in load_runs(folder)]
+    [('fedavg', 0), ('fedavg', 1)]
+    """
+    folder = Path(folder)
+    if (folder / "run.json").is_file():
+        return [load_run(folder)]
+    if (folder / "compare.json").is_file():
+        names = _json(folder / "compare.json").get("runs")
+        if not isinstance(names, list) or not all(_is_name(name) for name in names):
+            raise KinfolkError("runs", str(folder / "compare.json"), "must list the names of run folders")
+    else:
+        names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    runs = [load_run(folder / name) for name in names if (folder / name / "run.json").is_file()]
+    if not runs:
+        raise KinfolkError("run", str(folder), "holds no run; name a run folder or a comparison folder")
+    return runs
+
+
+def _is_name(name: object) -> bool:
+    """Whether this names something directly inside a folder, and not a way out of it."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise KinfolkError("run", str(path), f"can not be read ({error})") from error
+    if not isinstance(value, dict):
+        raise KinfolkError("run", str(path), "must hold a JSON object")
+    return value
+
+
+def by_title(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Runs by the title of their algorithm, in the order met; those of one title differ by their seed.
+
+    >>> a, b = (Run.of({"title": "local", "seed": seed}, {"value": []}) for seed in (0, 1))
+    >>> {title: [run.seed for run in runs] for title, runs in by_title([a, b]).items()}
+    {'local': [0, 1]}
+    """
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        same = found.setdefault(run.title, [])
+        if any(run.seed == other.seed for other in same):
+            # A repeat is no second seed: counting it as one would make the deviation too small.
+            raise KinfolkError("runs", f"{run.title} seed {run.seed}", "occurs twice; give each seed once")
+        same.append(run)
+    return found
+
+
+def default_score(runs: Iterable[Run]) -> str:
+    """The score by which runs are judged if none is named: accuracy, or the squared error.
+
+    >>> run = Run.of({"title": "local", "seed": 0}, {"value": [1.0, 2.0], "score": ["loss", "mse"]})
+    >>> default_score([run])
+    'mse'
+    """
+    runs = list(runs)
+    for run in runs:
+        if run.metrics:
+            return run.metrics[0]
+    raise KinfolkError("run", ", ".join(str(run.path) for run in runs), "has no scores yet")
+
+
+def check_score(runs: Iterable[Run], score: str | None) -> str:
+    """The score to show: the one asked for, if any run has it, or the default."""
+    runs = list(runs)
+    known = {name for run in runs for name in run.metrics}
+    if score is not None and known and score not in known:
+        raise KinfolkError("score", score, near(score, known))
+    return default_score(runs) if score is None or not known else score
+
+
+def _chosen(run: Run, model: str, score: str) -> pd.DataFrame:
+    for field, wanted, known in (("model", model, run.models), ("score", score, run.metrics)):
+        if wanted not in known:
+            remedy = near(wanted, known) if known else "there are no scores yet"
+            raise KinfolkError(f"{run.path.name}: {field}", wanted, remedy)
+    frame = run.scores
+    return frame[(frame["model"] == model) & (frame["score"] == score)]
+
+
+def last(run: Run, model: str, score: str) -> pd.DataFrame:
+    """The rows of the last round in which this model's score was recorded, by client; may be none.
+
+    >>> run = Run.of({"title": "local", "seed": 0},
+    ...     {"round": [0, 5, 5], "client": ["a", "b", "a"], "value": [0.1, 0.9, 0.8], "rows": 10})
+    >>> last(run, "centre", "accuracy")["value"].to_dict()
+    {'a': 0.8, 'b': 0.9}
+    """
+    frame = _chosen(run, model, score)
+    frame = frame[frame["round"] == frame["round"].max()]
+    return frame.set_index("client").sort_index()[["round", "value", "rows"]]
+
+
+def final(run: Run, model: str, score: str) -> pd.Series:
+    """Each client's score at the last evaluated round; NaN for a client without rows to be scored on.
+
+    >>> run = Run.of({"title": "local", "seed": 0},
+    ...     {"client": ["a", "b"], "value": [0.5, float("nan")], "rows": [10, 0]})
+    >>> final(run, "centre", "accuracy").to_dict()
+    {'a': 0.5, 'b': nan}
+    """
+    return last(run, model, score)["value"].rename(score)
+
+
+def overview(values: ArrayLike, rows: ArrayLike, lower_is_better: bool = False) -> dict[str, float]:
+    """One score over all clients, by the words of OVER. Clients whose score is NaN are left out.
+
+    `micro` weighs clients by their rows, `macro` does not. One client in ten does no better than `p10`,
+    whichever end is the bad one. `spread` is the sample standard deviation over clients.
+
+    >>> {k: round(v, 3) for k, v in overview([0.5, 1.0, float("nan")], [3, 1, 0]).items()}
+    {'macro': 0.75, 'micro': 0.625, 'worst': 0.5, 'p10': 0.55, 'spread': 0.354, 'best': 1.0}
+    """
+    frame = np.array([values, rows], dtype=np.float64)
+    value, weight = frame[:, ~np.isnan(frame[0])]
+    if value.size == 0 or weight.sum() == 0:
+        return dict.fromkeys(OVER, float("nan"))
+    good_first = np.sort(value) if lower_is_better else np.sort(value)[::-1]
+    return {
+        "macro": float(value.mean()),
+        "micro": float(np.average(value, weights=weight)),
+        "worst": float(good_first[-1]),
+        "p10": float(np.percentile(value, 90 if lower_is_better else 10)),
+        "spread": sample_std(value) if value.size > 1 else 0.0,
+        "best": float(good_first[0]),
+    }
+
+
+def sample_std(values: ArrayLike) -> float:
+    """The sample standard deviation (n - 1 below); NaN of one value, and of values that are not finite.
+
+    >>> sample_std([0.0, 2.0, 4.0])
+    2.0
+    """
+    array: NDArray[np.float64] = np.asarray(values, dtype=np.float64)
+    return float(array.std(ddof=1)) if array.size > 1 and np.isfinite(array).all() else float("nan")
+
+
+def history(run: Run, model: str, score: str, over: str = "macro") -> pd.Series:
+    """One number over all clients for each evaluated round, by round.
+
+    >>> run = Run.of({"title": "local", "seed": 0},
+    ...     {"round": [0, 0, 5, 5], "client": ["a", "b"] * 2, "value": [0.0, 0.2, 0.9, 0.8], "rows": 10})
+    >>> history(run, "centre", "accuracy").round(3).to_dict()
+    {0: 0.1, 5: 0.85}
+    """
+    rounds = {
+        int(number): overview(part["value"], part["rows"], score in LOWER_IS_BETTER)[over]
+        for number, part in _chosen(run, model, score).groupby("round")
+    }
+    return pd.Series(rounds, dtype=np.float64, name=over)
+
+
+def mean_history(runs: Sequence[Run], model: str, score: str, over: str = "macro") -> pd.DataFrame:
+    """Mean and sample standard deviation over runs (seeds), by round: columns `mean` and `std`.
+
+    Only rounds that all of them evaluated: were a seed to end early, the mean of the others would jump.
+
+    >>> a, b = (Run.of({"title": "local", "seed": seed}, {"round": [0, 5][: 2 - seed], "client": "a",
+    ...     "value": [0.5, 0.75][: 2 - seed], "rows": 9}) for seed in (0, 1))
+    >>> mean_history([a, b], "centre", "accuracy").to_dict("index")
+    {0: {'mean': 0.5, 'std': 0.0}}
+    """
+    curves = pd.concat([history(run, model, score, over) for run in runs], axis=1, join="inner").sort_index()
+    values = curves.to_numpy(dtype=np.float64)
+    return pd.DataFrame(
+        {"mean": values.mean(axis=1), "std": [sample_std(row) for row in values]}, index=curves.index
+    )

@@ -1,0 +1,381 @@
+"""Tables for the terminal: one run in full, or several side by side with what their seeds can tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kinfolk.errors import KinfolkError, near
+from kinfolk.experiment.record import plain
+from kinfolk.report.read import (
+    LOWER_IS_BETTER,
+    METRICS,
+    PERCENT,
+    Run,
+    by_title,
+    check_score,
+    last,
+    overview,
+    sample_std,
+)
+
+COMPARED = ("macro", "micro", "worst", "p10")
+_HEADS = {"macro": "macro", "micro": "micro", "worst": "worst\nclient", "p10": "10th\npercentile"}
+_COST_HEADS = ("vs\nbest", "MB per\nclient,\nround", "s per\nround", "rounds", "seeds")
+# Two means are told apart beyond this many pooled deviations.
+CLEAR = 2.0
+# What may differ between runs that are compared.
+_FREE = ("algorithm.", "engine.", "run.seed", "run.checkpoint_every")
+
+
+def shown(value: float, score: str, deviation: float = math.nan, unit: bool = False) -> str:
+    """A score as text: percent with one decimal, or three digits; its deviation behind it if there is one.
+
+    >>> shown(0.8712, "accuracy", 0.0123), shown(0.8712, "accuracy", unit=True), shown(0.01234, "mse", 0.0011)
+    ('87.1 ± 1.2', '87.1 %', '0.0123 ± 0.0011')
+    """
+    if math.isnan(value):
+        return "-"
+    if score in PERCENT:
+        text = [f"{100 * part:.1f}" for part in (value, deviation)]
+    elif value == 0 or 1e-4 <= abs(value) < 1e5:
+        decimals = 2 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
+        text = [f"{part:.{decimals}f}" for part in (value, deviation)]
+    else:
+        text = [f"{value:.2e}", f"{deviation:.0e}"]
+    mean = f"{text[0]} %" if unit and score in PERCENT else text[0]
+    return mean if math.isnan(deviation) else f"{mean} ± {text[1]}"
+
+
+def human_bytes(count: float) -> str:
+    """A number of bytes in the unit that suits it; 1 kB is 1000 bytes.
+
+    >>> human_bytes(512), human_bytes(1500), human_bytes(999_999), human_bytes(2.5e9)
+    ('512 B', '1.5 kB', '1 MB', '2.5 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} PB"
+
+
+def comparison_frame(runs: Iterable[Run], score: str | None = None, over: str = "macro") -> pd.DataFrame:
+    """Algorithms side by side, a row for each title and scored model, the best first.
+
+    Means and sample standard deviations (`_std`) over seeds of the last evaluated round. `difference` is
+    to the best row; `apart` says whether it exceeds twice the pooled deviation, and None if there are too
+    few seeds to say. Bytes and seconds are those of training: scoring and checkpoints do not count.
+
+    >>> def run(title, seed, value):
+    ...     return Run.of({"title": title, "seed": seed}, {"client": ["a", "b"], "value": value, "rows": 10})
+    >>> runs = [run("local", 0, [0.5, 0.7]), run("fedavg", 0, [0.8, 1.0]), run("fedavg", 1, [0.9, 0.9])]
+    >>> comparison_frame(runs)[["algorithm", "seeds", "macro", "worst"]].round(2).values.tolist()
+    [['fedavg', 2, 0.9, 0.85], ['local', 1, 0.6, 0.5]]
+    """
+    runs = list(runs)
+    if over not in COMPARED:
+        raise KinfolkError("over", over, near(over, COMPARED))
+    score = check_score(runs, score)
+    rows = [
+        _compared(title, model, score, same, ends)
+        for title, same in by_title(runs).items()
+        for model in dict.fromkeys(kind for run in same for kind in run.models)
+        if (ends := _ends(model, score, same))
+    ]
+    worse = 1 if score in LOWER_IS_BETTER else -1
+    rows.sort(key=lambda row: (math.isnan(row[over]), worse * row[over]))
+    for row in rows:
+        row |= _against(row, rows[0], over)
+    return pd.DataFrame(rows)
+
+
+def comparison_rows(
+    runs: Iterable[Run], score: str | None = None, over: str = "macro"
+) -> list[dict[str, Any]]:
+    """The rows of `comparison_frame` in JSON's own types.
+
+    >>> scores = {"client": ["a", "b"], "value": [0.5, 0.75], "rows": [1, 3]}
+    >>> run = Run.of({"title": "local", "seed": 0}, scores)
+    >>> row = comparison_rows([run])[0]
+    >>> row["macro"], row["macro_std"], row["micro"], row["apart"]
+    (0.625, None, 0.6875, None)
+    """
+    rows: list[dict[str, Any]] = plain(comparison_frame(runs, score, over).to_dict("records"))
+    return rows
+
+
+def _ends(model: str, score: str, runs: Sequence[Run]) -> list[pd.DataFrame]:
+    """The clients at the end of each run that scored this model so."""
+    found = [last(run, model, score) for run in runs if model in run.models and score in run.metrics]
+    return [end for end in found if len(end)]
+
+
+def _compared(
+    title: str, model: str, score: str, runs: Sequence[Run], ends: Sequence[pd.DataFrame]
+) -> dict[str, Any]:
+    """One row: every number over clients at each seed's end, then mean and deviation over seeds."""
+    ends = [end for end in ends if end["value"].notna().any()]  # nothing to score on is not a seed
+    views = [overview(end["value"], end["rows"], score in LOWER_IS_BETTER) for end in ends]
+    rounds = [int(end["round"].max()) for end in ends]
+    row: dict[str, Any] = {"algorithm": title, "model": model, "score": score, "seeds": len(ends)}
+    row |= {"rounds": min(rounds, default=0), "rounds_most": max(rounds, default=0)}
+    for name in COMPARED:
+        values = [view[name] for view in views]
+        row |= {name: float(np.mean(values)) if values else math.nan, f"{name}_std": sample_std(values)}
+    facts = [fact for run in runs for fact in run.rounds]
+    sent = sum(sum(ways.values()) for kind, ways in _parts(facts, "bytes") if _is_training(kind))
+    spent = sum(seconds for phase, seconds in _parts(facts, "seconds") if _is_training(phase))
+    asked = sum(fact.get("cohort") or 0 for fact in facts)
+    row["bytes_per_client_round"] = sent / asked if asked else math.nan
+    row["seconds_per_round"] = spent / len(facts) if facts else math.nan
+    return row
+
+
+def _parts(facts: Iterable[Mapping[str, Any]], name: str) -> list[tuple[str, Any]]:
+    return [(kind, value) for fact in facts for kind, value in (fact.get(name) or {}).items()]
+
+
+def _is_training(kind: str) -> bool:
+    return not kind.startswith("score.") and kind != "checkpoint"
+
+
+def _against(row: Mapping[str, Any], best: Mapping[str, Any], over: str) -> dict[str, Any]:
+    """The difference to the best row, and whether the seeds set the two apart."""
+    difference = row[over] - best[over] if math.isfinite(best[over]) else math.nan
+    pooled = math.sqrt((row[f"{over}_std"] ** 2 + best[f"{over}_std"] ** 2) / 2)
+    known = not math.isnan(pooled) and not math.isnan(difference)
+    # The last digits of a mean depend on the order of adding: they set nothing apart.
+    apart = abs(difference) > CLEAR * pooled + 1e-12 * abs(best[over]) if known else None
+    return {"difference": difference, "pooled_std": pooled, "apart": apart}
+
+
+def comparison_table(
+    runs: Iterable[Run], score: str | None = None, over: str = "macro"
+) -> tuple[Table, list[str]]:
+    """The comparison as a table of at most 100 columns, and notes on what a reader must know.
+
+    >>> scores = {"client": ["a", "b"], "value": [0.5, 0.75], "rows": [1, 3]}
+    >>> run = Run.of({"title": "local", "seed": 0}, scores)
+    >>> comparison_table([run])[1]
+    ['one seed: no comparison']
+    """
+    runs = list(runs)
+    frame = comparison_frame(runs, score, over)
+    score = str(frame["score"].iloc[0])
+    unit = " in %" if score in PERCENT else ", lower is better" if score in LOWER_IS_BETTER else ""
+    table = _table(f"{METRICS.get(score, score)}{unit}, at the last evaluated round", ["algorithm", "model"])
+    table.columns[0].min_width = 12
+    means = [over, *(name for name in ("macro", "micro", "worst") if name != over)]
+    for head in [*(_HEADS[name] for name in means), *_COST_HEADS]:
+        table.add_column(head, justify="right", no_wrap=True)
+    for place, row in enumerate(frame.to_dict("records")):
+        cells = [shown(row[n], score, row[f"{n}_std"] if n in (over, "worst") else math.nan) for n in means]
+        cells += [_mark(row, score, place), *_costs(row)]
+        name = Text(row["algorithm"], style="bold" if place == 0 else "")
+        table.add_row(name, Text(row["model"]), *map(Text, cells))
+    table.caption = _caption(over, frame)
+    return table, _notes(runs, frame)
+
+
+def _costs(row: Mapping[str, Any]) -> list[str]:
+    sent, spent = row["bytes_per_client_round"] / 1e6, row["seconds_per_round"]
+    span = f"{row['rounds']}" + (f"-{row['rounds_most']}" if row["rounds_most"] > row["rounds"] else "")
+    numbers = ["-" if math.isnan(n) else f"{n:.1f}" if n >= 1 else f"{n:.2g}" for n in (sent, spent)]
+    return [*numbers, span, str(row["seeds"])]
+
+
+def _mark(row: Mapping[str, Any], score: str, place: int) -> str:
+    """What stands in `vs best`: nothing where the seeds do not allow a comparison."""
+    if row["apart"] is None:
+        return ""
+    if place == 0:
+        return "best"
+    if not row["apart"]:
+        return "="
+    return f"{100 * row['difference']:+.1f}" if score in PERCENT else f"{row['difference']:+.2g}"
+
+
+def _caption(over: str, frame: pd.DataFrame) -> Text:
+    said = ["macro: mean over clients; micro: over their rows."]
+    if (frame["seeds"] > 1).any():
+        said.append("±: sample standard deviation over seeds.")
+    if frame["apart"].notna().any() and len(frame) > 1:
+        said.append(f"= : {over} within twice the pooled deviation of the best, so not told apart.")
+    said.append("MB and seconds: training only, without scoring.")
+    return Text(" ".join(said), style="dim", justify="left")
+
+
+def _notes(runs: Sequence[Run], frame: pd.DataFrame) -> list[str]:
+    """What a reader must know before believing the table."""
+    notes = []
+    single = list(dict.fromkeys(frame.loc[frame["seeds"] == 1, "algorithm"]))
+    if single:
+        everywhere = (frame["seeds"] == 1).all()
+        notes.append("one seed: no comparison" + ("" if everywhere else f" for {', '.join(single)}"))
+    elif frame["seeds"].nunique() > 1:
+        notes.append("not all algorithms have the same number of seeds")
+    if frame["rounds"].min() < frame["rounds_most"].max():
+        span = f"{frame['rounds'].min()} to {frame['rounds_most'].max()}"
+        notes.append(f"the last evaluated round differs between runs: {span}")
+    score = frame["score"].iloc[0]
+    for run in runs:
+        if score not in run.metrics:
+            notes.append(f"{run.title} seed {run.seed} has no {score} and is left out")
+        elif run.facts.get("status", "finished") != "finished":
+            reason = f": {run.facts['reason']}" if run.facts.get("reason") else ""
+            notes.append(f"{run.title} seed {run.seed} is {run.facts['status']}{reason}")
+    return notes + _unlike(runs)
+
+
+def _unlike(runs: Sequence[Run]) -> list[str]:
+    """Notes on settings and data in which the runs differ, besides algorithm and seed."""
+    settings: dict[str, set[str]] = {}
+    for run in runs:
+        for section, table in run.spec.items():
+            for key, value in table.items() if isinstance(table, dict) else ():
+                settings.setdefault(f"{section}.{key}", set()).add(repr(value))
+    unlike = sorted(k for k, found in settings.items() if len(found) > 1 and not k.startswith(_FREE))
+    notes = [f"the runs also differ in {', '.join(unlike)}"] if unlike else []
+    prints: dict[int, set[str]] = {}
+    for run in runs:
+        prints.setdefault(run.seed, set()).add(str((run.facts.get("federation") or {}).get("fingerprint")))
+    torn = sorted(seed for seed, found in prints.items() if len(found) > 1)
+    if torn:
+        notes.append(f"not the same clients and rows for everyone: seed {', '.join(map(str, torn))}")
+    return notes
+
+
+def _table(title: str, wide: Sequence[str]) -> Table:
+    """An empty table in the common style; the `wide` columns hold words and may fold."""
+    table = Table(title=Text(title, style="bold"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.title_justify = table.caption_justify = "left"
+    for name in wide:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def run_table(run: Run) -> RenderableType:
+    """Everything about one run: what it was, its scores, what it sent, where its time went, what was amiss.
+
+    >>> from rich.console import Console
+    >>> scores = {"client": ["a", "b"], "value": [0.5, 0.75], "rows": [1, 3]}
+    >>> run = Run.of({"title": "local", "seed": 0}, scores)
+    >>> console = Console(width=100)
+    >>> with console.capture() as text:
+    ...     console.print(run_table(run))
+    >>> [line.split() for line in text.get().splitlines() if "accuracy" in line]
+    [['centre', 'accuracy', '68.8', '%', '62.5', '%', '50.0', '%', 'a', '52.5', '%', '17.7', '%']]
+    """
+    parts: list[RenderableType] = [_facts(run), "", _scores(run)]
+    ways = sorted({way for _, sent in _parts(run.rounds, "bytes") for way in sent}, key="down up across".find)
+    if ways:
+        sent = [(k, way, count) for k, by in _parts(run.rounds, "bytes") for way, count in by.items()]
+        parts.append(_totals("Bytes sent, all rounds", "message", ways, sent, human_bytes))
+    spent = [(phase, "seconds", seconds) for phase, seconds in _parts(run.rounds, "seconds")]
+    if spent:
+        parts.append(_totals("Time, all rounds", "phase", ["seconds"], spent, "{:.2f}".format))
+    return Group(*parts, *_groups(run), _amiss(run))
+
+
+def _facts(run: Run) -> Table:
+    facts = run.facts
+    data, model = facts.get("federation") or {}, facts.get("model") or {}
+    counted = [f"{data[key]:,} {key}" for key in ("clients", "rows", "classes", "groups") if data.get(key)]
+    size = f", {model['parameters']:,} parameters" if model.get("parameters") else ""
+    lines = {
+        "algorithm": f"{run.title}, seed {run.seed}",
+        "data": ": ".join(filter(None, [data.get("name"), ", ".join(counted)])),
+        "model": f"{model.get('name')}{size}" if model else "",
+        "engine": facts.get("engine"),
+        "status": ", ".join(str(facts[name]) for name in ("status", "reason") if facts.get(name)),
+        "folder": str(run.path),
+    }
+    grid = Table.grid(padding=(0, 2))
+    for name, line in lines.items():
+        if line:
+            grid.add_row(Text(name, style="dim"), Text(str(line)))
+    return grid
+
+
+def _scores(run: Run) -> RenderableType:
+    """A row for each scored model and score, over the clients that have rows to be scored on."""
+    if not run.models:
+        return Text("no scores yet")
+    table = _table("", ["model", "score"])
+    for head in ("micro", "macro", "worst client", "", "10th percentile", "spread"):
+        table.add_column(head, justify="left" if head == "" else "right")
+    rounds, scored, everyone = set(), 0, 0
+    for model in run.models:
+        for score in run.metrics:
+            end = last(run, model, score)
+            if end.empty:
+                continue
+            lower = score in LOWER_IS_BETTER
+            view = overview(end["value"], end["rows"], lower)
+            rounds |= set(end["round"])
+            scored, everyone = max(scored, int(end["value"].notna().sum())), max(everyone, len(end))
+            cells = [shown(view[k], score, unit=True) for k in ("micro", "macro", "worst", "p10", "spread")]
+            cells.insert(3, _who(end["value"], lower))
+            table.add_row(Text(model), Text(score), *map(Text, cells))
+    of = f"{scored} of {everyone} clients" if scored < everyone else f"{everyone} clients"
+    table.title = f"[bold]Scores of {of} after round {max(rounds)}"
+    table.caption = "10th percentile: one client in ten does no better than this."
+    return table
+
+
+def _who(values: pd.Series, lower_is_better: bool) -> str:
+    values = values.dropna()
+    return "" if values.empty else str(values.idxmax() if lower_is_better else values.idxmin())
+
+
+def _totals(
+    title: str,
+    first: str,
+    ways: Sequence[str],
+    entries: Iterable[tuple[str, str, float]],
+    text: Callable[[float], str],
+) -> Table:
+    """Sums by kind (a row each) and way (a column each)."""
+    sums: dict[str, dict[str, float]] = {}
+    for kind, way, amount in entries:
+        row = sums.setdefault(kind, {})
+        row[way] = row.get(way, 0) + amount
+    table = _table(title, [first])
+    for way in ways:
+        table.add_column(Text(way), justify="right")
+    for kind, row in sums.items():
+        table.add_row(Text(kind), *(text(row[way]) if way in row else "" for way in ways))
+    return table
+
+
+def _groups(run: Run) -> list[RenderableType]:
+    """How the found groups agree with the true ones, at the last round that says so."""
+    told = [fact for fact in run.rounds if fact.get("groups")]
+    if not told:
+        return []
+    facts = told[-1]["groups"]
+    words = {"ari": "ARI", "nmi": "NMI", "purity": "purity", "switch": "switched"}
+    said = [f"{word} {facts[key]:.2f}" for key, word in words.items() if facts.get(key) is not None]
+    sizes = ", ".join(f"{group}: {number}" for group, number in (facts.get("sizes") or {}).items())
+    said += [f"clients per group {sizes}"] if sizes else []
+    return [Text(f"Groups after round {told[-1]['round']}: {'; '.join(said)}")]
+
+
+def _amiss(run: Run) -> Text:
+    """How often a reply was rejected or a client absent, and how many clients that befell."""
+    said = []
+    for event in ("rejected", "absent", "unreadable"):
+        lines = [line for line in run.audit if line.get("event") == event]
+        if lines:
+            clients = len({str(line["client"]) for line in lines if "client" in line})
+            said.append(f"{event} {len(lines)} times" + (f" ({clients} clients)" if clients else ""))
+    return Text("Audit: " + ("; ".join(said) if said else "nobody rejected or absent"))

@@ -1,0 +1,144 @@
+"""Scripts: an algorithm says who is asked what and is resumed with the answers; it performs nothing.
+
+A round is a generator. `ask`, `fold` and `exchange` are the verbs; `play` is the whole interpreter.
+What performs a request (one process, a batch, many processes, a network) is an engine's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from torch import Tensor
+
+from kinfolk.fold import Fold
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Info, Table, Task
+from kinfolk.types import Client, Message, Stack, Tree
+
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Ask(Generic[R]):
+    """Coordinator to clients and back. The answer is a Stack, or what the fold makes of the replies."""
+
+    task: str  # a name in the algorithm's table
+    to: tuple[Client, ...]
+    shared: Message = field(default_factory=dict)  # the same for everyone
+    each: Stack | None = None  # one message per client
+    fold: Fold[R] | None = None
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Clients to clients; nothing reaches a coordinator."""
+
+    swap: str  # a name in the algorithm's table
+    among: tuple[Client, ...]
+
+
+Request = Ask[Any] | Exchange
+Script = Generator[Request, Any, tuple[S, Info]]
+
+
+def ask(
+    task: str, to: Sequence[Client], shared: Message | None = None, each: Stack | None = None
+) -> Generator[Request, Any, Stack]:
+    """Ask clients to run a task; the answer has a row for each client that replied."""
+    got: Stack = yield Ask(task, tuple(to), shared or {}, each)
+    return got
+
+
+def fold(
+    by: Fold[R], task: str, to: Sequence[Client], shared: Message | None = None, each: Stack | None = None
+) -> Generator[Request, Any, R]:
+    """Ask clients to run a task and fold their replies chunk by chunk, holding no more than one chunk."""
+    got: R = yield Ask(task, tuple(to), shared or {}, each, by)
+    return got
+
+
+def exchange(swap: str, among: Sequence[Client]) -> Generator[Request, Any, None]:
+    """Let clients send to one another; the script learns nothing."""
+    yield Exchange(swap, tuple(among))
+
+
+class Algorithm(Protocol[S]):
+    """A method: its server half is `round`, its client half is the table of tasks.
+
+    The state is a frozen dataclass whose fields are tensors, trees or plain numbers, so that it can
+    be written to disk without knowing the algorithm.
+    """
+
+    def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> S:
+        """The state before round 0, from the common initial model."""
+        ...
+
+    def tasks(self) -> Table:
+        """What a client of this algorithm can be asked, by name."""
+        ...
+
+    def round(self, state: S, cohort: tuple[Client, ...], turn: Turn) -> Script[S]:
+        """One round among the sampled clients."""
+        ...
+
+    def serve(self, state: S, who: Sequence[Client]) -> tuple[Message, Stack | None]:
+        """What clients need in order to be scored: (the same for everyone, one message each)."""
+        ...
+
+    def scored(self) -> Mapping[str, Task]:
+        """The models to score, by kind (centre, personal, fine-tuned), each as a scoring task."""
+        ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """An algorithm whose clients keep something between rounds."""
+
+    def remember(self, who: Client) -> Message:
+        """What a client holds before it is first asked."""
+        ...
+
+
+@runtime_checkable
+class Groups(Protocol):
+    """An algorithm that assigns clients to groups."""
+
+    def groups(self, state: Any) -> Tensor:
+        """The group of every client, [clients], in sorted order of names."""
+        ...
+
+
+@runtime_checkable
+class Stops(Protocol):
+    """An algorithm with a stop condition of its own."""
+
+    def finished(self, state: Any) -> str:
+        """Why the run may end now; empty to go on."""
+        ...
+
+
+def installed(algorithm: Algorithm[Any]) -> Table:
+    """Everything a client must have installed: the tasks, and the scoring tasks as `score.<kind>`."""
+    return {**algorithm.tasks(), **{f"score.{kind}": task for kind, task in algorithm.scored().items()}}
+
+
+def play(script: Script[S], perform: Callable[[Request], Any]) -> tuple[S, Info]:
+    """Run a script to its end: perform each request and send it the answer.
+
+    >>> def script():
+    ...     got = yield from ask("double", ["a"])
+    ...     return got, {}
+    >>> play(script(), lambda request: f"{request.task} of {request.to}")
+    ("double of ('a',)", {})
+    """
+    answer: Any = None
+    while True:
+        try:
+            request = script.send(answer)
+        except StopIteration as end:
+            state, info = end.value
+            return state, info
+        answer = perform(request)

@@ -100,7 +100,7 @@ def _own(leaf: Tensor, seen: set[int]) -> Tensor:
     own = leaf.detach().cpu().resolve_conj().resolve_neg().contiguous()
     place = own.untyped_storage().data_ptr()
     if place and place in seen:  # an empty tensor is at 0
-        pass
+        own = own.clone()
     seen.add(place)
     return own
 

@@ -62,7 +62,10 @@ def make_comparison(
     for title, level in titles.items():
         for seed in range(seeds):
             rng = np.random.default_rng([seed, *title.encode()])
-            skill = rng.normal(0, 0.03, clients) - 0.1 * (np.arange(clients) % 4 == 3) * (1.05 - level) * 8
+            skill = (
+                rng.normal(rng.normal(0, 0.012), 0.03, clients)
+                - 0.1 * (np.arange(clients) % 4 == 3) * (1.05 - level) * 8
+            )
             curves: dict[str, dict[str, dict[int, Any]]] = {}
             for m, model in enumerate(models):
                 up = {r: level * (1 - np.exp(-(r + 0.5) / (3 + 3 * level))) for r in range(rounds + 1)}

@@ -7,16 +7,17 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.record import write_bytes
+from kinfolk.experiment.record import disk_errors
 from kinfolk.report.read import (
     LOWER_IS_BETTER,
     METRICS,
@@ -26,11 +27,13 @@ from kinfolk.report.read import (
     check_score,
     final,
     mean_history,
+    shown,
 )
 
 # Okabe and Ito (2008), told apart by people with any colour vision; without yellow, too pale on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-STYLES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))  # a new one each time the colours run out
+Style = Literal["-", "--", ":"]
+STYLES: tuple[Style, ...] = ("-", "--", ":")  # a new one each time the colours run out
 INK, PALE = "#222222", "#8a8a8a"
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -44,7 +47,7 @@ class Strand:
     clients: pd.Series  # by client: the mean over seeds of the final score
     seeds: int
     colour: str
-    style: str | tuple[int, tuple[float, ...]]
+    style: Style
 
     @property
     def end(self) -> float:
@@ -66,18 +69,204 @@ def strands(runs: Iterable[Run], score: str) -> list[Strand]:
         kinds = [(title, same[0].models[0]) for title, same in groups.items()]
     # The kind of model is worth its place in the label only where it tells two strands apart.
     named = len({model for _, model in kinds}) > 1
-    found = []
+    found: list[Strand] = []
     for title, model in kinds:
         same = [run for run in groups[title] if model in run.models and len(final(run, model, score))]
         if not same:
             continue
         label = model if named and len(groups) == 1 else f"{title} ({model})" if named else title
         ends = pd.concat([final(run, model, score) for run in same], axis=1)
-        # Not skipping: a client that diverged under one seed must not look fine.
-        finite = ends.replace([np.inf, -np.inf], np.nan)
-        broken = np.isinf(ends).any(axis=1)
-        mean = finite.mean(axis=1).where(~broken, np.inf).dropna()
+        mean = ends.mean(axis=1).dropna()  # infinite if one seed is: a client that diverged is not fine
         turn, place = divmod(len(found), len(COLOURS))
         look = (COLOURS[place], STYLES[turn % len(STYLES)])
         found.append(Strand(label, mean_history(same, model, score), mean, len(same), *look))
     return found
+
+
+def comparison_figure(runs: Iterable[Run], path: str | Path, score: str | None = None) -> Path:
+    """Draw the mean over clients by round, and each client's final score, into an image file.
+
+    Lines are means over seeds with a band of one sample standard deviation; dots are clients, each the
+    mean over its seeds, so the marked worst client is one client and not the worst of each seed.
+
+    >>> import tempfile
+    >>> run = Run.of({"title": "local", "seed": 0}, {"client": ["a", "b"], "value": [0.5, 0.75], "rows": 9})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     comparison_figure([run], Path(folder) / "local.png").name
+    'local.png'
+    """
+    path, runs = Path(path), list(runs)
+    if path.suffix.lower() not in FORMATS:
+        raise KinfolkError("figure", str(path), f"give a name that ends in {', '.join(FORMATS)}")
+    score = check_score(runs, score)
+    drawn = _ordered(strands(runs, score))
+    figure = Figure(figsize=(10, max(4.34, 1.5 + 0.29 * len(drawn))), dpi=150, facecolor="white")
+    left, right = figure.add_axes((0.065, 0.125, 0.355, 0.66)), figure.add_axes((0.615, 0.125, 0.32, 0.66))
+    _curves(left, drawn, score)
+    _strips(right, drawn, score)
+    _leaders(figure, left, right, drawn)
+    figure.text(0.012, 0.945, _headline(runs, drawn, score), fontsize=12.5, fontweight="bold", color=INK)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix.lower()[1:])
+    with disk_errors("figure", path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(buffer.getvalue())
+    return path
+
+
+def _ordered(found: Sequence[Strand]) -> list[Strand]:
+    """The strands from the lowest value to the highest, as they lie in the left panel."""
+    return sorted(found, key=lambda strand: -np.inf if np.isnan(strand.end) else strand.end)
+
+
+def _headline(runs: Sequence[Run], drawn: Sequence[Strand], score: str) -> str:
+    titles = list(by_title(runs))
+    what = titles[0] if len(titles) == 1 else f"{len(titles)} algorithms"
+    many = sorted({strand.seeds for strand in drawn})
+    seeds = f"seed {runs[0].seed}" if len(runs) == 1 else f"{'-'.join(map(str, many))} seeds"
+    clients = max((len(strand.clients) for strand in drawn), default=0)
+    data = (runs[0].facts.get("federation") or {}).get("name")
+    where = f" of {data}" if data else ""
+    return _plain(f"{METRICS.get(score, score)} of {what} on {clients} clients{where}, {seeds}")
+
+
+def _plain(text: str) -> str:
+    """Text in which a dollar sign is a dollar sign and not the start of a formula."""
+    return text.replace("$", r"\$")
+
+
+def _curves(axes: Axes, drawn: Sequence[Strand], score: str) -> None:
+    """Mean over clients by round, a line and a band for each strand."""
+    reach = []
+    for strand in drawn:
+        curve = strand.curve[np.isfinite(strand.curve["mean"])]
+        mean, std = curve["mean"], curve["std"].fillna(0.0)
+        mark = "o" if len(curve) == 1 else None
+        axes.plot(
+            curve.index,
+            mean,
+            color=strand.colour,
+            linestyle=strand.style,
+            lw=1.7,
+            marker=mark,
+            ms=4,
+            zorder=3,
+        )
+        if (std > 0).any():
+            low = (mean - std).where(mean > std, mean / 2) if score in LOWER_IS_BETTER else mean - std
+            axes.fill_between(curve.index, low, mean + std, color=strand.colour, alpha=0.16, lw=0)
+        reach += [*(mean - std), *(mean + std)] if score in PERCENT else list(mean)
+    _scale(axes, "y", reach, score)
+    axes.set_xlabel("finished rounds", fontsize=9.5, color=INK)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    longest = max((int(strand.curve.index.max()) for strand in drawn if len(strand.curve)), default=0)
+    axes.set_xlim(-0.01 * longest, 1.01 * longest or 1)
+    several = any(strand.seeds > 1 for strand in drawn)
+    _dress(axes, "Mean over clients, by round", "band: ± standard deviation over seeds" if several else "")
+
+
+def _strips(axes: Axes, drawn: Sequence[Strand], score: str) -> None:
+    """Each client's final score as a dot in the strip of its strand."""
+    lower = score in LOWER_IS_BETTER
+    every = [value for strand in drawn for value in strand.clients if np.isfinite(value)]
+    _scale(axes, "x", every, score, room="after" if lower else "before")
+    for height, strand in enumerate(drawn):
+        axes.axhline(height, color="#ececec", lw=0.8, zorder=0)
+        clients = strand.clients[np.isfinite(strand.clients)]
+        _strip(axes, height, clients, strand.colour, lower)
+        lost = len(strand.clients) - len(clients)
+        text = f"{lost} of {len(strand.clients)}\ndiverged" if lost else shown(strand.end, score, unit=True)
+        axes.text(
+            1.02, height, text, transform=axes.get_yaxis_transform(), fontsize=8.5, va="center", color=INK
+        )
+    axes.text(1.02, 1.02, "mean", transform=axes.transAxes, fontsize=8.5, color=PALE)
+    spare = max(0.0, (4 - len(drawn)) / 2)  # a few strips must not swell to fill the panel
+    axes.set_ylim(-0.6 - spare, len(drawn) - 0.4 + spare)
+    axes.set_yticks([])
+    axes.set_xlabel(METRICS.get(score, score).lower(), fontsize=9.5, color=INK)
+    _dress(axes, "Each client at the last evaluated round", "")
+    marks = {"client": ("o", 4.5, PALE), "mean": ("|", 10, INK), "worst client, by name": ("o", 7, INK)}
+    handles = [
+        Line2D(
+            [], [], ls="", marker=m, ms=size, color=c, label=label, fillstyle="none" if size == 7 else "full"
+        )
+        for label, (m, size, c) in marks.items()
+    ]
+    axes.legend(
+        handles=handles, loc="lower left", bbox_to_anchor=(-0.02, 0.985), ncols=3, frameon=False,
+        fontsize=8.5, handletextpad=0.1, columnspacing=1.2, labelcolor=PALE, borderaxespad=0.2,
+    )  # fmt: skip
+
+
+def _strip(axes: Axes, height: int, clients: pd.Series, colour: str, lower: bool) -> None:
+    """The dots of one strand, spread a little in height so that equal ones stay visible."""
+    if clients.empty:
+        return
+    golden = 0.6180339887
+    spread = 0.44 * ((np.arange(len(clients)) * golden) % 1.0 - 0.5)
+    solid = float(np.clip(14 / len(clients), 0.12, 0.6))
+    axes.scatter(clients, height + spread, s=18, color=colour, alpha=solid, linewidths=0, zorder=2)
+    axes.plot([clients.mean()] * 2, [height - 0.33, height + 0.33], color=INK, lw=1.8, zorder=4)
+    place = int(np.argmax(clients) if lower else np.argmin(clients))
+    worst, at = float(clients.iloc[place]), float(height + spread[place])
+    axes.plot([worst], [at], marker="o", ms=7, color=INK, fillstyle="none", mew=1.0, zorder=4)
+    name = textwrap.shorten(str(clients.index[place]), 14, placeholder="…") or str(clients.index[place])[:13]
+    axes.annotate(
+        _plain(name), (worst, at), xytext=(7 if lower else -7, 0), textcoords="offset points", fontsize=7.5,
+        ha="left" if lower else "right", va="center", color=INK,
+    )  # fmt: skip
+
+
+def _scale(axes: Axes, which: str, values: Sequence[float], score: str, room: str = "") -> None:
+    """Limits and ticks of an axis with scores: percent, or logarithmic where errors span far."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    set_scale, set_limits = (
+        (axes.set_xscale, axes.set_xlim) if which == "x" else (axes.set_yscale, axes.set_ylim)
+    )
+    low, high = (min(values), max(values)) if len(values) else (0.0, 1.0)
+    logarithmic = score in LOWER_IS_BETTER and low > 0 and high / low > 30
+    if logarithmic:
+        set_scale("log")
+        axis.set_major_locator(LogLocator(numticks=6))
+        axis.set_minor_formatter(NullFormatter())
+        low, high = np.log(low), np.log(high)
+    wide = (high - low) or max(abs(high), 1e-3) * 0.1
+    ends = [
+        low - wide * (0.16 if room == "before" else 0.05),
+        high + wide * (0.16 if room == "after" else 0.05),
+    ]
+    if score in PERCENT:
+        axis.set_major_formatter(lambda value, _: f"{100 * value:.6g}%")
+        axis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+        ends = [ends[0] if room else max(ends[0], -0.005), min(ends[1], 1.015)]
+    set_limits(*(np.exp(ends) if logarithmic else ends))
+
+
+def _leaders(figure: Figure, left: Axes, right: Axes, drawn: Sequence[Strand]) -> None:
+    """Names between the panels: each tied to the end of its line, level with its strip."""
+    back = figure.transFigure.inverted()
+    for height, strand in enumerate(drawn):
+        level = back.transform(right.transData.transform((0, height)))[1]
+        curve = strand.curve[np.isfinite(strand.curve["mean"])]
+        if len(curve):
+            start = back.transform(left.transData.transform((curve.index[-1], curve["mean"].iloc[-1])))
+            line = Line2D([start[0], 0.458, 0.47], [start[1], level, level], color=strand.colour, lw=1.0)
+            line.set_linestyle(strand.style)
+            figure.add_artist(line)
+        words = textwrap.wrap(strand.label, 20, max_lines=2, placeholder=" …")
+        figure.text(
+            0.474, level, _plain("\n".join(words)), fontsize=9, va="center", color=INK, linespacing=0.95
+        )
+
+
+def _dress(axes: Axes, title: str, under: str) -> None:
+    """The common look: quiet frame, a title and a line in small print under it."""
+    axes.text(0, 1.10, title, transform=axes.transAxes, fontsize=10.5, color=INK)
+    axes.text(0, 1.025, under, transform=axes.transAxes, fontsize=8.5, color=PALE)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#bbbbbb")
+    axes.tick_params(labelsize=8.5, colors="#555555", length=3)
+    axes.grid(axis="both", color="#ececec", lw=0.7)
+    axes.set_axisbelow(True)

@@ -6,6 +6,7 @@ Needs no torch, so that tables and figures open at once, on any machine.
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -252,11 +253,13 @@ def overview(values: ArrayLike, rows: ArrayLike, lower_is_better: bool = False) 
     if value.size == 0 or weight.sum() == 0:
         return dict.fromkeys(OVER, float("nan"))
     good_first = np.sort(value) if lower_is_better else np.sort(value)[::-1]
+    with np.errstate(invalid="ignore"):  # between two infinite losses there is no percentile: NaN says so
+        tenth = float(np.percentile(value, 90 if lower_is_better else 10))
     return {
         "macro": float(value.mean()),
         "micro": float(np.average(value, weights=weight)),
         "worst": float(good_first[-1]),
-        "p10": float(np.percentile(value, 90 if lower_is_better else 10)),
+        "p10": tenth,
         "spread": sample_std(value) if value.size > 1 else 0.0,
         "best": float(good_first[0]),
     }
@@ -270,6 +273,25 @@ def sample_std(values: ArrayLike) -> float:
     """
     array: NDArray[np.float64] = np.asarray(values, dtype=np.float64)
     return float(array.std(ddof=1)) if array.size > 1 and np.isfinite(array).all() else float("nan")
+
+
+def shown(value: float, score: str, deviation: float = math.nan, unit: bool = False) -> str:
+    """A score as text: percent with one decimal, or three digits; its deviation behind it if there is one.
+
+    >>> shown(0.8712, "accuracy", 0.0123), shown(0.8712, "accuracy", unit=True), shown(0.01234, "mse", 0.0011)
+    ('87.1 ± 1.2', '87.1%', '0.0123 ± 0.0011')
+    """
+    if math.isnan(value):
+        return "-"
+    if score in PERCENT:
+        text = [f"{100 * part:.1f}" for part in (value, deviation)]
+    elif value == 0 or 1e-4 <= abs(value) < 1e5:
+        decimals = 2 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
+        text = [f"{part:.{decimals}f}" for part in (value, deviation)]
+    else:
+        text = [f"{value:.2e}", f"{deviation:.0e}"]
+    mean = f"{text[0]}%" if unit and score in PERCENT else text[0]
+    return mean if math.isnan(deviation) else f"{mean} ± {text[1]}"
 
 
 def history(run: Run, model: str, score: str, over: str = "macro") -> pd.Series:

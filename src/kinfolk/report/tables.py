@@ -25,6 +25,7 @@ from kinfolk.report.read import (
     last,
     overview,
     sample_std,
+    shown,
 )
 
 COMPARED = ("macro", "micro", "worst", "p10")
@@ -34,25 +35,6 @@ _COST_HEADS = ("vs\nbest", "MB per\nclient,\nround", "s per\nround", "rounds", "
 CLEAR = 2.0
 # What may differ between runs that are compared.
 _FREE = ("algorithm.", "engine.", "run.seed", "run.checkpoint_every")
-
-
-def shown(value: float, score: str, deviation: float = math.nan, unit: bool = False) -> str:
-    """A score as text: percent with one decimal, or three digits; its deviation behind it if there is one.
-
-    >>> shown(0.8712, "accuracy", 0.0123), shown(0.8712, "accuracy", unit=True), shown(0.01234, "mse", 0.0011)
-    ('87.1 ± 1.2', '87.1 %', '0.0123 ± 0.0011')
-    """
-    if math.isnan(value):
-        return "-"
-    if score in PERCENT:
-        text = [f"{100 * part:.1f}" for part in (value, deviation)]
-    elif value == 0 or 1e-4 <= abs(value) < 1e5:
-        decimals = 2 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
-        text = [f"{part:.{decimals}f}" for part in (value, deviation)]
-    else:
-        text = [f"{value:.2e}", f"{deviation:.0e}"]
-    mean = f"{text[0]} %" if unit and score in PERCENT else text[0]
-    return mean if math.isnan(deviation) else f"{mean} ± {text[1]}"
 
 
 def human_bytes(count: float) -> str:
@@ -273,7 +255,7 @@ def run_table(run: Run) -> RenderableType:
     >>> with console.capture() as text:
     ...     console.print(run_table(run))
     >>> [line.split() for line in text.get().splitlines() if "accuracy" in line]
-    [['centre', 'accuracy', '68.8', '%', '62.5', '%', '50.0', '%', 'a', '52.5', '%', '17.7', '%']]
+    [['centre', 'accuracy', '68.8%', '62.5%', '50.0%', 'a', '52.5%', '17.7%']]
     """
     parts: list[RenderableType] = [_facts(run), "", _scores(run)]
     ways = sorted({way for _, sent in _parts(run.rounds, "bytes") for way in sent}, key="down up across".find)

@@ -1,0 +1,37 @@
+"""The command line `kinfolk`: parsing and printing only."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point: one-line errors with exit code 2, and no traceback unless --debug is given."""
+    debug = "--debug" in sys.argv
+    sys.argv = [word for word in sys.argv if word != "--debug"]
+    from kinfolk.cli.commands import app
+    from kinfolk.errors import KinfolkError
+
+    try:
+        app()
+    except KinfolkError as error:
+        if debug:
+            raise
+        print("error: " + str(error).replace("\n", " "), file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped; add --resume to the same command to go on", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+    except Exception as error:
+        if debug:
+            raise
+        first = (str(error).splitlines() or [""])[0]
+        print(
+            f"error: {type(error).__name__}: {first} (this is a fault of kinfolk or of your code; "
+            "add --debug for the traceback)",
+            file=sys.stderr,
+        )
+        sys.exit(1)

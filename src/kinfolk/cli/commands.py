@@ -1,0 +1,239 @@
+"""The commands: each parses, calls the library and prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kinfolk.errors import KinfolkError
+
+app = typer.Typer(
+    help="Federated learning among clients who are not alike.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+SpecFile = Annotated[
+    Path | None, typer.Argument(metavar="[SPEC]", help="TOML file; left out: rotated digits, embedded.")
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=c", help="Change a setting of the spec; may be repeated."),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and no progress.")]
+Seeds = Annotated[int, typer.Option("--seeds", help="Number of seeds.")]
+Algorithms = Annotated[
+    list[str] | None,
+    typer.Option("--algorithm", "-a", metavar="NAME[,OPTION=VALUE]", help="May be repeated; left out: all."),
+]
+
+
+def _out() -> Console:
+    # Tables fit 100 columns; a pipe has no width of its own.
+    console = Console()
+    return console if console.is_terminal and console.width < 100 else Console(width=100)
+
+
+def _read_spec(path: Path | None, sets: list[str] | None) -> Any:
+    from kinfolk.experiment.spec import Experiment, load, override
+
+    return override(load(path) if path else Experiment(), sets or [])
+
+
+def _print_json(value: Any) -> None:
+    from kinfolk.experiment.record import plain
+
+    print(json.dumps(plain(value), indent=2, allow_nan=False))
+
+
+@app.command(
+    epilog="Examples:  kinfolk run  |  kinfolk run configs/digits.toml --set local.lr=0.05 --out runs/a  |  "
+    "kinfolk run configs/digits.toml --out runs/a --resume"
+)
+def run(
+    spec: SpecFile = None, set_: Sets = None, out: Out = None, resume: Resume = False, json_: AsJson = False
+) -> None:
+    """Run one experiment into a run folder."""
+    from kinfolk.cli.progress import telling
+    from kinfolk.experiment.build import title
+    from kinfolk.experiment.run import run as run_experiment
+
+    experiment = _read_spec(spec, set_)
+    with telling(experiment.run.rounds, quiet=json_) as teller:
+        result = run_experiment(experiment, out, resume=resume, watch=teller.watch(title(experiment)))
+    if json_:
+        _print_json({"folder": str(result.folder), "rounds": result.rounds, "summary": result.summary})
+        return
+    _show(result.folder)
+
+
+@app.command(
+    epilog="Examples:  kinfolk compare  |  kinfolk compare configs/digits.toml -a local -a fedavg -a fedprox,mu=0.5 "
+    "--seeds 5 --out runs/mine"
+)
+def compare(
+    spec: SpecFile = None,
+    algorithm: Algorithms = None,
+    seeds: Seeds = 3,
+    set_: Sets = None,
+    out: Out = None,
+    resume: Resume = False,
+    json_: AsJson = False,
+) -> None:
+    """Compare algorithms over several seeds: one table, mean ± sample std, and one figure."""
+    from kinfolk.algorithms import ALGORITHMS
+    from kinfolk.cli.progress import telling
+    from kinfolk.experiment.compare import compare as compare_all
+    from kinfolk.experiment.spec import run_id
+
+    experiment = _read_spec(spec, set_)
+    names = algorithm or list(ALGORITHMS)
+    folder = out or Path("runs") / f"compare-{run_id(experiment)}"
+    with telling(experiment.run.rounds * len(names) * max(seeds, 1), quiet=json_) as teller:
+        compare_all(
+            experiment,
+            names,
+            seeds,
+            folder,
+            resume=resume,
+            watch=lambda name, k: teller.watch(f"{name} seed {k}"),
+        )
+    _show(folder, json_)
+
+
+@app.command(epilog="Example:  kinfolk show runs/compare-0123456789ab")
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a comparison folder.")],
+    score: Annotated[str | None, typer.Option("--score", help="Which score to compare by.")] = None,
+    json_: AsJson = False,
+) -> None:
+    """Show a run or a comparison again, from its records alone."""
+    _show(run, json_, score)
+
+
+def _show(folder: Path, json_: bool = False, score: str | None = None) -> None:
+    from kinfolk.experiment.record import disk_errors
+    from kinfolk.report.figures import comparison_figure
+    from kinfolk.report.read import load_runs
+    from kinfolk.report.tables import comparison_rows, comparison_table, run_table
+
+    runs = load_runs(folder)
+    single = (folder / "run.json").exists()
+    with disk_errors("figure", folder):
+        figure = comparison_figure(runs, folder / "figure.png", score)
+    if json_:
+        _print_json({"folder": str(folder), "figure": str(figure), "rows": comparison_rows(runs, score)})
+        return
+    console = _out()
+    if single:
+        console.print(run_table(runs[0]))
+    else:
+        table, notes = comparison_table(runs, score)
+        console.print(table)
+        for note in notes:
+            console.print(note, markup=False)
+    print(f"run folder: {folder}\nfigure:     {figure}")
+
+
+@app.command("list", epilog="Examples:  kinfolk list  |  kinfolk list models")
+def list_(
+    what: Annotated[str, typer.Argument(help="algorithms, data, models, settings, or all.")] = "all",
+    json_: AsJson = False,
+) -> None:
+    """List algorithms, data, models and settings, one line each."""
+    from kinfolk.algorithms import ALGORITHMS, options_of, summary_line
+    from kinfolk.errors import near
+    from kinfolk.experiment.spec import describe
+    from kinfolk.federation.sources import SOURCES
+    from kinfolk.learning.models import MODELS
+
+    def options(values: Any) -> str:
+        return ", ".join(f"{k}={v}" for k, v in values.items())
+
+    rows = {
+        "algorithms": [(n, summary_line(k), options(options_of(k))) for n, k in ALGORITHMS.items()],
+        "data": [(n, s.line, "") for n, s in SOURCES.items()],
+        "models": [(n, m.line, options(m.options)) for n, m in MODELS.items()],
+        "settings": [(n, meaning, str(default)) for n, default, meaning in describe()],
+    }
+    if what not in rows and what != "all":
+        raise KinfolkError("list", what, near(what, [*rows, "all"]))
+    chosen = {k: v for k, v in rows.items() if k == what or (what == "all" and k != "settings")}
+    if json_:
+        _print_json(
+            {
+                k: [dict(zip(("name", "line", "options"), row, strict=True)) for row in v]
+                for k, v in chosen.items()
+            }
+        )
+        return
+    for kind, lines in chosen.items():
+        table = Table(title=kind, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for column in ("name", "what it is", "default" if kind == "settings" else "options"):
+            table.add_column(column, overflow="fold")
+        for row in lines:
+            table.add_row(*row)
+        _out().print(table, "")
+
+
+@app.command(epilog="Examples:  kinfolk check fedavg  |  kinfolk check mypackage.mine:MyAlgorithm --set k=3")
+def check(
+    algorithm: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A name, or package.module:Class.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="option=value", help="An option of it.")
+    ] = None,
+    json_: AsJson = False,
+) -> None:
+    """Run the contract that every algorithm keeps on anybody's algorithm."""
+    from kinfolk.algorithms import find_algorithm
+    from kinfolk.contract.suite import run_suite
+    from kinfolk.experiment.spec import Experiment, override
+
+    kind = find_algorithm(algorithm)
+    options = override(Experiment(), [f"algorithm.{one}" for one in set_ or []]).algorithm.options
+    rows: list[dict[str, str]] = []
+
+    def report(name: str, verdict: str, detail: str) -> None:
+        rows.append({"check": name, "verdict": verdict, "detail": detail})
+        if not json_:
+            print(f"{verdict:8} {name}" + (f": {detail}" if detail else ""), flush=True)
+
+    fine = run_suite(kind, options, report)
+    if json_:
+        _print_json({"algorithm": algorithm, "passed": fine, "checks": rows})
+    if not fine:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Examples:  kinfolk bench  |  kinfolk bench --model lenet --clients 24")
+def bench(
+    model: Annotated[str, typer.Option("--model", help="A model by name.")] = "lenet",
+    clients: Annotated[int, typer.Option("--clients", help="Number of clients.")] = 12,
+    rows: Annotated[int, typer.Option("--rows", help="Rows of each client.")] = 500,
+    batch: Annotated[int, typer.Option("--batch", help="Rows per step.")] = 50,
+    json_: AsJson = False,
+) -> None:
+    """Measure the engines on this machine, side by side in one run."""
+    from kinfolk.experiment.bench import measure
+
+    found = measure(model, clients, rows, batch)
+    if json_:
+        _print_json([vars(one) for one in found])
+        return
+    table = Table(
+        title=f"{model}, {clients} clients x {rows} rows, batch {batch}: one FedAvg round, best of three"
+    )
+    for column in ("engine", "seconds", "samples/s", "against the bare loop"):
+        table.add_column(column, justify="left" if column == "engine" else "right")
+    for one in found:
+        table.add_row(one.engine, f"{one.seconds:.3f}", f"{one.samples:,.0f}", f"{one.ratio:.2f} x")
+    _out().print(table)

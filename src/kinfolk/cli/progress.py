@@ -1,0 +1,108 @@
+"""Progress: a bar with the time left on a terminal, plain lines elsewhere, nothing with --json."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+# Plain lines come at most this often, in seconds.
+PAUSE = 5.0
+
+
+class Teller:
+    """Tells how one or several runs go on."""
+
+    def __init__(self, total: int, quiet: bool) -> None:
+        self.total, self.quiet = total, quiet
+        self.console = Console(stderr=True)
+        self.done, self.began, self.spoke = 0, time.monotonic(), time.monotonic()
+        self.bar: Progress | None = None
+        self.task: Any = None
+        self.said: set[str] = set()
+
+    def watch(self, name: str) -> Any:
+        """A listener for the run called `name`."""
+        seen = [0]
+
+        def listen(event: str, facts: dict[str, Any]) -> None:
+            if event == "engine":
+                self._once(f"engine: {facts['note']} ({facts['why']})")
+                if facts["warning"]:
+                    self._once(f"warning: {facts['warning']}")
+            elif event == "warning":
+                self._say(f"warning: {facts['text']}")
+            elif event == "resume":
+                self._say(f"{name}: going on after round {facts['round']}")
+                self._forward(facts["round"] - seen[0], name, {})
+                seen[0] = facts["round"]
+            elif event == "round":
+                self._forward(facts["round"] - seen[0], name, facts)
+                seen[0] = facts["round"]
+            elif event == "end" and facts["reason"]:
+                self._forward(0, name, {})
+
+        return listen
+
+    def _forward(self, rounds: int, name: str, facts: dict[str, Any]) -> None:
+        self.done += rounds
+        score = _headline(facts.get("summary") or {})
+        if self.bar is not None:
+            self.bar.update(self.task, completed=self.done, description=name, score=score)
+            return
+        now = time.monotonic()
+        if now - self.spoke >= PAUSE and facts:
+            left = (now - self.began) / max(self.done, 1) * (self.total - self.done)
+            self._say(f"{name}: round {facts['round']}/{facts['rounds']} {score}, {left:.0f} s left")
+            self.spoke = now
+
+    def _once(self, text: str) -> None:
+        if text not in self.said:
+            self.said.add(text)
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        if self.quiet and not text.startswith("warning"):
+            return
+        if self.bar is not None:
+            self.bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def telling(total: int, quiet: bool = False) -> Iterator[Teller]:
+    """Tell of `total` rounds; a bar appears only on a terminal."""
+    teller = Teller(total, quiet)
+    if quiet or not teller.console.is_terminal:
+        yield teller
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[score]}"),
+    )
+    with Progress(*columns, console=teller.console) as bar:
+        teller.bar, teller.task = bar, bar.add_task("starting", total=total, score="")
+        yield teller
+
+
+def _headline(summary: dict[str, Any]) -> str:
+    """The main score of the main model, in a few words."""
+    for kind, scores in summary.items():
+        for score in ("accuracy", "mse", "loss"):
+            if score in scores and scores[score]["macro"] is not None:
+                value = scores[score]["macro"]
+                return (
+                    f"{score} {value:.1%} ({kind})"
+                    if score == "accuracy"
+                    else f"{score} {value:.4g} ({kind})"
+                )
+    return ""

@@ -1,0 +1,131 @@
+"""Engines measured side by side: one FedAvg round each, against a bare PyTorch loop doing the same steps."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from kinfolk.algorithms import build_algorithm
+from kinfolk.engines.choose import Choice, Wanted, arithmetic, choose, make
+from kinfolk.engines.memory import Memories
+from kinfolk.engines.stage import Stage
+from kinfolk.errors import KinfolkError
+from kinfolk.federation.federation import Federation
+from kinfolk.federation.own import from_arrays
+from kinfolk.learning.batchable import cost, obstacle
+from kinfolk.learning.learner import Learner
+from kinfolk.learning.losses import find_loss
+from kinfolk.learning.models import build_model
+from kinfolk.learning.optim import SGD
+from kinfolk.learning.plan import batches
+from kinfolk.script import installed, play
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Plan
+
+SHAPES = {"lenet": (1, 28, 28), "femnist_cnn": (1, 28, 28), "femnist_cnn_small": (1, 28, 28), "mlp": (784,)}
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One engine's best time for one round."""
+
+    engine: str
+    seconds: float
+    samples: float  # rows trained on per second
+    ratio: float  # how many times the bare loop's speed
+
+
+def toy(model: str, clients: int, rows: int) -> Federation:
+    """Clients with rows of noise in the model's shape."""
+    shape = SHAPES.get(model, (3, 32, 32))
+    draw = Seed(0).torch("bench")
+    given = [
+        (torch.randn(rows, *shape, generator=draw), torch.randint(CLASSES, (rows,), generator=draw))
+        for _ in range(clients)
+    ]
+    return from_arrays(given, test={}, classes=CLASSES)
+
+
+def bare_round(learner: Learner, federation: Federation, device: torch.device) -> Callable[[], None]:
+    """A hand-written loop over clients: the steps of one FedAvg round, as one would write them."""
+    x, y = federation.x.to(device), federation.y.to(device)
+    criterion = nn.CrossEntropyLoss()
+
+    def go() -> None:
+        mean: dict[str, torch.Tensor] = {}
+        for i, who in enumerate(federation.clients):
+            network = copy.deepcopy(learner.module).to(device).train()
+            optimiser = torch.optim.SGD(network.parameters(), lr=learner.lr)
+            mine = federation.splits["train"].rows(i)
+            for drawn in batches(learner.plan, len(mine), Seed(0).numpy("batch", 0, who, 0)):
+                rows = mine[torch.from_numpy(drawn)].to(device)
+                optimiser.zero_grad()
+                criterion(network(x[rows]), y[rows]).backward()
+                optimiser.step()
+            for name, tensor in network.state_dict().items():
+                share = tensor.detach() / len(federation.clients)
+                mean[name] = mean[name] + share if name in mean else share
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return go
+
+
+def engine_round(
+    learner: Learner, federation: Federation, choice: Choice
+) -> tuple[Callable[[], None], Stage]:
+    """One FedAvg round on an engine."""
+    algorithm = build_algorithm("fedavg", learner, {})
+    stage = Stage(make(choice, federation, installed(algorithm), Memories(lambda who: {})))
+    first = {name: t.to(choice.device) for name, t in learner.first.items()}
+    state = algorithm.init(first, federation.clients, Seed(0))
+    turn = Turn(Seed(0), 0, federation.clients)
+
+    def go() -> None:
+        play(algorithm.round(state, federation.clients, turn), lambda request: stage.perform(request, turn))
+        if choice.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return go, stage
+
+
+def measure(model: str, clients: int, rows: int, batch: int, repeats: int = 3) -> list[Measured]:
+    """Every engine that suits this machine, interleaved so that a busy moment hits them all.
+
+    >>> [m.engine for m in measure("mlp", 2, 10, 5, repeats=1)][:2]
+    ['bare loop', 'loop']
+    """
+    for name, value in (("--clients", clients), ("--rows", rows), ("--batch", batch)):
+        if value < 1:
+            raise KinfolkError(name, value, "give 1 or more")
+    federation = toy(model, clients, rows)
+    with Seed(0).borrowed("init"):
+        module = build_model(model, federation.shape, CLASSES, {})
+    learner = Learner(module, find_loss("cross_entropy"), CLASSES, SGD(), Plan(batch), lr=0.05)
+    blocked = obstacle(learner, federation.x[:2], federation.y[:2])
+    size = cost(learner, federation.x[:1])
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rounds: dict[str, Callable[[], None]] = {"bare loop": bare_round(learner, federation, device)}
+    stages: list[Stage] = []
+    for name in ("loop", "batched", *(["workers"] if device.type == "cpu" else [])):
+        choice = choose(Wanted(name), size, batch, clients, blocked)
+        if choice.name == name:
+            rounds[name], stage = engine_round(learner, federation, choice)
+            stages.append(stage)
+    best = dict.fromkeys(rounds, float("inf"))
+    with arithmetic(device, "float32"):
+        for _ in range(repeats + 1):  # the first of them warms up
+            for name, go in rounds.items():
+                began = time.perf_counter()
+                go()
+                best[name] = min(best[name], time.perf_counter() - began)
+    for stage in stages:
+        stage.engine.close()
+    total = clients * rows
+    return [Measured(name, s, total / s, best["bare loop"] / s) for name, s in best.items()]

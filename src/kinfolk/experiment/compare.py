@@ -1,0 +1,75 @@
+"""Several algorithms, several seeds, one description of a federation: the runs behind a comparison table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kinfolk.algorithms import ALGORITHMS
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.build import Network, build_parts, title
+from kinfolk.experiment.record import write_json
+from kinfolk.experiment.run import Result, Watch, run
+from kinfolk.experiment.sections import AlgorithmSpec, Experiment
+from kinfolk.experiment.spec import override
+from kinfolk.federation.federation import Federation
+from kinfolk.federation.sources import build
+from kinfolk.streams import Seed
+
+
+def parse_algorithm(text: str, spec: Experiment) -> AlgorithmSpec:
+    """An algorithm written as `name,option=value,...`; the spec's own options hold for its own algorithm.
+
+    >>> parse_algorithm("fedprox,mu=0.5", Experiment())
+    AlgorithmSpec(name='fedprox', options={'mu': 0.5})
+    """
+    name, *options = (part.strip() for part in text.split(","))
+    usual = spec.algorithm.options if name == spec.algorithm.name else {}
+    bare = replace(spec, algorithm=AlgorithmSpec(name, dict(usual)))
+    return override(bare, [f"algorithm.{option}" for option in options]).algorithm
+
+
+def compare(
+    spec: Experiment,
+    algorithms: Sequence[str],
+    seeds: int,
+    folder: Path,
+    *,
+    federation: Callable[[Seed], Federation] | None = None,
+    network: Network | None = None,
+    resume: bool = False,
+    watch: Callable[[str, int], Watch] = lambda title, seed: lambda event, facts: None,
+) -> list[Result]:
+    """Run every algorithm with every seed; for one seed all of them see the same federation and cohorts.
+
+    The runs are subfolders `<title>-seed<k>` of the folder, and `compare.json` lists them.
+    """
+    if seeds < 1:
+        raise KinfolkError("--seeds", seeds, "give 1 or more (3 or more for error bars)")
+    chosen = [parse_algorithm(text, spec) for text in algorithms or list(ALGORITHMS)]
+    specs = [replace(spec, algorithm=a) for a in chosen]
+    titles = [title(s) for s in specs]
+    if len(set(titles)) < len(titles):
+        twice = next(t for t in titles if titles.count(t) > 1)
+        raise KinfolkError("--algorithm", twice, "is named twice; leave one out or change its options")
+    if (folder / "compare.json").exists() and not resume:
+        raise KinfolkError(
+            "--out", str(folder), "a comparison is there already; add --resume or choose another"
+        )
+    numbers = range(spec.run.seed, spec.run.seed + seeds)
+    make = federation or (lambda seed: build(spec.data, seed))
+    data = {k: make(Seed(k)) for k in numbers}
+    for one in specs:  # every spec is checked before the first of them runs
+        build_parts(one, data[spec.run.seed], network)
+    names = [f"{t.replace(' ', '-')}-seed{k}" for t in titles for k in numbers]
+    write_json(folder / "compare.json", {"runs": names})
+    results = []
+    for one, name in zip(specs, titles, strict=True):
+        for k in numbers:
+            seeded = replace(one, run=replace(one.run, seed=k))
+            where = folder / f"{name.replace(' ', '-')}-seed{k}"
+            told: Any = watch(name, k)
+            results.append(run(seeded, where, federation=data[k], network=network, resume=resume, watch=told))
+    return results

@@ -31,3 +31,15 @@ def near(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)
+
+
+def at_least(field: str, value: float, least: float) -> None:
+    """Refuse a number below `least`.
+
+    >>> at_least("algorithm.mu", 0.1, 0)
+    >>> at_least("algorithm.mu", -1, 0)
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: algorithm.mu = -1: give 0 or more
+    """
+    if not value >= least:
+        raise KinfolkError(field, value, f"give {least:g} or more")

@@ -58,41 +58,49 @@ def make_comparison(
     models: Sequence[str] = ("centre",),
 ) -> Path:
     """Write a comparison that looks real: each title climbs to its level, a group of clients lags behind."""
+    federation = {
+        "name": "digits, rotated",
+        "clients": clients,
+        "rows": 60 * clients,
+        "classes": 10,
+        "groups": 4,
+    }
+    facts = [_fact(r, clients, models) for r in range(1, rounds + 1)]
     names = []
     for title, level in titles.items():
         for seed in range(seeds):
             rng = np.random.default_rng([seed, *title.encode()])
-            skill = (
-                rng.normal(rng.normal(0, 0.012), 0.03, clients)
-                - 0.1 * (np.arange(clients) % 4 == 3) * (1.05 - level) * 8
-            )
-            curves: dict[str, dict[str, dict[int, Any]]] = {}
-            for m, model in enumerate(models):
-                up = {r: level * (1 - np.exp(-(r + 0.5) / (3 + 3 * level))) for r in range(rounds + 1)}
-                drawn = {r: u + 0.02 * m + skill * u + rng.normal(0, 0.01, clients) for r, u in up.items()}
-                if score in ("mse", "loss", "mae"):
-                    drawn = {r: 4 * (1.05 - v) ** 2 + 0.01 for r, v in drawn.items()}
-                else:
-                    drawn = {r: v.clip(0, 1) for r, v in drawn.items()}
-                curves[model] = {score: drawn}
-            facts = [_fact(r, clients, models) for r in range(1, rounds + 1)]
-            name = f"{title.replace(' ', '-')}-seed{seed}"
-            federation = {"name": "digits, rotated", "clients": clients, "rows": 60 * clients, "classes": 10}
+            names.append(f"{title.replace(' ', '-')}-seed{seed}")
             make_run(
-                folder / name,
-                curves,
+                folder / names[-1],
+                _climb(rng, level, clients, rounds, score, models),
                 title,
                 seed,
                 rng.integers(8, 40, clients).tolist(),
                 facts,
-                federation={**federation, "groups": 4, "fingerprint": f"data of seed {seed}"},
+                federation={**federation, "fingerprint": f"data of seed {seed}"},
                 model={"name": "mlp", "parameters": 4810},
                 engine="loop: one client after the other",
                 reason=f"{rounds} rounds done",
             )
-            names.append(name)
     write_json(folder / "compare.json", {"runs": names})
     return folder
+
+
+def _climb(
+    rng: np.random.Generator, level: float, clients: int, rounds: int, score: str, models: Sequence[str]
+) -> Values:
+    skill = rng.normal(rng.normal(0, 0.012), 0.03, clients)
+    skill -= 0.8 * (np.arange(clients) % 4 == 3) * (1.05 - level)
+    up = {r: level * (1 - np.exp(-(r + 0.5) / (3 + 3 * level))) for r in range(rounds + 1)}
+    curves: dict[str, dict[str, dict[int, Any]]] = {}
+    for m, model in enumerate(models):
+        drawn = {r: u + 0.02 * m + skill * u + rng.normal(0, 0.01, clients) for r, u in up.items()}
+        error = score in ("mse", "mae", "loss")
+        curves[model] = {
+            score: {r: 4 * (1.05 - v) ** 2 + 0.01 if error else v.clip(0, 1) for r, v in drawn.items()}
+        }
+    return curves
 
 
 def _fact(round: int, clients: int, models: Sequence[str]) -> dict[str, Any]:

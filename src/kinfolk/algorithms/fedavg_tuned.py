@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kinfolk.algorithms import one_model
 from kinfolk.algorithms.one_model import State
+from kinfolk.errors import at_least
 from kinfolk.fold import Mean, Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, fold
@@ -26,6 +27,9 @@ class FedAvgTuned:
     learner: Learner
     tune_epochs: int = 1  # epochs of local training before the model is scored
     weights: Weights = "size"  # n_i / n, or the same for every client
+
+    def __post_init__(self) -> None:
+        at_least("algorithm.tune_epochs", self.tune_epochs, 1)
 
     init, serve = one_model.init, one_model.serve
 

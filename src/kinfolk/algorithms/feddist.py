@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kinfolk.algorithms import one_model
 from kinfolk.algorithms.one_model import State
+from kinfolk.errors import at_least
 from kinfolk.fold import Mean
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, fold
@@ -36,6 +37,9 @@ class FedDist:
     learner: Learner
     epsilon: float = 0.6  # length of the step; 1 gives FedAvg with uniform weights
 
+    def __post_init__(self) -> None:
+        at_least("algorithm.epsilon", self.epsilon, 0)
+
     init, serve, scored = one_model.init, one_model.serve, one_model.scored
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
@@ -55,6 +59,9 @@ class FedDWS:
 
     learner: Learner
     epsilon: float = 0.6  # length of the step; 1 gives FedAvg
+
+    def __post_init__(self) -> None:
+        at_least("algorithm.epsilon", self.epsilon, 0)
 
     init, serve, scored = one_model.init, one_model.serve, one_model.scored
 

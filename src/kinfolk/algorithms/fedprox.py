@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kinfolk.algorithms import one_model
 from kinfolk.algorithms.one_model import State
+from kinfolk.errors import at_least
 from kinfolk.fold import Mean, Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, fold
@@ -27,6 +28,9 @@ class FedProx:
     learner: Learner
     mu: float = 0.1  # strength of the penalty; 0 gives FedAvg
     weights: Weights = "size"  # n_i / n, or the same for every client
+
+    def __post_init__(self) -> None:
+        at_least("algorithm.mu", self.mu, 0)
 
     init, serve, scored = one_model.init, one_model.serve, one_model.scored
 

@@ -12,6 +12,12 @@ from rich.table import Table
 
 from kinfolk.errors import KinfolkError
 
+
+def _examples(*lines: str) -> str:
+    # An empty line between two lines keeps them apart in the help text.
+    return "\n\n".join(["Examples:", *lines])
+
+
 app = typer.Typer(
     help="Federated learning among clients who are not alike.",
     no_args_is_help=True,
@@ -56,8 +62,11 @@ def _print_json(value: Any) -> None:
 
 
 @app.command(
-    epilog="Examples:  kinfolk run  |  kinfolk run configs/digits.toml --set local.lr=0.05 --out runs/a  |  "
-    "kinfolk run configs/digits.toml --out runs/a --resume"
+    epilog=_examples(
+        "kinfolk run",
+        "kinfolk run configs/digits.toml --set local.lr=0.05 --out runs/a",
+        "kinfolk run configs/digits.toml --set local.lr=0.05 --out runs/a --resume",
+    )
 )
 def run(
     spec: SpecFile = None, set_: Sets = None, out: Out = None, resume: Resume = False, json_: AsJson = False
@@ -77,8 +86,10 @@ def run(
 
 
 @app.command(
-    epilog="Examples:  kinfolk compare  |  kinfolk compare configs/digits.toml -a local -a fedavg -a fedprox,mu=0.5 "
-    "--seeds 5 --out runs/mine"
+    epilog=_examples(
+        "kinfolk compare",
+        "kinfolk compare configs/digits.toml -a local -a fedprox,mu=0.5 --seeds 5 --out runs/mine",
+    )
 )
 def compare(
     spec: SpecFile = None,
@@ -110,7 +121,7 @@ def compare(
     _show(folder, json_)
 
 
-@app.command(epilog="Example:  kinfolk show runs/compare-0123456789ab")
+@app.command(epilog=_examples("kinfolk show runs/demo", "kinfolk show runs/demo --score macro_f1"))
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a comparison folder.")],
     score: Annotated[str | None, typer.Option("--score", help="Which score to compare by.")] = None,
@@ -144,7 +155,7 @@ def _show(folder: Path, json_: bool = False, score: str | None = None) -> None:
     print(f"run folder: {folder}\nfigure:     {figure}")
 
 
-@app.command("list", epilog="Examples:  kinfolk list  |  kinfolk list models")
+@app.command("list", epilog=_examples("kinfolk list", "kinfolk list settings"))
 def list_(
     what: Annotated[str, typer.Argument(help="algorithms, data, models, settings, or all.")] = "all",
     json_: AsJson = False,
@@ -185,7 +196,7 @@ def list_(
         _out().print(table, "")
 
 
-@app.command(epilog="Examples:  kinfolk check fedavg  |  kinfolk check mypackage.mine:MyAlgorithm --set k=3")
+@app.command(epilog=_examples("kinfolk check fedavg", "kinfolk check mypackage.mine:MyAlgorithm --set k=3"))
 def check(
     algorithm: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A name, or package.module:Class.")],
     set_: Annotated[
@@ -214,7 +225,9 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command(epilog="Examples:  kinfolk bench  |  kinfolk bench --model lenet --clients 24")
+@app.command(
+    epilog=_examples("kinfolk bench", "kinfolk bench --model mlp --clients 100 --rows 50 --batch 10")
+)
 def bench(
     model: Annotated[str, typer.Option("--model", help="A model by name.")] = "lenet",
     clients: Annotated[int, typer.Option("--clients", help="Number of clients.")] = 12,

@@ -79,7 +79,8 @@ class Batched:
         to_device: Callable[[Tensor], Tensor] = lambda t: t.to(self.device)  # noqa: E731
         shared = map_leaves(to_device, request.shared)
         own = map_leaves(to_device, request.each.at(who).body) if request.each else {}
-        memory = map_leaves(to_device, stack_messages([self.memories[c] for c in who]))
+        # Moved before they are stacked: a client that was never asked still has its memory on the host.
+        memory = stack_messages([map_leaves(to_device, self.memories[c]) for c in who])
         rows = torch.tensor([train_rows(self.federation, c) for c in who])
         steps = torch.tensor([first_steps(task, self.federation, c) for c in who])
 
@@ -114,8 +115,11 @@ class Batched:
         pool = np.zeros_like(row)
         weight = np.zeros(row.shape, dtype=np.float32)
         for i, (plan, m) in enumerate(zip(plans, mine, strict=True)):
+            # Padding repeats a row of the same batch. Any other, say of a client whose rows overflow,
+            # might have a loss that is not finite, and 0 times that is not 0.
             for t, b in enumerate(plan):
-                row[t, i, : len(b)], pool[t, i, : len(b)], weight[t, i, : len(b)] = b, m[b], 1
+                row[t, i], pool[t, i], weight[t, i, : len(b)] = b[0], m[b[0]], 1
+                row[t, i, : len(b)], pool[t, i, : len(b)] = b, m[b]
             pool[len(plan) :, i] = m[0] if len(m) else 0
         active: np.ndarray[Any, Any] = np.asarray(weight.any(axis=2))
         whole = [bool(w.all()) for w in weight]
@@ -177,8 +181,9 @@ def _gradients(
     ) -> Tensor:
         return descent.objective({**leaves, **buffers}, Batch(x, y, row, None if whole else weight), carry)
 
-    losses = vmap(one)(leaves, buffers, carry, *rows)
-    grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+    with torch.enable_grad():  # the caller may have switched gradients off
+        total = vmap(one)(leaves, buffers, carry, *rows).sum()
+    grads = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
     named = dict(zip(leaves, grads, strict=True))
     if descent.clip:
         named = vmap(lambda g: clip(g, descent.clip))(named)

@@ -79,8 +79,6 @@ def choose(wanted: Wanted, cost: Cost, batch: int, clients: int, obstacle: str) 
         why = f"{'small' if small else 'large'} steps of {step:.2g} operations on a CPU"
     elif name == "auto":
         name, why = "workers", f"no GPU, {processes} cores and steps of {step:.2g} operations"
-    if name == "workers" and device.type == "cuda":
-        raise KinfolkError("engine.device", "cuda", "workers are for CPUs; use 'batched' or 'loop' on a GPU")
     return Choice(
         name, device if name in ("loop", "batched") else torch.device("cpu"), chunk, processes, why, warning
     )
@@ -120,6 +118,9 @@ def arithmetic(device: torch.device, precision: str) -> Iterator[None]:
 
 def _device(wanted: Wanted) -> torch.device:
     here = torch.cuda.is_available()
+    if wanted.device == "cuda" and wanted.name in ("workers", "wire"):
+        remedy = f"{wanted.name!r} is for CPUs; use 'batched' or 'loop' on a GPU"
+        raise KinfolkError("engine.device", "cuda", remedy)
     if wanted.device == "cuda" and not here:
         raise KinfolkError("engine.device", "cuda", "no CUDA device is here; use 'cpu' or 'auto'")
     on_gpu = here and wanted.device in ("auto", "cuda") and wanted.name not in ("workers", "wire")

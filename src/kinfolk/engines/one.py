@@ -98,7 +98,8 @@ def gradient(descent: Descent, carry: Carry, batch: Batch) -> tuple[Tree, Tree]:
     """(parameters, gradient of the objective); buffers of the model are updated on the way."""
     model: Tree = carry[descent.part]
     leaves: dict[str, Tensor] = {n: model[n].detach().requires_grad_() for n in descent.names}
-    loss = descent.objective({**model, **leaves}, batch, carry)
+    with torch.enable_grad():  # the caller may have switched gradients off
+        loss = descent.objective({**model, **leaves}, batch, carry)
     grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     return {n: model[n] for n in descent.names}, dict(zip(leaves, grads, strict=True))
 

@@ -72,24 +72,33 @@ class Stage:
     ) -> None:
         self.engine, self.log, self.absent = engine, log, absent
         self.ledger = Ledger()
-        self.asked: set[Client] = set()
-        self.answered: set[Client] = set()
+        self.begin()
 
-    def perform(self, request: Request, turn: Turn) -> Any:
-        """Do what a script asks; the answer is a Stack, what the fold made of the replies, or nothing."""
+    def begin(self) -> None:
+        """A new round: nobody was asked yet."""
+        self.asked: set[Client] = set()
+        self.failed: set[Client] = set()
+        self.answered: set[Client] = set()  # those who gave a usable reply to all they were asked
+
+    def perform(self, request: Request, turn: Turn, rehearse: bool = True) -> Any:
+        """Do what a script asks; the answer is a Stack, what the fold made of the replies, or nothing.
+
+        Without `rehearse` nobody is absent.
+        """
+        who = request.among if isinstance(request, Exchange) else request.to
+        present = self._present(who, turn, rehearse)
         began = time.perf_counter()
         name = request.swap if isinstance(request, Exchange) else request.task
         try:
             if isinstance(request, Exchange):
-                return self._exchange(request, turn)
-            return self._ask(request, turn)
+                return self._exchange(request, present, turn)
+            return self._ask(request, present, turn)
         finally:
             self.ledger.add_seconds(name, time.perf_counter() - began)
 
-    def _ask(self, request: Ask[Any], turn: Turn) -> Any:
+    def _ask(self, request: Ask[Any], present: tuple[Client, ...], turn: Turn) -> Any:
         task = self.engine.table[request.task]
         assert isinstance(task, Task), f"{request.task} is an exchange, not a task"
-        present = self._present(request.to, turn)
         sent = nbytes(request.shared) * len(present)
         sent += nbytes(request.each.at(present).body) if request.each else 0
         self.ledger.add_bytes(request.task, "down", sent)
@@ -103,26 +112,29 @@ class Stage:
         return request.fold.end(total)
 
     def _checked(self, request: Ask[Any], task: Task, turn: Turn) -> Iterator[Stack]:
+        heard: set[Client] = set()
         for chunk in self.engine.replies(request, turn):
             self.ledger.add_bytes(request.task, "up", nbytes(chunk.body))
             good, bad = inspect(chunk, task.reply)
             for client, reason in bad.items():
                 self.log("rejected", round=turn.round, client=client, task=request.task, reason=reason)
-            self.answered.update(good.clients)
+            heard.update(good.clients)
             if good.clients:
                 yield good
+        # Whoever fails once in a round has not taken part in it, whatever came before and comes after.
+        self.failed.update(set(request.to) - heard)
+        self.answered = (self.answered | heard) - self.failed
 
-    def _exchange(self, request: Exchange, turn: Turn) -> None:
+    def _exchange(self, request: Exchange, present: tuple[Client, ...], turn: Turn) -> None:
         swap = self.engine.table[request.swap]
         assert isinstance(swap, Swap), f"{request.swap} is a task, not an exchange"
-        present = self._present(request.among, turn)
         sent = self.engine.swap(swap, present, turn)
-        self.answered.update(present)
+        self.answered = (self.answered | set(present)) - self.failed
         self.ledger.add_bytes(request.swap, "across", sum(sent.values()))
 
-    def _present(self, who: tuple[Client, ...], turn: Turn) -> tuple[Client, ...]:
+    def _present(self, who: tuple[Client, ...], turn: Turn, rehearse: bool) -> tuple[Client, ...]:
         self.asked.update(who)
-        if self.absent is None:
+        if self.absent is None or not rehearse:
             return tuple(sorted(who))
         missing = [c for c in who if self.absent(turn, c)]
         for c in missing:

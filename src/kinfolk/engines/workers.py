@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ from kinfolk.script import Ask
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Swap, Table, Task
 from kinfolk.types import Client, Message, Stack
+
+_ENDED = "a worker process ended unexpectedly (out of memory?); use fewer processes"
 
 
 def cores() -> int:
@@ -49,6 +52,15 @@ class Workers:
     def replies(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
         """The replies to a request, one client each, in order of names whatever the order of arrival."""
         self._start()
+        finished = False
+        try:
+            yield from self._served(request, turn)
+            finished = True
+        finally:
+            if not finished:  # answers may be on their way still; they must not be taken for later ones
+                self.close()
+
+    def _served(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
         header = {"task": request.task, "run": str(turn.seed.run), "round": str(turn.round)}
         shared = encode(request.shared, header)
         for pipe in self._pipes:
@@ -76,13 +88,14 @@ class Workers:
         return swap_in_process(swap, among, turn, self.memories)
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, even amid a task: they hold nothing that is not here as well."""
         for pipe in self._pipes:
             pipe.close()
         for process in self._running:
-            process.join(timeout=5)
-            if process.is_alive():
-                process.terminate()
+            process.kill()
+        for process in self._running:
+            process.join()
+            process.close()
         self._pipes, self._running = [], []
 
     def _start(self) -> None:
@@ -116,14 +129,8 @@ class Workers:
         try:
             parts, header = decode(pipe.recv_bytes())
         except (EOFError, OSError) as end:
-            self.close()
-            raise KinfolkError(
-                "engine.name",
-                "workers",
-                "a worker process ended unexpectedly (out of memory?); use fewer processes",
-            ) from end
+            raise KinfolkError("engine.name", "workers", _ENDED) from end
         if "error" in header:
-            self.close()
             raise RuntimeError(f"client {header['from']} failed in a worker process:\n{header['error']}")
         who = Client(header["from"])
         if header["kept"] == "yes":
@@ -134,12 +141,7 @@ class Workers:
         try:
             pipe.send_bytes(data)
         except OSError as end:
-            self.close()
-            raise KinfolkError(
-                "engine.name",
-                "workers",
-                "a worker process ended unexpectedly (out of memory?); use fewer processes",
-            ) from end
+            raise KinfolkError("engine.name", "workers", _ENDED) from end
 
 
 def _part(parts: Message, prefix: str) -> Message:
@@ -149,6 +151,8 @@ def _part(parts: Message, prefix: str) -> Message:
 def _serve(pipe: Connection, others: list[Connection], federation: Federation, table: Table) -> None:
     """A worker's life: a shared message sets the request, every other one names a client to serve."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what the parent has made of it
     for other in others:
         other.close()  # the parent's ends: holding them would keep us from seeing the parent go
     shared: Message = {}
@@ -165,7 +169,10 @@ def _serve(pipe: Connection, others: list[Connection], federation: Federation, t
             answer = _answer(parts, shared, header, Client(given["to"]), federation, table)
         except Exception:
             answer = encode({}, {"from": given["to"], "error": traceback.format_exc()})
-        pipe.send_bytes(answer)
+        try:
+            pipe.send_bytes(answer)
+        except OSError:
+            return
 
 
 def _answer(

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kinfolk.algorithms import build_algorithm, find_algorithm, options_of
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.sections import Experiment, LocalSpec
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import Loss, find_loss
+from kinfolk.learning.metrics import names
 from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD, Adam
 from kinfolk.script import Algorithm
@@ -52,6 +53,9 @@ def build_parts(
         raise KinfolkError(
             "run.split", spec.run.split, "the federation has no such rows; set data.valid above 0"
         )
+    known = names(federation.classes)
+    if spec.run.target and spec.run.target_score not in known:
+        raise KinfolkError("run.target_score", spec.run.target_score, near(spec.run.target_score, known))
     loss = _loss(spec.local.loss, federation)
     outputs = federation.classes or (federation.y.shape[1] if federation.y.dim() > 1 else 1)
     # Networks draw their first weights from torch's global generator: lend them one.
@@ -60,8 +64,10 @@ def build_parts(
             module = build_model(spec.model.name, federation.shape, outputs, spec.model.options)
         else:
             module = network if isinstance(network, nn.Module) else network()
-    _check_output(module, spec.model.name, federation, outputs)
+        # Within the loan too: lazy layers draw their weights when they see the first row.
+        _check_output(module, spec.model.name, federation, outputs)
     learner = _learner(spec, module, loss, outputs)
+    _check_training(spec, learner)
     algorithm = build_algorithm(spec.algorithm.name, learner, spec.algorithm.options)
     return Parts(spec, seed, federation, learner, algorithm, title(spec))
 
@@ -120,6 +126,10 @@ def _check_output(module: nn.Module, name: str, federation: Federation, outputs:
         ) from error
     finally:
         module.train()
+    if not isinstance(out, Tensor):
+        raise KinfolkError(
+            "model.name", name, f"gives a {type(out).__name__}; its forward must give a tensor"
+        )
     width = out.shape[-1] if out.dim() > 1 else 1
     if out.shape[0] != 1 or out.dim() > 2 or width != outputs:
         wanted = f"{outputs} classes" if federation.classes else f"{outputs} numbers"
@@ -127,6 +137,14 @@ def _check_output(module: nn.Module, name: str, federation: Federation, outputs:
             f"gives outputs of shape {tuple(out.shape[1:])}, the data need {wanted}; change the last layer"
         )
         raise KinfolkError("model.name", name, remedy)
+
+
+def _check_training(spec: Experiment, learner: Learner) -> None:
+    """What would otherwise show in the first round only."""
+    if not learner.names:
+        raise KinfolkError("model.name", spec.model.name, "has no parameters that require a gradient")
+    if learner.plan.drop_single and spec.local.batch == 1:
+        raise KinfolkError("local.batch", 1, "this network has BatchNorm, which needs batches of 2 or more")
 
 
 def parameters(learner: Learner) -> int:

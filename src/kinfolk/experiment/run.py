@@ -28,7 +28,7 @@ from kinfolk.learning.batchable import cost, obstacle
 from kinfolk.learning.metrics import LOWER_IS_BETTER
 from kinfolk.script import Remembers, Stops, installed, play
 from kinfolk.streams import Seed, Turn
-from kinfolk.types import Client, Message
+from kinfolk.types import Client, Message, map_leaves
 
 # A run whose rounds bring no usable reply this often in a row is not going to recover.
 VOID_LIMIT = 3
@@ -108,14 +108,16 @@ class _Running:
         self.spec, self.algorithm, self.clients = parts.spec, parts.algorithm, parts.federation.clients
         self.records = Records(folder)
         remember = self.algorithm.remember if isinstance(self.algorithm, Remembers) else lambda who: {}
-        self.memories = Memories(remember)
+        self.memories = Memories(lambda who: self._here(remember(who)))
         engine = make(choice, parts.federation, installed(self.algorithm), self.memories)
         self.stage = Stage(engine, self.records.audit, drop_outs(self.spec.run.absent))
-        first = {name: t.to(engine.device) for name, t in parts.learner.first.items()}
-        self.state = self.algorithm.init(first, self.clients, parts.seed)
-        self.done = 0
+        self.state = self.algorithm.init(self._here(parts.learner.first), self.clients, parts.seed)
+        self.done = self.saved = 0
         self.voids = 0
         self.summary: dict[str, Any] = {}
+
+    def _here(self, message: Message) -> Message:
+        return map_leaves(lambda t: t.to(self.choice.device), message)
 
     def go(self, resume: bool) -> Result:
         """Rounds until the end, each finished in the records before the next begins."""
@@ -129,6 +131,8 @@ class _Running:
         while not reason:
             self._round()
             reason = self._end()
+        if self.saved != self.done:  # the end came between two checkpoints
+            self._save()
         self._describe("finished", reason)
         self.watch("end", {"reason": reason, "folder": self.folder})
         return Result(
@@ -140,7 +144,7 @@ class _Running:
         turn = Turn(self.parts.seed, self.done, self.clients)
         cohort = sample(self.parts.seed, self.done, self.clients, spec.participation)
         before, kept = self.state, dict(self.memories)
-        self.stage.asked, self.stage.answered = set(), set()
+        self.stage.begin()
         began = time.perf_counter()
         asked_before = sum(self.stage.ledger.seconds.values())
         script = self.algorithm.round(before, cohort, turn)
@@ -202,10 +206,8 @@ class _Running:
         return self.algorithm.finished(self.state) if isinstance(self.algorithm, Stops) else ""
 
     def _reached(self, score: str, target: float) -> bool:
-        scores: dict[str, Any] = next(iter(self.summary.values()), {})
-        if score not in scores:
-            raise KinfolkError("run.target_score", score, f"scores of this run: {', '.join(scores)}")
-        value = scores[score]["macro"]
+        main: dict[str, Any] = next(iter(self.summary.values()), {})
+        value = main.get(score, {}).get("macro")
         if value is None or value != value:  # nobody could be scored
             return False
         return bool(value <= target if score in LOWER_IS_BETTER else value >= target)
@@ -257,6 +259,7 @@ class _Running:
         save(
             self.folder / "checkpoints", self.done, {"state": tensors, "memory": held}, facts, dump(self.spec)
         )
+        self.saved = self.done
 
     def _restore(self) -> bool:
         """Go back to the newest sound checkpoint; whatever was recorded after it is forgotten."""
@@ -270,8 +273,9 @@ class _Running:
             raise KinfolkError("checkpoint", str(self.folder), "the data are not those the run began with")
         device = self.stage.engine.device
         self.state = from_message(self.state, loaded.tensors["state"], loaded.facts["state"], device)
-        self.memories.update(memories_from_message(loaded.tensors["memory"], self.clients))
-        self.done, self.voids = loaded.number, loaded.facts["voids"]
+        self.memories.update(memories_from_message(self._here(loaded.tensors["memory"]), self.clients))
+        self.done = self.saved = loaded.number
+        self.voids = loaded.facts["voids"]
         self.summary = loaded.facts["summary"]
         self.records.rewind(self.done)
         write_text(self.folder / "spec.toml", dump(self.spec))

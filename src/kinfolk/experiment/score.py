@@ -20,12 +20,12 @@ Columns = dict[str, list[Any]]
 def score_everyone(
     algorithm: Algorithm[Any], state: Any, stage: Stage, turn: Turn, split: str
 ) -> tuple[Columns, dict[str, Any]]:
-    """(tidy columns for the records, summary by kind of model and score)."""
+    """(tidy columns for the records, summary by kind of model and score); drop-outs are scored too."""
     columns: Columns = {name: [] for name in ("client", "model", "split", "score", "value", "rows")}
     summary: dict[str, Any] = {}
     shared, each = algorithm.serve(state, turn.clients)
     for kind in algorithm.scored():
-        got: Stack = stage.perform(Ask(f"score.{kind}", turn.clients, shared, each), turn)
+        got: Stack = stage.perform(Ask(f"score.{kind}", turn.clients, shared, each), turn, rehearse=False)
         if not got.clients:
             continue
         rows = got.tensor("rows").cpu().numpy()

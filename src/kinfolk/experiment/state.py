@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ def to_message(state: Any) -> tuple[Message, dict[str, Any]]:
         value = getattr(state, f.name)
         if isinstance(value, Tensor | dict):
             tensors[f.name] = value
+        elif isinstance(value, float) and not math.isfinite(value):
+            plain[f.name] = {"float": str(value)}  # JSON has no word for it
         elif value is None or isinstance(value, bool | int | float | str):
             plain[f.name] = value
         else:
@@ -34,7 +37,8 @@ def to_message(state: Any) -> tuple[Message, dict[str, Any]]:
 def from_message(like: S, tensors: Message, plain: Mapping[str, Any], device: torch.device) -> S:
     """A state of the same class as `like` out of what `to_message` gave."""
     here = map_leaves(lambda t: t.to(device), tensors)
-    return type(like)(**here, **plain)
+    values = {key: float(v["float"]) if isinstance(v, dict) else v for key, v in plain.items()}
+    return type(like)(**here, **values)
 
 
 def memories_to_message(memories: Mapping[Client, Message], clients: tuple[Client, ...]) -> Message:
@@ -44,8 +48,11 @@ def memories_to_message(memories: Mapping[Client, Message], clients: tuple[Clien
     {'1.n': tensor(1)}
     """
     place = {c: i for i, c in enumerate(clients)}
+    # A memory that is empty is not the same as none: it leaves an entry without a name.
     return {
-        f"{place[c]}.{key}": value for c, memory in sorted(memories.items()) for key, value in memory.items()
+        f"{place[c]}.{key}": value
+        for c, memory in sorted(memories.items())
+        for key, value in (memory or {"": {}}).items()
     }
 
 
@@ -58,5 +65,7 @@ def memories_from_message(message: Message, clients: tuple[Client, ...]) -> dict
     memories: dict[Client, Message] = {}
     for path, value in message.items():
         number, _, key = path.partition(".")
-        memories.setdefault(clients[int(number)], {})[key] = value
+        memory = memories.setdefault(clients[int(number)], {})
+        if key:
+            memory[key] = value
     return memories

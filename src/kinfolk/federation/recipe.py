@@ -111,9 +111,9 @@ def describe(spec: DataSpec) -> str:
     """A federation in one short line.
 
     >>> describe(DataSpec())
-    'digits, 24 clients, 4 groups by rotation, dirichlet (alpha_total = 100), group test'
+    'digits, 4 groups by rotation, dirichlet (alpha_total = 100), group test'
     """
     groups = f"{spec.groups} groups by {spec.shift}" if spec.shift != "none" else "one group"
     law = f"{spec.partition} (alpha_{spec.alpha_means} = {spec.alpha:g})"
     dealt = law if spec.partition == "dirichlet" else spec.partition
-    return f"{spec.name}, {spec.clients} clients, {groups}, {dealt}, {spec.test} test"
+    return f"{spec.name}, {groups}, {dealt}, {spec.test} test"

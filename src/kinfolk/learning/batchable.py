@@ -12,6 +12,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from kinfolk.learning.learner import Learner
+from kinfolk.learning.norm import row_weights
 
 
 def obstacle(learner: Learner, x: Tensor, y: Tensor) -> str:
@@ -28,10 +29,13 @@ def obstacle(learner: Learner, x: Tensor, y: Tensor) -> str:
         kind = type(learner.module.get_submodule(learner.draws)).__name__
         return f"layer {learner.draws} ({kind}) draws random numbers"
     network = copy.deepcopy(learner.training_module)
-    entered: list[str] = []
+    inside: list[str] = []  # the layers that were entered and not left: the last one is where it failed
     for name, layer in network.named_modules():
-        layer.register_forward_pre_hook(_note(entered, f"{name or 'the network'} ({type(layer).__name__})"))
+        called = _called(name, layer)
+        layer.register_forward_pre_hook(lambda _, __, called=called: inside.append(called))
+        layer.register_forward_hook(lambda _, __, ___: inside.pop() and None)
     params, buffers = stack_module_state([network, copy.deepcopy(network)])
+    trained = [p for p in params.values() if p.requires_grad]
 
     def loss(params: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
         out = functional_call(network, {**params, **buffers}, (x,))
@@ -40,18 +44,53 @@ def obstacle(learner: Learner, x: Tensor, y: Tensor) -> str:
     try:
         with torch.enable_grad():
             losses = vmap(loss)(params, buffers)
-            torch.autograd.grad(losses.sum(), list(params.values()), materialize_grads=True)
+            torch.autograd.grad(losses.sum(), trained, materialize_grads=True)
     except Exception as error:  # whatever a user's layer raises under vmap, the answer is the same
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        return f"layer {entered[-1] if entered else type(network).__name__}: {reason}"
+        return f"layer {inside[-1] if inside else _called('', network)}: {reason}"
+    mixing = _mixing(learner, x)
+    return f"layer {mixing} lets one row of a batch change another" if mixing else ""
+
+
+def _called(name: str, layer: nn.Module) -> str:
+    return f"{name or 'the network'} ({type(layer).__name__})"
+
+
+def _mixing(learner: Learner, x: Tensor) -> str:
+    """The first layer in which a row of padding changes the real rows or a buffer, or nothing.
+
+    Padding carries weight 0, which our own BatchNorm obeys; any other layer that looks across rows
+    would let it in.
+    """
+    if torch.equal(x[0], x[1]):  # rows that are alike tell nothing
+        return ""
+    alone = _outputs(learner, x, None)
+    joined = _outputs(learner, torch.cat([x, x[:1]]), x.new_tensor([1.0] * len(x) + [0.0]))
+    for (name, a), (_, b) in zip(alone, joined, strict=False):
+        if a.shape[1:] == b.shape[1:] and a.numel() and a.is_floating_point():
+            apart = (a - b[: len(a)]).abs().max()
+            if apart > 1e-4 + 1e-3 * a.abs().max():
+                return name
     return ""
 
 
-def _note(entered: list[str], name: str) -> Callable[[nn.Module, object], None]:
-    def hook(layer: nn.Module, inputs: object) -> None:
-        entered.append(name)
+def _outputs(learner: Learner, x: Tensor, weight: Tensor | None) -> list[tuple[str, Tensor]]:
+    """What layers put out in training mode, in the order they are left, and then the buffers they hold."""
+    network = copy.deepcopy(learner.training_module)
+    made: list[tuple[str, Tensor]] = []
 
-    return hook
+    def note(called: str) -> Callable[[nn.Module, object, object], None]:
+        return lambda _, __, out: made.append((called, out)) if isinstance(out, Tensor) else None
+
+    layers = dict(network.named_modules())
+    for name, layer in layers.items():
+        layer.register_forward_hook(note(_called(name, layer)))
+    with torch.no_grad(), row_weights(weight):
+        network(x)
+    for path, buffer in network.named_buffers():
+        owner = path.rpartition(".")[0]
+        made.append((_called(owner, layers[owner]), buffer.clone()[None]))
+    return made
 
 
 @dataclass(frozen=True)

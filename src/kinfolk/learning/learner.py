@@ -75,8 +75,13 @@ class Learner:
 
     @property
     def first(self) -> Tree:
-        """The module's own weights and buffers: the common initial model."""
-        return {name: t.detach().clone() for name, t in self.module.state_dict().items()}
+        """The module's own weights and buffers: the common initial model.
+
+        A tensor that the module holds under several names (tied weights) stands under the first of them.
+        """
+        state = self.module.state_dict(keep_vars=True)
+        names = {id(t): name for name, t in reversed(state.items())}
+        return {name: t.detach().clone() for name, t in state.items() if names[id(t)] == name}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -137,7 +142,9 @@ class Learner:
             return {**start(message, memory, facts), "tally": metrics.blank(classes, facts.rows.device)}
 
         def count(carry: Carry, batch: Batch) -> Carry:
-            out = self.apply(carry["model"], batch.x)
+            # BatchNorm without running statistics normalises by the batch in scoring too.
+            with row_weights(batch.weight):
+                out = self.apply(carry["model"], batch.x)
             tally = metrics.count(carry["tally"], out, batch, self.loss.row_loss(out, batch.y))
             return {**carry, "tally": tally}
 

@@ -23,17 +23,18 @@ def blank(classes: int, device: torch.device | str = "cpu") -> Message:
     """Tallies of one client before the first batch; `classes = 0` is regression.
 
     >>> sorted(blank(0)), blank(3)["hit"]
-    (['absolute', 'loss', 'rows', 'squared'], tensor([0, 0, 0]))
+    (['absolute', 'loss', 'lost', 'rows', 'squared'], tensor([0, 0, 0]))
     """
     # Doubles and whole numbers: the tally of a million rows must not lose the last row.
     total = torch.zeros((), dtype=torch.float64, device=device)
     number = torch.zeros((), dtype=torch.int64, device=device)
+    # A tally is a reply, and replies are finite: rows whose loss is not are counted apart.
+    common = {"rows": number, "loss": total, "lost": number.clone()}
     if classes == 0:
-        return {"rows": number, "loss": total, "squared": total.clone(), "absolute": total.clone()}
+        return {**common, "squared": total.clone(), "absolute": total.clone()}
     per_class = torch.zeros(classes, dtype=torch.int64, device=device)
     return {
-        "rows": number,
-        "loss": total,
+        **common,
         "correct": number.clone(),
         "top5": number.clone(),
         "hit": per_class,  # true positives
@@ -56,9 +57,10 @@ def count(tally: Message, out: Tensor, batch: Batch, row_loss: Tensor) -> Messag
         # Chosen, not multiplied: whatever stands in a padding row, were it NaN, must not count.
         keep = real.reshape(-1, *[1] * (values.dim() - 1))
         wide = values.double() if values.is_floating_point() else values.long()
-        return torch.where(keep, wide, 0).sum(0)
+        return torch.where(keep & wide.isfinite(), wide, 0).sum(0)
 
-    added = {"rows": total(torch.ones_like(real)), "loss": total(row_loss)}
+    lost = ~row_loss.isfinite()
+    added = {"rows": total(torch.ones_like(real)), "loss": total(row_loss), "lost": total(lost)}
     if "hit" in tally:
         added |= {name: total(values) for name, values in _outcomes(out, batch.y).items()}
     else:
@@ -95,8 +97,8 @@ def _ratio(above: NDArray[Any], below: NDArray[Any]) -> Floats:
 def scores(tally: Message) -> dict[str, Floats]:
     """One score per client from tallies with a leading client axis; NaN for a client without rows.
 
-    `macro_f1` is the mean over the classes that a client has or predicts. A loss that is NaN although
-    there were rows is reported as infinite, so that a model that diverged is not mistaken for no model.
+    `macro_f1` is the mean over the classes that a client has or predicts. Where the loss of a row was
+    not finite, losses are reported as infinite: a model that diverged must not be mistaken for no model.
 
     >>> batch = Batch(torch.zeros(2, 1), torch.tensor([0, 1]), torch.arange(2), None)
     >>> one = count(blank(2), torch.tensor([[2., 1.], [2., 1.]]), batch, torch.tensor([0.5, 1.5]))
@@ -106,20 +108,29 @@ def scores(tally: Message) -> dict[str, Floats]:
     t = {name: value.cpu().numpy() for name, value in tally.items()}
     rows = t["rows"]
 
-    def mean(name: str) -> Floats:
-        per_row = _ratio(t[name], rows)
-        return np.where(np.isnan(per_row) & (rows > 0), np.inf, per_row)
+    def mean_loss(name: str) -> Floats:
+        return np.where(t["lost"] > 0, np.inf, _ratio(t[name], rows))
 
-    found = {"loss": mean("loss")}
+    found = {"loss": mean_loss("loss")}
     if "hit" not in t:
-        return found | {"mse": mean("squared"), "mae": mean("absolute")}
-    found["accuracy"] = mean("correct")
+        return found | {"mse": mean_loss("squared"), "mae": mean_loss("absolute")}
+    found["accuracy"] = _ratio(t["correct"], rows)
     if t["hit"].shape[-1] > 5:
-        found["top5"] = mean("top5")
+        found["top5"] = _ratio(t["top5"], rows)
     met = t["said"] + t["true"]
     f1 = _ratio(2 * t["hit"], met)
     found["macro_f1"] = _ratio(np.nansum(f1, axis=-1), (met > 0).sum(-1))
     return found
+
+
+def names(classes: int) -> tuple[str, ...]:
+    """The scores that a client gets; `classes = 0` is regression.
+
+    >>> names(10), names(0)
+    (('loss', 'accuracy', 'top5', 'macro_f1'), ('loss', 'mse', 'mae'))
+    """
+    one_client = {name: tally[None] for name, tally in blank(classes).items()}
+    return tuple(scores(one_client))
 
 
 def pooled_macro_f1(tally: Message) -> float:

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+_KNOWN = {_BatchNorm.forward, nn.SyncBatchNorm.forward}
 
 _weights: ContextVar[Tensor | None] = ContextVar("row weights", default=None)
 
@@ -91,13 +94,22 @@ class RowBatchNorm(nn.Module):
 
 
 def leave_padding_out(module: nn.Module) -> nn.Module:
-    """Replace every BatchNorm layer inside a module; names, parameters and buffers stay."""
-    for name, child in module.named_children():
-        if isinstance(child, _BatchNorm):
-            setattr(module, name, RowBatchNorm(child))
-        else:
-            leave_padding_out(child)
-    return RowBatchNorm(module) if isinstance(module, _BatchNorm) else module
+    """Replace every BatchNorm layer inside a module; names, parameters and buffers stay.
+
+    A layer that stands in several places stays one layer. One whose `forward` is the user's own is kept.
+    """
+    made: dict[nn.Module, nn.Module] = {}
+
+    def fresh(old: nn.Module) -> nn.Module:
+        if old not in made:
+            known = isinstance(old, _BatchNorm) and type(old).forward in _KNOWN
+            made[old] = RowBatchNorm(cast(_BatchNorm, old)) if known else old
+            for name, child in list(old._modules.items()):
+                if child is not None:
+                    setattr(old, name, fresh(child))
+        return made[old]
+
+    return fresh(module)
 
 
 def has_batch_norm(module: nn.Module) -> bool:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -53,6 +53,11 @@ class Strand:
     def end(self) -> float:
         """Where the clients stand in the mean; what the strands are ordered by."""
         return float(self.clients.mean()) if len(self.clients) else float("nan")
+
+    @property
+    def last(self) -> int:
+        """The last round of the curve with a finite mean; 0 if there is none."""
+        return int(max(self.curve.index[np.isfinite(self.curve["mean"])], default=0))
 
 
 def strands(runs: Iterable[Run], score: str) -> list[Strand]:
@@ -105,7 +110,9 @@ def comparison_figure(runs: Iterable[Run], path: str | Path, score: str | None =
     _curves(left, drawn, score)
     _strips(right, drawn, score)
     _leaders(figure, left, right, drawn)
-    figure.text(0.012, 0.945, _headline(runs, drawn, score), fontsize=12.5, fontweight="bold", color=INK)
+    what, where = _headline(runs, drawn, score)
+    figure.text(0.012, 0.945, what, fontsize=12.5, fontweight="bold", color=INK)
+    figure.text(0.012, 0.905, where, fontsize=9, color=PALE)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix.lower()[1:])
     with disk_errors("figure", path.parent):
@@ -119,15 +126,18 @@ def _ordered(found: Sequence[Strand]) -> list[Strand]:
     return sorted(found, key=lambda strand: -np.inf if np.isnan(strand.end) else strand.end)
 
 
-def _headline(runs: Sequence[Run], drawn: Sequence[Strand], score: str) -> str:
+def _headline(runs: Sequence[Run], drawn: Sequence[Strand], score: str) -> tuple[str, str]:
+    """What is shown, and on which federation."""
     titles = list(by_title(runs))
-    what = titles[0] if len(titles) == 1 else f"{len(titles)} algorithms"
+    what = (
+        textwrap.shorten(titles[0], 50, placeholder=" …") if len(titles) == 1 else f"{len(titles)} algorithms"
+    )
     many = sorted({strand.seeds for strand in drawn})
     seeds = f"seed {runs[0].seed}" if len(runs) == 1 else f"{'-'.join(map(str, many))} seeds"
     clients = max((len(strand.clients) for strand in drawn), default=0)
-    data = (runs[0].facts.get("federation") or {}).get("name")
-    where = f" of {data}" if data else ""
-    return _plain(f"{METRICS.get(score, score)} of {what} on {clients} clients{where}, {seeds}")
+    data = (runs[0].facts.get("federation") or {}).get("name") or ""
+    line = f"{METRICS.get(score, score)} of {what} on {clients} clients, {seeds}"
+    return _plain(line), _plain(textwrap.shorten(data, 140, placeholder=" …"))
 
 
 def _plain(text: str) -> str:
@@ -137,29 +147,22 @@ def _plain(text: str) -> str:
 
 def _curves(axes: Axes, drawn: Sequence[Strand], score: str) -> None:
     """Mean over clients by round, a line and a band for each strand."""
-    reach = []
+    reach: list[float] = []
     for strand in drawn:
-        curve = strand.curve[np.isfinite(strand.curve["mean"])]
+        curve = strand.curve.replace([np.inf, -np.inf], np.nan)  # a gap where a model diverged
         mean, std = curve["mean"], curve["std"].fillna(0.0)
-        mark = "o" if len(curve) == 1 else None
-        axes.plot(
-            curve.index,
-            mean,
-            color=strand.colour,
-            linestyle=strand.style,
-            lw=1.7,
-            marker=mark,
-            ms=4,
-            zorder=3,
-        )
+        mark = "o" if mean.notna().sum() == 1 else None
+        look: dict[str, Any] = {"color": strand.colour, "linestyle": strand.style, "marker": mark}
+        axes.plot(curve.index, mean, lw=1.7, ms=4, zorder=3, **look)
+        # An error has no band below zero, least of all on a logarithmic axis.
+        low = (mean - std).where(mean > std, mean / 2) if score in LOWER_IS_BETTER else mean - std
         if (std > 0).any():
-            low = (mean - std).where(mean > std, mean / 2) if score in LOWER_IS_BETTER else mean - std
             axes.fill_between(curve.index, low, mean + std, color=strand.colour, alpha=0.16, lw=0)
-        reach += [*(mean - std), *(mean + std)] if score in PERCENT else list(mean)
+        reach += [*low.dropna(), *(mean + std).dropna()]
     _scale(axes, "y", reach, score)
     axes.set_xlabel("finished rounds", fontsize=9.5, color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    longest = max((int(strand.curve.index.max()) for strand in drawn if len(strand.curve)), default=0)
+    longest = max((strand.last for strand in drawn), default=0)
     axes.set_xlim(-0.01 * longest, 1.01 * longest or 1)
     several = any(strand.seeds > 1 for strand in drawn)
     _dress(axes, "Mean over clients, by round", "band: ± standard deviation over seeds" if several else "")
@@ -172,9 +175,8 @@ def _strips(axes: Axes, drawn: Sequence[Strand], score: str) -> None:
     _scale(axes, "x", every, score, room="after" if lower else "before")
     for height, strand in enumerate(drawn):
         axes.axhline(height, color="#ececec", lw=0.8, zorder=0)
-        clients = strand.clients[np.isfinite(strand.clients)]
-        _strip(axes, height, clients, strand.colour, lower)
-        lost = len(strand.clients) - len(clients)
+        _strip(axes, height, strand, lower)
+        lost = int(np.isinf(strand.clients).sum())
         text = f"{lost} of {len(strand.clients)}\ndiverged" if lost else shown(strand.end, score, unit=True)
         axes.text(
             1.02, height, text, transform=axes.get_yaxis_transform(), fontsize=8.5, va="center", color=INK
@@ -183,7 +185,8 @@ def _strips(axes: Axes, drawn: Sequence[Strand], score: str) -> None:
     spare = max(0.0, (4 - len(drawn)) / 2)  # a few strips must not swell to fill the panel
     axes.set_ylim(-0.6 - spare, len(drawn) - 0.4 + spare)
     axes.set_yticks([])
-    axes.set_xlabel(METRICS.get(score, score).lower(), fontsize=9.5, color=INK)
+    hint = " (lower is better)" if lower else ""
+    axes.set_xlabel(f"{METRICS.get(score, score).lower()}{hint}", fontsize=9.5, color=INK)
     _dress(axes, "Each client at the last evaluated round", "")
     marks = {"client": ("o", 4.5, PALE), "mean": ("|", 10, INK), "worst client, by name": ("o", 7, INK)}
     handles = [
@@ -198,19 +201,20 @@ def _strips(axes: Axes, drawn: Sequence[Strand], score: str) -> None:
     )  # fmt: skip
 
 
-def _strip(axes: Axes, height: int, clients: pd.Series, colour: str, lower: bool) -> None:
+def _strip(axes: Axes, height: int, strand: Strand, lower: bool) -> None:
     """The dots of one strand, spread a little in height so that equal ones stay visible."""
-    if clients.empty:
-        return
-    golden = 0.6180339887
-    spread = 0.44 * ((np.arange(len(clients)) * golden) % 1.0 - 0.5)
-    solid = float(np.clip(14 / len(clients), 0.12, 0.6))
-    axes.scatter(clients, height + spread, s=18, color=colour, alpha=solid, linewidths=0, zorder=2)
-    axes.plot([clients.mean()] * 2, [height - 0.33, height + 0.33], color=INK, lw=1.8, zorder=4)
+    clients = strand.clients[np.isfinite(strand.clients)]
+    spread = 0.44 * ((np.arange(len(clients)) * 0.6180339887) % 1.0 - 0.5)  # the golden ratio: no two alike
+    solid = float(np.clip(14 / max(len(clients), 1), 0.12, 0.6))
+    axes.scatter(clients, height + spread, s=18, color=strand.colour, alpha=solid, linewidths=0, zorder=2)
+    if clients.empty or len(clients) < len(strand.clients):
+        return  # where a client diverged, the others have neither the mean nor the worst
+    axes.plot([strand.end] * 2, [height - 0.33, height + 0.33], color=INK, lw=1.8, zorder=4)
     place = int(np.argmax(clients) if lower else np.argmin(clients))
     worst, at = float(clients.iloc[place]), float(height + spread[place])
     axes.plot([worst], [at], marker="o", ms=7, color=INK, fillstyle="none", mew=1.0, zorder=4)
-    name = textwrap.shorten(str(clients.index[place]), 14, placeholder="…") or str(clients.index[place])[:13]
+    name = str(clients.index[place])
+    name = name if len(name) <= 12 else name[:11] + "…"
     axes.annotate(
         _plain(name), (worst, at), xytext=(7 if lower else -7, 0), textcoords="offset points", fontsize=7.5,
         ha="left" if lower else "right", va="center", color=INK,
@@ -230,7 +234,10 @@ def _scale(axes: Axes, which: str, values: Sequence[float], score: str, room: st
         axis.set_major_locator(LogLocator(numticks=6))
         axis.set_minor_formatter(NullFormatter())
         low, high = np.log(low), np.log(high)
-    wide = (high - low) or max(abs(high), 1e-3) * 0.1
+    least = 0.02 if score in PERCENT else 0.1 * max(abs(high), 1e-3)
+    if high - low < least:  # nearly equal scores must not look far apart
+        low, high = (low + high - least) / 2, (low + high + least) / 2
+    wide = high - low
     ends = [
         low - wide * (0.16 if room == "before" else 0.05),
         high + wide * (0.16 if room == "after" else 0.05),
@@ -238,20 +245,21 @@ def _scale(axes: Axes, which: str, values: Sequence[float], score: str, room: st
     if score in PERCENT:
         axis.set_major_formatter(lambda value, _: f"{100 * value:.6g}%")
         axis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-        ends = [ends[0] if room else max(ends[0], -0.005), min(ends[1], 1.015)]
+        ends = [ends[0] if room else max(ends[0], -0.02 * wide), min(ends[1], 1 + 0.02 * wide)]
     set_limits(*(np.exp(ends) if logarithmic else ends))
 
 
 def _leaders(figure: Figure, left: Axes, right: Axes, drawn: Sequence[Strand]) -> None:
     """Names between the panels: each tied to the end of its line, level with its strip."""
     back = figure.transFigure.inverted()
+    longest = max((strand.last for strand in drawn), default=0)
     for height, strand in enumerate(drawn):
         level = back.transform(right.transData.transform((0, height)))[1]
-        curve = strand.curve[np.isfinite(strand.curve["mean"])]
-        if len(curve):
-            start = back.transform(left.transData.transform((curve.index[-1], curve["mean"].iloc[-1])))
+        if np.isfinite(strand.curve["mean"]).any():
+            tip = strand.last, strand.curve["mean"][strand.last]
+            start = back.transform(left.transData.transform(tip))
             line = Line2D([start[0], 0.458, 0.47], [start[1], level, level], color=strand.colour, lw=1.0)
-            line.set_linestyle(strand.style)
+            line.set_linestyle(strand.style if strand.last == longest else ":")
             figure.add_artist(line)
         words = textwrap.wrap(strand.label, 20, max_lines=2, placeholder=" …")
         figure.text(

@@ -52,7 +52,7 @@ class Run:
         ('fedavg', 3, ('centre',), ('accuracy',))
         """
         run = Run(Path(f"{facts['title']}-seed{facts['seed']}"), facts)
-        usual = {"round": 0, "client": "", "model": "centre", "split": "test", "score": "accuracy"}
+        usual = {"round": 0, "client": "", "model": "centre", "split": "test", "score": "accuracy", "rows": 1}
         run.__dict__.update(scores=pd.DataFrame({**usual, **scores}), rounds=list(rounds), audit=[], spec={})
         return run
 

@@ -1,0 +1,37 @@
+# Every target does its own set-up: a virtual environment in .venv, filled from pyproject.toml under constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check bench format clean
+
+# The demo: seven algorithms on rotated digits, three seeds, one table and one figure.
+demo: $(READY)
+	@rm -rf runs/demo
+	@$(BIN)/kinfolk compare configs/digits.toml --seeds 3 --out runs/demo
+
+# Everything CI runs: style, types, tests, doctests, README commands, configs.
+test: check
+	$(BIN)/pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# Speed, as ratios from one run on this machine.
+bench: $(READY)
+	$(BIN)/python benchmarks/engines.py
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@

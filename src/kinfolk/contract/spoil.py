@@ -1,0 +1,102 @@
+"""Replies that are not what they should be, and an engine that lets them through to the guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfolk.engines.stage import Engine
+from kinfolk.script import Ask
+from kinfolk.streams import Turn
+from kinfolk.task import Swap
+from kinfolk.types import Client, Stack, Tree, leaves
+
+
+class Passing:
+    """An engine in front of another: `change` may alter or watch each reply, one client at a time."""
+
+    def __init__(self, engine: Engine, change: Callable[[Ask[Any], Stack], Stack]) -> None:
+        self.engine, self.change = engine, change
+        self.name, self.note, self.device = engine.name, engine.note, engine.device
+        self.table, self.memories = engine.table, engine.memories
+
+    def replies(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
+        """The engine's replies, each changed."""
+        for chunk in self.engine.replies(request, turn):
+            for who in chunk.clients:
+                yield self.change(request, chunk.at([who]))
+
+    def swap(self, swap: Swap, among: tuple[Client, ...], turn: Turn) -> dict[tuple[Client, Client], int]:
+        """As the engine does it."""
+        return self.engine.swap(swap, among, turn)
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()
+
+
+def spoil(how: Mapping[Client, str]) -> Callable[[Engine], Engine]:
+    """A wrapper that damages what chosen clients reply in the rounds, each in one of the ways of HARMS."""
+
+    def change(request: Ask[Any], reply: Stack) -> Stack:
+        harm = how.get(reply.clients[0])
+        if harm is None or request.task.startswith("score."):
+            return reply
+        return HARMS[harm](reply)
+
+    return lambda engine: Passing(engine, change)
+
+
+def _leaf(reply: Stack, change: Callable[[Tensor], Tensor]) -> Stack:
+    """The reply with one of its floating tensors of two or more entries changed, if it has one."""
+    for key, name, leaf in leaves(reply.body):
+        if leaf.is_floating_point() and leaf.numel() > 1:
+            new = change(leaf)
+            value = {**reply.body[key], name: new} if name is not None else new
+            return Stack(reply.clients, reply.size, {**reply.body, key: value})
+    return _stray(reply)
+
+
+def _last(value: float) -> Callable[[Tensor], Tensor]:
+    """One bad entry at the very end, where a careless look misses it."""
+
+    def change(leaf: Tensor) -> Tensor:
+        flat = leaf.reshape(-1).clone()
+        flat[-1] = value
+        return flat.reshape(leaf.shape)
+
+    return change
+
+
+def _stray(reply: Stack) -> Stack:
+    return Stack(reply.clients, reply.size, {**reply.body, "stray": torch.zeros(1, 1)})
+
+
+def _tree(reply: Stack, change: Callable[[Tree], Tree]) -> Stack:
+    """The reply with its first tree of several tensors changed, if it has one."""
+    for key, value in reply.body.items():
+        if isinstance(value, dict) and len(value) > 1:
+            return Stack(reply.clients, reply.size, {**reply.body, key: change(value)})
+    return _stray(reply)
+
+
+def _count(number: int) -> Callable[[Stack], Stack]:
+    return lambda reply: Stack(reply.clients, torch.tensor([number]), reply.body)
+
+
+# Ways to damage a reply. One that does not fit (no tree, no floats) adds a stray tensor instead.
+HARMS: dict[str, Callable[[Stack], Stack]] = {
+    "a NaN": lambda reply: _leaf(reply, _last(float("nan"))),
+    "an infinity": lambda reply: _leaf(reply, _last(float("inf"))),
+    "another type": lambda reply: _leaf(reply, lambda t: t.long()),
+    "a shape that broadcasts": lambda reply: _leaf(reply, lambda t: t.reshape(1, -1)[:, :1]),
+    "a missing tensor": lambda reply: _tree(reply, lambda t: dict(list(t.items())[:-1])),
+    "an extra tensor": lambda reply: _tree(reply, lambda t: {**t, "stray": torch.zeros(1, 1)}),
+    "other order of names": lambda reply: _tree(reply, lambda t: dict(reversed(t.items()))),
+    "a negative count": _count(-1),
+    "a count of zero": _count(0),
+    "a huge count": _count(10**18),
+}

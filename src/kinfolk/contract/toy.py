@@ -1,0 +1,221 @@
+"""Small federations and learners, and a few rounds on them: what the contract's checks are run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kinfolk.engines.choose import Choice, arithmetic, make
+from kinfolk.engines.memory import Memories
+from kinfolk.engines.stage import Engine, Stage
+from kinfolk.experiment.run import sample
+from kinfolk.federation.federation import Federation
+from kinfolk.federation.own import from_arrays
+from kinfolk.learning.learner import Learner
+from kinfolk.learning.losses import find_loss
+from kinfolk.learning.models import build_model
+from kinfolk.learning.optim import SGD
+from kinfolk.script import Algorithm, Ask, Groups, Remembers, installed, play
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Plan
+from kinfolk.types import Client, Message, Stack, Tree
+
+CPU = torch.device("cpu")
+DATA = Seed(20)  # of the toy rows and first weights; runs have seeds of their own
+NAMES = tuple(map(Client, ("ada", "ben", "cleo", "dan", "eve", "finn", "gus", "hal")))
+# Neither sorted nor reversed, so that no order of clients is also the order of their sizes.
+ROWS = (5, 1, 22, 3, 9, 13, 2, 30)
+CLASSES = 4
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mlp": ("mlp", {"hidden": [16]}),
+    "tiny_cnn": ("tiny_cnn", {"norm": "bn", "width": 4}),
+    "lenet": ("lenet", {}),
+}
+
+Absent = Callable[[Turn, Client], bool]
+
+
+def grouped(
+    rows: Sequence[int],
+    side: int,
+    noise: float,
+    names: Sequence[Client] = NAMES,
+    turned: Sequence[int] = (),
+    backwards: bool = False,
+) -> Federation:
+    """Images of four prototypes in noise; client number i has `rows[i]` to train on and six to test.
+
+    `turned[i]` is added to the labels of client i, which makes groups that no one model can serve.
+    With `backwards` the clients are handed over in the opposite order.
+
+    >>> grouped([2, 4], side=3, noise=0.1).splits["train"].counts()
+    tensor([2, 4])
+    """
+    prototypes = DATA.numpy("prototypes").normal(size=(CLASSES, 1, side, side))
+    train, test = {}, {}
+    order = range(len(rows))
+    for i in reversed(order) if backwards else order:
+        draw = DATA.numpy("rows", i)
+        y = draw.permutation(np.arange(rows[i] + 6) % CLASSES)
+        x = prototypes[y] + noise * draw.normal(size=(len(y), 1, side, side))
+        y = (y + turned[i]) % CLASSES if turned else y
+        train[names[i]], test[names[i]] = (x[6:], y[6:]), (x[:6], y[:6])
+    return from_arrays(train, test=test, classes=CLASSES)
+
+
+def ragged(names: Sequence[Client] = NAMES, backwards: bool = False) -> Federation:
+    """Eight clients with 1 to 30 rows of 8x8.
+
+    >>> int(ragged().splits["train"].counts().min()), ragged().shape
+    (1, (1, 8, 8))
+    """
+    return grouped(ROWS, side=8, noise=1.0, names=names, backwards=backwards)
+
+
+def images28() -> Federation:
+    """Five clients with 1 to 30 rows of 28x28, large enough for LeNet.
+
+    >>> images28().shape, len(images28().clients)
+    ((1, 28, 28), 5)
+    """
+    return grouped((12, 1, 30, 2, 7), side=28, noise=1.0)
+
+
+def alike() -> Federation:
+    """Four clients who hold the same easy task: anything that learns learns this.
+
+    >>> alike().splits["train"].counts()
+    tensor([24, 24, 24, 24])
+    """
+    return grouped((24,) * 4, side=8, noise=0.3)
+
+
+def learner(network: str, federation: Federation, **local: Any) -> Learner:
+    """A learner with one of NETWORKS; `local` changes how it trains (momentum and weight decay are on).
+
+    >>> learner("mlp", ragged(), lr=0.2).lr
+    0.2
+    """
+    settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3, "batch": 8, "epochs": 1, **local}
+    name, options = NETWORKS[network]
+    with DATA.borrowed("init", network):
+        module = build_model(name, federation.shape, federation.classes, options)
+    return Learner(
+        module,
+        find_loss("cross_entropy"),
+        federation.classes,
+        optimiser=SGD(settings["momentum"], settings["weight_decay"]),
+        plan=Plan(settings["batch"], settings["epochs"]),
+        lr=settings["lr"],
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Everything that a few rounds left behind."""
+
+    state: Any
+    memories: dict[Client, Message]
+    scores: dict[str, dict[Client, tuple[int, float]]]  # kind -> client -> (correct, mean loss)
+    ledger: dict[str, dict[str, int]]  # bytes of the rounds by kind of message and way
+    groups: tuple[int, ...]  # empty where the algorithm has none
+    log: tuple[tuple[str, dict[str, Any]], ...]  # what the audit trail would say
+
+    def named(self, event: str) -> set[Client]:
+        """The clients that the log names for an event."""
+        return {facts["client"] for kind, facts in self.log if kind == event}
+
+
+@contextmanager
+def staged(
+    algorithm: Algorithm[Any],
+    federation: Federation,
+    engine_name: str = "loop",
+    absent: Absent | None = None,
+    wrap: Callable[[Engine], Engine] = lambda engine: engine,
+    log: Callable[..., None] = lambda event, **facts: None,
+) -> Iterator[Stage]:
+    """A stage on the CPU; the batched engine takes three clients a call, so that there are several calls.
+
+    `wrap` may put something between the engine and the stage.
+    """
+    memories = Memories(algorithm.remember if isinstance(algorithm, Remembers) else lambda who: {})
+    with arithmetic(CPU, "float32"):
+        choice = Choice(engine_name, CPU, chunk=3, processes=2, why="")
+        engine = make(choice, federation, installed(algorithm), memories)
+        try:
+            yield Stage(wrap(engine), log, absent)
+        finally:
+            engine.close()
+
+
+def play_rounds(
+    algorithm: Algorithm[Any],
+    federation: Federation,
+    engine_name: str = "loop",
+    rounds: int = 2,
+    seed: int = 0,
+    participation: float = 1.0,
+    absent: Absent | None = None,
+    *,
+    cohort: Callable[[int], Sequence[Client]] | None = None,
+    wrap: Callable[[Engine], Engine] = lambda engine: engine,
+) -> Outcome:
+    """A few rounds as a run would play them, then everybody scored, the absent as well.
+
+    `cohort` says who is asked in a round instead of a draw.
+
+    >>> from kinfolk.algorithms.fedavg import FedAvg
+    >>> easy = alike()
+    >>> method = FedAvg(learner("mlp", easy))
+    >>> sorted(play_rounds(method, easy, rounds=1).scores["centre"])
+    ['ada', 'ben', 'cleo', 'dan']
+    """
+    clients, run = federation.clients, Seed(seed)
+    log: list[tuple[str, dict[str, Any]]] = []
+    with staged(
+        algorithm, federation, engine_name, absent, wrap, lambda event, **facts: log.append((event, facts))
+    ) as stage:
+        state = algorithm.init(first_model(algorithm), clients, run)
+        for number in range(rounds):
+            asked = cohort(number) if cohort else sample(run, number, clients, participation)
+            state = play_one(algorithm, state, tuple(asked), stage, Turn(run, number, clients))
+        spent = stage.ledger.take()[0]
+        scores = scores_of(algorithm, state, stage, Turn(run, rounds, clients), clients)
+        held = {c: stage.engine.memories[c] for c in clients}
+    groups = tuple(algorithm.groups(state).tolist()) if isinstance(algorithm, Groups) else ()
+    return Outcome(state, held, scores, spent, groups, tuple(log))
+
+
+def first_model(algorithm: Algorithm[Any]) -> Tree:
+    """The common initial model of an algorithm's learner."""
+    found: Learner = algorithm.learner  # type: ignore[attr-defined]
+    return found.first
+
+
+def play_one(
+    algorithm: Algorithm[Any], state: Any, cohort: tuple[Client, ...], stage: Stage, turn: Turn
+) -> Any:
+    """The state after one round."""
+    return play(algorithm.round(state, cohort, turn), lambda request: stage.perform(request, turn))[0]
+
+
+def scores_of(
+    algorithm: Algorithm[Any], state: Any, stage: Stage, turn: Turn, who: tuple[Client, ...]
+) -> dict[str, dict[Client, tuple[int, float]]]:
+    """(correct, mean loss) of `who` by kind of model."""
+    shared, each = algorithm.serve(state, who)
+    found = {}
+    for kind in algorithm.scored():
+        got: Stack = stage.perform(Ask(f"score.{kind}", who, shared, each), turn, rehearse=False)
+        if not got.clients:
+            continue
+        loss = (got.tensor("loss") / got.tensor("rows")).tolist()
+        pairs = zip(got.tensor("correct").tolist(), loss, strict=True)
+        found[kind] = dict(zip(got.clients, pairs, strict=True))
+    return found

@@ -1,0 +1,63 @@
+"""Every algorithm of the table, and the two test algorithms, through every check of the contract."""
+
+from contextlib import nullcontext
+
+import pytest
+from gossip import Gossip
+from nearest import Nearest
+
+from kinfolk.algorithms import ALGORITHMS
+from kinfolk.contract import suite
+from kinfolk.contract.checks import CHECKS, Skip
+
+METHODS = {name: (kind, {}) for name, kind in ALGORITHMS.items()}
+METHODS |= {"gossip": (Gossip, {}), "nearest": (Nearest, {})}
+VARIANTS = {
+    "gossip random": (Gossip, {"neighbours": "random"}),
+    "nearest of 5": (Nearest, {"k": 5}),
+}
+CASES = [(method, check) for method in METHODS for check in CHECKS]
+CASES += [("gossip random", c) for c in ("engines_agree", "same_seed_same_bits", "renamed_clients")]
+CASES += [
+    ("nearest of 5", c) for c in ("survives_drop_outs", "survives_cohort_of_one", "bad_replies", "resume")
+]
+# What does not apply, and to whom: anything else that skips itself is a failure.
+MAY_SKIP = {
+    ("local", "bad_replies"): "reply with nothing",
+    ("gossip", "bad_replies"): "reply with nothing",
+    ("gossip random", "renamed_clients"): "a new name is a new draw",
+}
+
+
+@pytest.mark.parametrize(("method", "check"), CASES)
+def test_contract(method, check):
+    kind, options = {**METHODS, **VARIANTS}[method]
+    reason = MAY_SKIP.get((method, check))
+    with pytest.raises(Skip, match=reason) if reason else nullcontext():
+        CHECKS[check](lambda learner: kind(learner=learner, **options))
+
+
+def test_the_suite_reports_every_check_in_order(monkeypatch):
+    few = ("is_an_algorithm", "state_is_plain", "renamed_clients", "bad_replies")
+    monkeypatch.setattr(suite, "CHECKS", {name: CHECKS[name] for name in few})
+    lines = []
+    assert suite.run_suite(Gossip, {"neighbours": "random"}, lambda *line: lines.append(line))
+    assert [name for name, _, _ in lines] == list(few)
+    assert [status for _, status, _ in lines] == ["passed", "passed", "skipped", "skipped"]
+    assert all(detail and "\n" not in detail for _, _, detail in lines)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_every_check_says_what_it_is_about(check):
+    assert CHECKS[check].__doc__.split("\n")[0].endswith(".")
+    assert CHECKS[check].__name__ == f"check_{check}"
+
+
+def test_the_suite_says_what_went_wrong_and_where():
+    lines = []
+    assert not suite.run_suite(Nearest, {"k": "two"}, lambda *line: lines.append(line))
+    assert {status for _, status, _ in lines if status != "failed"} == {"passed"}
+    status, detail = next((status, detail) for name, status, detail in lines if name == "state_is_plain")
+    assert status == "failed"
+    assert detail.startswith("TypeError: ")
+    assert "(nearest.py, line " in detail

@@ -1,0 +1,156 @@
+"""The figure: what is drawn is what NumPy finds, and odd runs are drawn too."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from made_up import make_comparison, make_run
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from kinfolk.errors import KinfolkError
+from kinfolk.report import figures
+from kinfolk.report.figures import COLOURS, comparison_figure, strands
+from kinfolk.report.read import Run, load_run, load_runs
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.fixture(scope="module")
+def values() -> np.ndarray:
+    return np.random.default_rng(3).uniform(0.2, 0.9, (2, 3, 4, 6))  # title, seed, round, client
+
+
+@pytest.fixture(scope="module")
+def runs(values: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    folder = tmp_path_factory.mktemp("runs")
+    return [
+        load_run(
+            make_run(folder / f"{t}{s}", {"centre": {"accuracy": dict(enumerate(values[t, s]))}}, f"a{t}", s)
+        )
+        for t in range(2)
+        for s in range(3)
+    ]
+
+
+def has_colour(picture: np.ndarray, colour: str) -> bool:
+    return bool((np.abs(picture[..., :3] - to_rgb(colour)).max(axis=-1) < 0.01).any())
+
+
+def test_lines_and_bands_are_means_and_deviations_over_seeds(runs: list[Run], values: np.ndarray) -> None:
+    axes = Figure().add_subplot()
+    figures._curves(axes, strands(runs, "accuracy"), "accuracy")
+    macro = values.mean(axis=3)
+    for t, (line, band) in enumerate(zip(axes.lines, axes.collections, strict=True)):
+        np.testing.assert_allclose(line.get_xdata(), range(4))
+        np.testing.assert_allclose(line.get_ydata(), macro[t].mean(axis=0))
+        corners = band.get_paths()[0].vertices
+        for r in range(4):
+            ends = corners[corners[:, 0] == r, 1]
+            mean, std = macro[t, :, r].mean(), macro[t, :, r].std(ddof=1)
+            assert (ends.min(), ends.max()) == pytest.approx((mean - std, mean + std))
+
+
+def test_dots_are_clients_and_the_worst_is_named(runs: list[Run], values: np.ndarray) -> None:
+    axes = Figure().add_subplot()
+    drawn = strands(runs, "accuracy")
+    figures._strips(axes, drawn, "accuracy")
+    names = {text.get_text() for text in axes.texts}
+    for t, dots in enumerate(axes.collections):
+        ends = values[t, :, -1].mean(axis=0)
+        np.testing.assert_allclose(np.asarray(dots.get_offsets())[:, 0], ends)
+        assert f"c{ends.argmin():02d}" in names
+        assert f"{100 * ends.mean():.1f}%" in names
+        assert drawn[t].end == pytest.approx(ends.mean())
+
+
+def test_of_errors_the_largest_is_the_worst(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path, {"centre": {"mse": {0: [0.5, 4.0, 1.0]}}}))
+    axes = Figure().add_subplot()
+    figures._strips(axes, strands([run], "mse"), "mse")
+    assert {text.get_text() for text in axes.texts} >= {"c01", "1.83"}
+
+
+def test_a_client_is_the_mean_of_the_seeds_that_scored_it(tmp_path: Path) -> None:
+    ends = [[0.5, NAN, NAN], [1.0, 0.25, NAN]]
+    runs = [
+        load_run(make_run(tmp_path / str(s), {"centre": {"accuracy": {0: end}}}, seed=s))
+        for s, end in enumerate(ends)
+    ]
+    assert strands(runs, "accuracy")[0].clients.to_dict() == {"c00": 0.75, "c01": 0.25}
+
+
+def test_one_algorithm_shows_its_models_and_several_their_main_one(tmp_path: Path) -> None:
+    by = {"accuracy": {1: [0.5, 0.7]}}
+    a = load_run(make_run(tmp_path / "a", {"centre": by, "personal": by}, "fedavg"))
+    b = load_run(make_run(tmp_path / "b", {"personal": by}, "local"))
+    c = load_run(make_run(tmp_path / "c", {"centre": by}, "ifca"))
+    none = load_run(make_run(tmp_path / "d", {}, "late"))
+    assert [s.label for s in strands([a], "accuracy")] == ["centre", "personal"]
+    assert [s.label for s in strands([a, b, none], "accuracy")] == ["fedavg (centre)", "local (personal)"]
+    assert [s.label for s in strands([a, c], "accuracy")] == ["fedavg", "ifca"]
+
+
+def test_the_picture_has_its_size_and_every_colour(tmp_path: Path) -> None:
+    titles = {f"algorithm {i}": 0.5 + 0.05 * i for i in range(7)}
+    runs = load_runs(make_comparison(tmp_path / "runs", titles, seeds=1, clients=8, rounds=1))
+    path = comparison_figure(runs, tmp_path / "new" / "figure.png")
+    picture = matplotlib.image.imread(path)
+    assert picture.shape[1] == 1500
+    assert 640 <= picture.shape[0] <= 660
+    assert all(has_colour(picture, colour) for colour in COLOURS)
+
+
+def test_names_never_overlap_and_stay_in_the_picture() -> None:
+    def run(i: int) -> Run:
+        return Run.of(
+            {"title": f"algorithm_number {i} option=value more=words", "seed": 0},
+            {"client": ["a", "b"], "value": [0.8, 0.8 + i / 1e4], "rows": 5},
+        )
+
+    figure = Figure(figsize=(10, 4.9), dpi=150)
+    left, right = figure.add_axes((0.065, 0.125, 0.355, 0.66)), figure.add_axes((0.615, 0.125, 0.32, 0.66))
+    drawn = figures._ordered(strands([run(i) for i in range(12)], "accuracy"))
+    figures._curves(left, drawn, "accuracy")
+    figures._strips(right, drawn, "accuracy")
+    figures._leaders(figure, left, right, drawn)
+    boxes = sorted((text.get_window_extent() for text in figure.texts), key=lambda box: box.y0)
+    assert len(boxes) == 12
+    assert all(below.y1 <= above.y0 for below, above in itertools.pairwise(boxes))
+    assert all(box.x1 < right.get_window_extent().x0 for box in boxes)
+
+
+@pytest.mark.parametrize(
+    ("title", "score", "by"),
+    [
+        ("one round", "accuracy", {0: [0.1, 0.2]}),
+        ("all equal", "accuracy", {0: [1.0, 1.0], 1: [1.0, 1.0]}),
+        ("all zero", "mse", {0: [0.0, 0.0], 1: [0.0, 0.0]}),
+        ("diverged", "loss", {0: [1.0, 2.0], 1: [INF, 0.001], 2: [INF, INF]}),
+        ("nobody to score on", "accuracy", {0: [NAN, NAN]}),
+        ("costs $6^{ and $", "mse", {0: [100.0, 0.1], 5: [10.0, 0.01]}),
+        ("strange", "elo", {0: [-3.0, 1200.0]}),
+    ],
+)
+def test_odd_runs_are_drawn_too(tmp_path: Path, title: str, score: str, by: dict[int, list[float]]) -> None:
+    run = load_run(make_run(tmp_path / "run", {"centre": {score: by}}, title))
+    assert comparison_figure([run], tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_what_can_not_be_drawn_is_said(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path / "run", {"centre": {"accuracy": {0: [0.5]}}}))
+    with pytest.raises(KinfolkError, match=r"ends in \.png, \.svg, \.pdf"):
+        comparison_figure([run], tmp_path / "figure.docx")
+    with pytest.raises(KinfolkError, match="did you mean 'accuracy'"):
+        comparison_figure([run], tmp_path / "figure.png", "acuracy")
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(KinfolkError, match="can not be written"):
+        comparison_figure([run], tmp_path / "file" / "figure.png")
+    late = load_run(make_run(tmp_path / "late", {}))
+    with pytest.raises(KinfolkError, match="has no scores yet"):
+        comparison_figure([late], tmp_path / "figure.png")

@@ -1,0 +1,104 @@
+"""What the documents tell a reader to type works, and what they show is what is printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kinfolk.experiment.build import build_parts
+from kinfolk.experiment.spec import dump, load, parse
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(document: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+
+
+def commands(document: str) -> list[str]:
+    lines = [line.partition("  #")[0].strip() for block in blocks(document, "bash") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("kinfolk ")]
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory):
+    """A folder that looks like the repository's root, and the environment to run commands in it."""
+    folder = tmp_path_factory.mktemp("room")
+    for name in ("configs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def shell(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100"}
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("command", commands("README.md"))
+def test_readme_commands_run(command, room):
+    done = shell(command.split(), room)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", commands("docs/add-an-algorithm.md"))
+def test_guide_commands_run(command, room):
+    done = shell(command.split(), room)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_readme_names_make_targets_that_exist():
+    targets = re.findall(r"^make (\w+)", "\n".join(blocks("README.md", "bash")), re.MULTILINE)
+    assert {"demo", "test"} <= set(targets)
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+
+
+def test_the_python_example_is_short_and_prints_a_table(room):
+    (example,) = blocks("README.md", "python")
+    lines = [line for line in example.splitlines() if line.strip()]
+    assert len(lines) <= 15
+    done = shell([sys.executable, "-c", example], room)
+    assert done.returncode == 0, done.stderr
+    assert "fedavg_tuned" in done.stdout
+    assert "±" in done.stdout
+
+
+def test_the_records_example_reads_the_readme_run(room):
+    (example,) = blocks("docs/run-folders.md", "python")
+    if not (room / "runs/first").exists():
+        shell("kinfolk run configs/digits.toml --out runs/first --set run.rounds=2".split(), room)
+    done = shell([sys.executable, "-c", example], room)
+    assert done.returncode == 0, done.stderr
+    assert "centre" in done.stdout
+
+
+def test_the_guide_shows_the_example_as_it_is():
+    (shown,) = blocks("docs/add-an-algorithm.md", "python")
+    assert shown == (ROOT / "examples/towards_the_median.py").read_text()
+
+
+def test_links_lead_somewhere():
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+            if "://" not in target:
+                assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_the_demo_table_in_the_readme_has_every_algorithm():
+    from kinfolk.algorithms import ALGORITHMS
+
+    (table,) = blocks("README.md", "text")
+    assert all(re.search(rf"^ {name} ", table, re.MULTILINE) for name in ALGORITHMS)
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.toml")), ids=lambda p: p.stem)
+def test_every_config_builds(config):
+    spec = load(config)
+    assert parse(dump(spec)) == spec
+    parts = build_parts(spec)
+    assert len(parts.federation.clients) == spec.data.clients

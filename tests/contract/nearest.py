@@ -119,7 +119,7 @@ class Nearest:
         return Stack(names, torch.ones(len(names), dtype=torch.int64), body)
 
     def spread(self, old: Tree, models: Tree) -> Tree:
-        """Centres at models far from one another: the first farthest from the mean, each next from those before."""
+        """Centres at models that are far from one another; the first is the farthest from the mean."""
         points = flat(models, self.learner.names)
         chosen = [int(torch.cdist(points, points.mean(0, keepdim=True)).argmax())]
         while len(chosen) < min(self.k, len(points)):

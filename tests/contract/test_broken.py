@@ -25,7 +25,7 @@ CAUGHT = {
     "counts on somebody": ("survives_nobody", "faulty.py, line"),
     "needs two replies": (
         "survives_cohort_of_one",
-        "with one client a round, state.own/conv1.weight is not finite",
+        "with one client a round, the state: own/conv1.weight is not finite",
     ),
     "never learns": ("learns_something", "on an easy task"),
     "serves by position": ("serves_any_subset", "depends on who else is served"),

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.contract.toy import Outcome
+from kinfolk.contract.toy import Outcome, Scores
 from kinfolk.experiment.state import to_message
-from kinfolk.types import Client, Message, leaves, map_leaves
+from kinfolk.types import Message, leaves, map_leaves
 
 # Per tensor, on the scale of its norm. Float32 has a resolution of 1e-7, and a few steps multiply it.
 ENGINE_TOLERANCE = 1e-5
@@ -92,11 +92,7 @@ def outcome_difference(a: Outcome, b: Outcome, tolerance: float) -> str:
     return score_difference(a.scores, b.scores, tolerance)
 
 
-def score_difference(
-    a: dict[str, dict[Client, tuple[int, float]]],
-    b: dict[str, dict[Client, tuple[int, float]]],
-    tolerance: float,
-) -> str:
+def score_difference(a: Scores, b: Scores, tolerance: float) -> str:
     """Where scores differ from the reference `b`; a count of correct answers must be the same."""
     for kind, by_client in b.items():
         for who, (correct, loss) in by_client.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from kinfolk.contract.checks import CHECKS, Skip
@@ -18,10 +19,11 @@ Report = Callable[[str, str, str], None]
 def run_suite(kind: type[Any], options: Mapping[str, Any], report: Report) -> bool:
     """Put an algorithm class through every check of the contract; true if none failed.
 
-    >>> from kinfolk.contract import checks
-    >>> from kinfolk.algorithms.fedavg import FedAvg
-    >>> run_one("is_an_algorithm", FedAvg, {})
-    ('passed', 'It is a frozen dataclass with the methods of `script.Algorithm`, and names what it scores.')
+    >>> lines = []
+    >>> run_suite(dict, {}, lambda name, status, detail: lines.append(f"{name} {status}: {detail}"))
+    False
+    >>> lines[0]
+    'is_an_algorithm failed: dict must be a frozen dataclass: what changes belongs in its state'
     """
     sound = True
     for name in CHECKS:
@@ -55,7 +57,9 @@ def run_one(name: str, kind: type[Any], options: Mapping[str, Any]) -> tuple[str
 
 
 def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["(no message)"])[-1]
+    """The line of an error that says most: of a traceback that came from a worker, the last."""
+    lines = str(error).strip().splitlines() or ["(no message)"]
+    return lines[-1 if any(line.startswith("Traceback") for line in lines) else 0]
 
 
 def _place(error: BaseException, kind: type[Any]) -> str:
@@ -64,5 +68,5 @@ def _place(error: BaseException, kind: type[Any]) -> str:
         own = inspect.getfile(kind)
     except (TypeError, OSError):
         return ""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == own]
-    return f" ({own.rpartition('/')[2]}, line {lines[-1]})" if lines else ""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+    return f" ({Path(own).name}, line {lines[-1]})" if lines else ""

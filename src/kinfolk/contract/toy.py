@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from kinfolk.engines.choose import Choice, arithmetic, make
+from kinfolk.engines.choose import Choice, arithmetic
+from kinfolk.engines.choose import make as make_engine
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Engine, Stage
-from kinfolk.experiment.run import sample
+from kinfolk.experiment.run import Result, run, sample
+from kinfolk.experiment.sections import AlgorithmSpec, EngineSpec, Experiment, LocalSpec, RunSpec
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.own import from_arrays
 from kinfolk.learning.learner import Learner
@@ -38,6 +41,8 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 Absent = Callable[[Turn, Client], bool]
+Make = Callable[[Learner], Algorithm[Any]]
+Scores = dict[str, dict[Client, tuple[int, float]]]  # kind -> client -> (correct, mean loss)
 
 
 def grouped(
@@ -121,7 +126,7 @@ class Outcome:
 
     state: Any
     memories: dict[Client, Message]
-    scores: dict[str, dict[Client, tuple[int, float]]]  # kind -> client -> (correct, mean loss)
+    scores: Scores
     ledger: dict[str, dict[str, int]]  # bytes of the rounds by kind of message and way
     groups: tuple[int, ...]  # empty where the algorithm has none
     log: tuple[tuple[str, dict[str, Any]], ...]  # what the audit trail would say
@@ -147,7 +152,7 @@ def staged(
     memories = Memories(algorithm.remember if isinstance(algorithm, Remembers) else lambda who: {})
     with arithmetic(CPU, "float32"):
         choice = Choice(engine_name, CPU, chunk=3, processes=2, why="")
-        engine = make(choice, federation, installed(algorithm), memories)
+        engine = make_engine(choice, federation, installed(algorithm), memories)
         try:
             yield Stage(wrap(engine), log, absent)
         finally:
@@ -207,10 +212,10 @@ def play_one(
 
 def scores_of(
     algorithm: Algorithm[Any], state: Any, stage: Stage, turn: Turn, who: tuple[Client, ...]
-) -> dict[str, dict[Client, tuple[int, float]]]:
+) -> Scores:
     """(correct, mean loss) of `who` by kind of model."""
     shared, each = algorithm.serve(state, who)
-    found = {}
+    found: Scores = {}
     for kind in algorithm.scored():
         got: Stack = stage.perform(Ask(f"score.{kind}", who, shared, each), turn, rehearse=False)
         if not got.clients:
@@ -219,3 +224,28 @@ def scores_of(
         pairs = zip(got.tensor("correct").tolist(), loss, strict=True)
         found[kind] = dict(zip(got.clients, pairs, strict=True))
     return found
+
+
+def spec_of(algorithm: Algorithm[Any], settings: Mapping[str, Any]) -> Experiment:
+    """An experiment with this algorithm, found by its import path, and these settings of the run.
+
+    >>> from kinfolk.algorithms.fedprox import FedProx
+    >>> spec_of(FedProx(learner("mlp", alike()), mu=0.5), {"rounds": 3}).algorithm
+    AlgorithmSpec(name='kinfolk.algorithms.fedprox:FedProx', options={'mu': 0.5, 'weights': 'size'})
+    """
+    kind: type[Any] = type(algorithm)
+    options = {f.name: getattr(algorithm, f.name) for f in fields(kind) if f.init and f.name != "learner"}
+    return Experiment(
+        local=LocalSpec(batch=8, lr=0.05),
+        algorithm=AlgorithmSpec(f"{kind.__module__}:{kind.__qualname__}", options),
+        engine=EngineSpec("loop", "cpu"),
+        run=RunSpec(**settings),
+    )
+
+
+def run_toy(make: Make, folder: Path, settings: Mapping[str, Any], resume: bool = False) -> Result:
+    """A whole run into a folder, on the ragged federation."""
+    federation = ragged()
+    own = learner("mlp", federation)
+    spec = spec_of(make(own), settings)
+    return run(spec, folder, federation=federation, network=own.module, resume=resume)

@@ -83,10 +83,11 @@ def _checks(chunk: Stack, expected: Expected, largest: int) -> Iterator[tuple[st
     device = next((leaf.device for _, _, leaf in leaves(chunk.body)), chunk.size.device)
     yield f"row count is not in 1..{largest}", ((chunk.size >= 1) & (chunk.size <= largest)).to(device)
     for key, name, leaf in leaves(chunk.body):
-        flat = leaf.reshape(len(chunk), -1)
+        flat, declared = leaf.reshape(len(chunk), -1), expected[key]
         if leaf.is_floating_point():
-            yield f"{key}/{name} is not finite" if name else f"{key} is not finite", flat.isfinite().all(1)
-        declared = expected[key]
+            # A number that may come as a double must be one that float32, in which we compute, can hold.
+            held = flat.float() if isinstance(declared, Real) else flat
+            yield f"{key}/{name} is not finite" if name else f"{key} is not finite", held.isfinite().all(1)
         if isinstance(declared, Whole):
             within = (leaf >= declared.low) & (leaf < declared.high)
             yield f"{key} is not in {declared.low}..{declared.high - 1}", within

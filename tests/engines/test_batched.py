@@ -1,0 +1,180 @@
+"""Many clients in one call: what each gets does not depend on whom it shares the call with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from toys import counted, empty, federation, largest_difference, learner, remembering, together, turn
+
+from kinfolk.engines.batched import Batched
+from kinfolk.engines.loop import Loop
+from kinfolk.federation.own import from_arrays
+from kinfolk.learning.optim import Adam
+from kinfolk.script import Ask
+from kinfolk.task import Batch, Carry, Fit, Plan, Sweep, Task
+from kinfolk.types import Client, Stack, map_leaves
+
+DATA = federation()
+LEARNERS = {
+    "plain": learner(),
+    "norm": learner(nn.BatchNorm1d(5)),
+    "adam": replace(learner(plan=Plan(5, 2)), optimiser=Adam(weight_decay=0.01), lr=0.01),
+    "clipped": learner(clip=0.1, lr=0.5),
+    "steps": learner(plan=Plan(6, steps=11)),
+}
+
+
+@cache
+def by_loop(name: str) -> list[tuple[Task, Stack]]:
+    one = LEARNERS[name]
+    request = Ask("t", DATA.clients, {"model": one.first})
+    tasks = one.train(), one.score(tune_epochs=1)
+    return [(task, together(Loop(DATA, {"t": task}, empty()), request, turn(DATA))) for task in tasks]
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_the_size_of_a_chunk_changes_nothing(name, chunk):
+    for task, loop in by_loop(name):
+        request = Ask("t", DATA.clients, {"model": LEARNERS[name].first})
+        engine = Batched(DATA, {"t": task}, empty(), chunk)
+        chunks = list(engine.replies(request, turn(DATA)))
+        assert [len(c) for c in chunks] == [min(chunk, 4 - i) for i in range(0, 4, chunk)]
+        assert all(c.clients == tuple(sorted(c.clients)) for c in chunks)
+        assert largest_difference(Stack.join(chunks), loop) < 2e-6
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    sizes=st.lists(st.integers(1, 23), min_size=1, max_size=6),
+    batch=st.integers(1, 9),
+    chunk=st.integers(1, 6),
+    steps=st.sampled_from([0, 4]),
+)
+def test_any_federation_equals_the_loop(sizes, batch, chunk, steps):
+    data = federation({f"c{i}": n for i, n in enumerate(sizes)})
+    # A small rate: many steps amplify the last bit.
+    one = replace(LEARNERS["plain"], plan=Plan(batch, 1, steps), lr=0.02)
+    request = Ask("t", data.clients, {"model": one.first})
+    loop = together(Loop(data, {"t": one.train()}, empty()), request, turn(data))
+    got = together(Batched(data, {"t": one.train()}, empty(), chunk), request, turn(data))
+    assert largest_difference(got, loop) < 2e-6
+
+
+def test_one_row_and_three_thousand_in_one_call():
+    data = federation({"small": 1, "large": 3000, "middle": 50})
+    one = learner(nn.BatchNorm1d(5), plan=Plan(64))
+    for task in (one.train(), one.score()):
+        request = Ask("t", data.clients, {"model": one.first})
+        loop = together(Loop(data, {"t": task}, empty()), request, turn(data))
+        got = together(Batched(data, {"t": task}, empty(), 3), request, turn(data))
+        assert largest_difference(got, loop) < 5e-6
+    assert got.size.tolist() == [3000, 50, 1]
+
+
+@pytest.mark.parametrize("norm", [[], [nn.BatchNorm1d(5)]])
+def test_a_client_with_wild_rows_does_not_harm_its_neighbours(norm):
+    draw = np.random.default_rng(0)
+    rows = {
+        w: (draw.normal(size=(n, 4)).astype(np.float32), draw.integers(0, 3, n))
+        for w, n in (("a-wild", 6), ("b", 3), ("c", 5), ("d", 9))
+    }
+    rows["a-wild"][0][:] = 3e38
+    data = from_arrays(rows, test={w: (x[:2], y[:2]) for w, (x, y) in rows.items()}, classes=3)
+    one = learner(*norm, plan=Plan(4, 2))
+    request = Ask("t", data.clients, {"model": one.first})
+    calm = ("b", "c", "d")
+    loop = together(Loop(data, {"t": one.train()}, empty()), request, turn(data)).at(calm)
+    got = together(Batched(data, {"t": one.train()}, empty()), request, turn(data)).at(calm)
+    assert all(t.isfinite().all() for t in loop.tree("model").values())
+    assert largest_difference(got, loop) < 2e-6
+
+
+def test_padding_is_never_a_row_of_somebody_else():
+    """A task that looks at all it is given, padding too, sees the client's own rows only."""
+
+    def step(carry: Carry, batch: Batch) -> Carry:
+        return {
+            "most": torch.maximum(carry["most"], batch.x.amax()),
+            "last": torch.maximum(carry["last"], batch.row.amax()),
+        }
+
+    task = Task(
+        lambda message, memory, facts: {"most": message["low"], "last": facts.rows * 0},
+        lambda carry: (carry, None),
+        (Sweep(step, Plan(4)),),
+    )
+    got = together(
+        Batched(DATA, {"t": task}, empty()), Ask("t", DATA.clients, {"low": torch.tensor(-1e9)}), turn(DATA)
+    )
+    for i, who in enumerate(DATA.clients):
+        own = DATA.x[DATA.splits["train"].rows(DATA.place(who))]
+        assert got.tensor("most")[i] == own.max()
+        assert got.tensor("last")[i] == len(own) - 1
+
+
+def test_a_client_that_has_finished_stays_as_it_was():
+    """Momentum and Adam would go on moving a client whose gradient is zero."""
+    data = federation({"a": 2, "b": 60})
+    for name in ("plain", "adam"):
+        one = replace(LEARNERS[name], plan=Plan(2, 3))
+        seen = Task(
+            lambda message, memory, facts: {"model": message["model"]},
+            lambda carry: (
+                {"model": carry["model"], **{k: v for k, v in carry.items() if "optimiser" in k}},
+                None,
+            ),
+            (Fit((one.descent(),), one.plan),),
+        )
+        request = Ask("t", data.clients, {"model": one.first})
+        alone = together(Loop(data, {"t": seen}, empty()), request, turn(data))
+        got = together(Batched(data, {"t": seen}, empty()), request, turn(data))
+        assert largest_difference(got.at(["a"]), alone.at(["a"])) < 2e-6
+        assert any(key.startswith("optimiser.0.") for key in got.body)
+
+
+def test_messages_of_ones_own_and_memories_reach_the_right_client():
+    each = Stack.of({Client(c): (1, {"by": torch.tensor(float(i))}) for i, c in enumerate(DATA.clients)})
+    request = Ask("t", DATA.clients[::-1], {}, each)
+    ours, theirs = remembering(), remembering()
+    ours[Client("bob")] = theirs[Client("bob")] = {"times": torch.tensor(40)}
+    got = together(Batched(DATA, {"t": counted()}, ours, 3), request, turn(DATA))
+    expected = together(Loop(DATA, {"t": counted()}, theirs), request, turn(DATA))
+    assert largest_difference(got, expected) < 1e-5
+    assert got.tensor("times").tolist() == [1, 41, 1, 1]
+    assert {c: int(m["times"]) for c, m in ours.items()} == {"ann": 1, "bob": 41, "cat": 1, "dan": 1}
+    # Each memory is its own piece of storage, not a window into the chunk.
+    places = {m["times"].untyped_storage().data_ptr() for m in ours.values()}
+    assert len(places) == 4
+    assert all(m["times"].untyped_storage().nbytes() == 8 for m in ours.values())
+
+
+def test_nothing_that_is_sent_or_kept_is_written_to():
+    one = learner(nn.BatchNorm1d(5))
+    sent = {"model": one.first}
+    each = Stack.of({c: (1, {"extra": torch.ones(2)}) for c in DATA.clients})
+    kept = map_leaves(torch.clone, sent)
+    together(Batched(DATA, {"t": one.train()}, empty()), Ask("t", DATA.clients, sent, each), turn(DATA))
+    assert all(torch.equal(t, kept["model"][n]) for n, t in sent["model"].items())
+    assert torch.equal(each.tensor("extra"), torch.ones(4, 2))
+
+
+def test_a_branch_on_a_value_fails_loudly_here():
+    class Branch(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    one = learner(Branch())
+    with pytest.raises(RuntimeError, match="data-dependent control flow"):
+        together(
+            Batched(DATA, {"t": one.train()}, empty()),
+            Ask("t", DATA.clients, {"model": one.first}),
+            turn(DATA),
+        )

@@ -1,0 +1,183 @@
+"""Which engine is chosen and why: every branch, every refusal, and settings that are put back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from toys import empty, federation
+
+from kinfolk.engines import choose as module
+from kinfolk.engines.choose import ENGINES, SMALL_STEP, Choice, Wanted, arithmetic, choose, make
+from kinfolk.errors import KinfolkError
+from kinfolk.learning.batchable import Cost
+
+SMALL = Cost(flops=5_000, floats=42, parameters=2_410)
+LARGE = Cost(flops=50_000_000, floats=60_000, parameters=1_000_000)
+BLOCKED = "layer 2 (Dropout) draws random numbers"
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """A machine of four cores without a GPU; `machine(cores, gpu)` makes it another."""
+
+    class Properties:
+        total_memory = 16 << 30
+
+    def be(cores: int = 4, gpu: bool = False) -> None:
+        monkeypatch.setattr(module, "cores", lambda: cores)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+
+    be()
+    return be
+
+
+def name(wanted: Wanted, cost: Cost = SMALL, obstacle: str = "", clients: int = 24) -> str:
+    return choose(wanted, cost, 20, clients, obstacle).name
+
+
+def test_auto_without_a_gpu(machine):
+    assert name(Wanted()) == "batched"
+    assert name(Wanted(), LARGE) == "workers"
+    assert name(Wanted(), LARGE, clients=1) == "loop", "one client needs one process"
+    assert name(Wanted(processes=1), LARGE) == "loop"
+    assert name(Wanted(), SMALL, BLOCKED) == "workers"
+    assert name(Wanted(), LARGE, BLOCKED) == "workers"
+    assert name(Wanted(processes=1), SMALL, BLOCKED) == "loop"
+    machine(cores=1)
+    assert name(Wanted(), LARGE) == "loop"
+    assert name(Wanted(), SMALL) == "batched"
+
+
+def test_auto_with_a_gpu(machine):
+    machine(gpu=True)
+    for cost in (SMALL, LARGE):
+        choice = choose(Wanted(), cost, 20, 24, "")
+        assert (choice.name, choice.device.type, choice.why) == ("batched", "cuda", "a GPU is here")
+    assert choose(Wanted(), SMALL, 20, 24, BLOCKED).name == "loop"
+    assert choose(Wanted(), SMALL, 20, 24, BLOCKED).device.type == "cuda"
+    assert choose(Wanted(device="cpu"), LARGE, 20, 24, "").name == "workers"
+    assert choose(Wanted("workers"), SMALL, 20, 24, "").device.type == "cpu"
+    assert choose(Wanted("loop", "cuda"), SMALL, 20, 24, "").device.type == "cuda"
+
+
+def test_the_border_between_small_and_large_steps(machine):
+    below = Cost(flops=int(SMALL_STEP / 3 / 20) - 1, floats=1, parameters=1)
+    above = Cost(flops=int(SMALL_STEP / 3 / 20) + 1, floats=1, parameters=1)
+    assert name(Wanted(), below) == "batched"
+    assert name(Wanted(), above) == "workers"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_asked_for_is_given(engine):
+    choice = choose(Wanted(engine), LARGE, 20, 24, "")
+    assert (choice.name, choice.why, choice.warning) == (engine, "as asked", "")
+
+
+def test_batched_falls_back_to_the_loop_and_says_which_layer_is_to_blame():
+    choice = choose(Wanted("batched"), SMALL, 20, 24, BLOCKED)
+    assert choice.name == "loop"
+    assert "'loop' is used" in choice.warning
+    assert "layer 2 (Dropout)" in choice.warning
+    assert BLOCKED in choice.why
+    # Nobody asked for batching: nothing to warn of, but the reason is told.
+    assert choose(Wanted(), SMALL, 20, 24, BLOCKED).warning == ""
+    assert BLOCKED in choose(Wanted(), SMALL, 20, 24, BLOCKED).why
+    assert choose(Wanted("loop"), SMALL, 20, 24, BLOCKED).warning == ""
+
+
+@pytest.mark.parametrize("engine", ["auto", *ENGINES])
+def test_a_gpu_that_is_not_there_is_refused(engine):
+    with pytest.raises(KinfolkError, match=r"engine\.device = 'cuda'"):
+        choose(Wanted(engine, "cuda"), SMALL, 20, 24, "")
+
+
+@pytest.mark.parametrize("engine", ["workers", "wire"])
+def test_engines_for_cpus_refuse_a_gpu(machine, engine):
+    machine(gpu=True)
+    with pytest.raises(KinfolkError, match="is for CPUs"):
+        choose(Wanted(engine, "cuda"), SMALL, 20, 24, "")
+
+
+def test_processes_are_at_most_the_clients(machine):
+    machine(cores=64)
+    assert choose(Wanted("workers"), SMALL, 20, 5, "").processes == 5
+    assert choose(Wanted("workers", processes=3), SMALL, 20, 5, "").processes == 3
+    assert choose(Wanted("workers"), SMALL, 20, 500, "").processes == 64
+
+
+def test_the_chunk_fits_the_memory(machine):
+    def chunk(cost: Cost, batch: int = 20, **wanted: float) -> int:
+        return choose(Wanted("batched", **wanted), cost, batch, 999, "").chunk
+
+    assert chunk(SMALL) == 32, "more would only miss the cache"
+    assert chunk(SMALL, chunk=7) == 7
+    # By hand: 8 trees and 3 times what the layers put out for 64 rows, 4 bytes each.
+    held = 4 * (8 * 1_000_000 + 3 * 64 * 60_000)
+    assert chunk(LARGE, memory=1.0) == 2**30 // held
+    assert chunk(LARGE, batch=256, memory=1.0) == 2**30 // (4 * (8 * 1_000_000 + 3 * 256 * 60_000))
+    assert chunk(LARGE, memory=1e-9) == 1, "one client always goes"
+    machine(gpu=True)
+    assert chunk(SMALL) == 256
+    assert chunk(LARGE) == (16 << 30) // 4 // held
+
+
+def test_the_same_question_has_the_same_answer():
+    first = choose(Wanted(), LARGE, 20, 24, "")
+    assert all(choose(Wanted(), LARGE, 20, 24, "") == first for _ in range(5))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_was_chosen_is_made(engine):
+    data = federation()
+    choice = Choice(engine, torch.device("cpu"), 5, 2, "")
+    made = make(choice, data, {}, empty())
+    assert made.name == engine
+    assert made.device == torch.device("cpu")
+    assert made.note.startswith(engine)
+    if engine == "batched":
+        assert made.chunk == 5
+    if engine == "workers":
+        assert made.processes == 2
+    made.close()
+
+
+def settings() -> tuple[object, ...]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    return torch.get_num_threads(), cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark
+
+
+@pytest.fixture
+def unusual():
+    """Settings that are not the default, so that putting them back shows."""
+    before = settings()
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    torch.set_num_threads(3)
+    cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark = True, True, False, True
+    yield settings()
+    torch.set_num_threads(before[0])
+    cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark = before[1:]
+
+
+def test_arithmetic_on_a_cpu_is_one_thread_and_put_back(unusual):
+    with arithmetic(torch.device("cpu"), "float32"):
+        assert settings() == (1, *unusual[1:])
+    assert settings() == unusual
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("float32", False), ("tf32", True)])
+def test_arithmetic_on_a_gpu_is_exact_and_repeatable_and_put_back(unusual, precision, tf32):
+    with arithmetic(torch.device("cuda"), precision):
+        assert settings() == (3, tf32, tf32, True, False)
+    assert settings() == unusual
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_arithmetic_is_put_back_after_an_error(unusual, device):
+    def fail() -> None:
+        with arithmetic(torch.device(device), "float32"):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert settings() == unusual

@@ -1,0 +1,154 @@
+"""Over the wire only bytes cross; a site answers to its own name and for its own tasks only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from toys import (
+    SIZES,
+    counted,
+    empty,
+    federation,
+    largest_difference,
+    learner,
+    remembering,
+    ring,
+    together,
+    turn,
+)
+
+from kinfolk.codec import decode, encode
+from kinfolk.engines import wire
+from kinfolk.engines.choose import arithmetic
+from kinfolk.engines.loop import Loop
+from kinfolk.engines.memory import Memories
+from kinfolk.engines.wire import Wire
+from kinfolk.errors import KinfolkError
+from kinfolk.script import Ask
+from kinfolk.task import Task
+from kinfolk.types import Client, Message, Stack, leaves
+
+DATA = federation()
+
+
+def test_the_bits_are_those_of_the_loop():
+    one = learner(nn.BatchNorm1d(5), nn.Dropout(0.2))
+    table = {"train": one.train(), "count": counted()}
+    ours, theirs = remembering(), remembering()
+    with arithmetic(torch.device("cpu"), "float32"):
+        for request in (
+            Ask("train", DATA.clients, {"model": one.first}),
+            Ask("count", DATA.clients, {"by": torch.tensor(0.3)}),
+        ):
+            got = together(Wire(DATA, table, ours), request, turn(DATA, 2))
+            assert largest_difference(got, together(Loop(DATA, table, theirs), request, turn(DATA, 2))) == 0
+    assert {c: int(m["times"]) for c, m in ours.items()} == {c: int(m["times"]) for c, m in theirs.items()}
+
+
+def test_only_bytes_cross(monkeypatch):
+    """What a site works on shares no storage and no object with what the server holds, and the reverse."""
+    crossing: list[Any] = []
+    answer = wire.Site.answer
+
+    def watched(self: wire.Site, data: bytes, clients: tuple[Client, ...]) -> bytes:
+        crossing.append(data)
+        back = answer(self, data, clients)
+        crossing.append(back)
+        return back
+
+    monkeypatch.setattr(wire.Site, "answer", watched)
+    inside: list[Message] = []
+
+    def start(message: Message, memory: Message, facts: Any) -> Message:
+        inside.append(message)
+        return {**message, "v": message["v"]}
+
+    def finish(carry: Message) -> tuple[Message, Message]:
+        inside.append(carry)
+        return {"v": carry["v"]}, {"kept": carry["v"]}
+
+    sent = {"v": torch.ones(3), "model": {"w": torch.ones(2)}}
+    each = Stack.of({c: (1, {"own": torch.full((2,), float(SIZES[c]))}) for c in DATA.clients})
+    memories = empty()
+    made = Wire(DATA, {"t": Task(start, finish)}, memories)
+    got = together(made, Ask("t", DATA.clients, sent, each), turn(DATA))
+    assert len(crossing) == 2 * len(DATA.clients)
+    assert all(type(data) is bytes for data in crossing)
+    outside = {t.untyped_storage().data_ptr() for m in (sent, each.body, got.body) for _, _, t in leaves(m)}
+    within = {t.untyped_storage().data_ptr() for m in [*inside, *memories.values()] for _, _, t in leaves(m)}
+    assert not outside & within
+    # Mischief on one side is not seen on the other.
+    for message in inside:
+        for _, _, leaf in leaves(message):
+            leaf.fill_(-1)
+    assert torch.equal(sent["v"], torch.ones(3))
+    assert torch.equal(sent["model"]["w"], torch.ones(2))
+    assert torch.equal(got.tensor("v"), torch.ones(4, 3))
+    # A request names the task, the client and where the run stands, and carries the client's own row only.
+    message, header = decode(crossing[0])
+    assert header == {"to": "ann", "task": "t", "run": "3", "round": "0"}
+    assert message["own"].tolist() == [SIZES["ann"]] * 2
+    assert decode(crossing[1])[1] == {"from": "ann", "round": "0", "rows": "1"}
+
+
+def test_a_site_holds_its_own_rows_and_nothing_else():
+    made = Wire(DATA, {}, empty())
+    for who, site in made.sites.items():
+        assert site.rows.clients == (who,)
+        assert len(site.rows.x) == SIZES[who] + 3
+        assert site.rows.truth is None
+        own = DATA.x[DATA.splits["train"].rows(DATA.place(who))]
+        assert torch.equal(site.rows.x[site.rows.splits["train"].rows(0)], own)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"to": "ann", "task": "unknown", "run": "1", "round": "0"},
+        {"to": "bob", "task": "t", "run": "1", "round": "0"},
+        {"to": "ann", "task": "ring", "run": "1", "round": "0"},
+        {"task": "t", "run": "1", "round": "0"},
+        {"to": "ann", "run": "1", "round": "0"},
+        {},
+    ],
+    ids=["unknown task", "another client", "an exchange", "nobody", "nothing", "empty"],
+)
+def test_requests_that_are_refused(header):
+    memories = remembering()
+    ran: list[int] = []
+    task = Task(lambda *_: ran.append(1) or {}, lambda carry: (carry, None))
+    site = Wire(DATA, {"t": task, "ring": ring()}, memories).sites[Client("ann")]
+    with pytest.raises(KinfolkError, match="no such task or is not addressed"):
+        site.answer(encode({"by": torch.tensor(1.0)}, header), DATA.clients)
+    assert ran == []
+    assert dict(memories) == {}
+
+
+def test_bytes_that_are_no_message_are_refused():
+    site = Wire(DATA, {"t": counted()}, remembering()).sites[Client("ann")]
+    for data in (b"", b"\x80\x04K\x01.", bytes(50)):
+        with pytest.raises(KinfolkError):
+            site.answer(data, DATA.clients)
+
+
+def test_letters_between_sites_cross_as_bytes():
+    held = Memories(lambda who: {"note": torch.tensor([float(SIZES[who])])})
+    before = {c: held[c] for c in DATA.clients}
+    held.update(before)
+    letters: list[int] = []
+
+    swap = ring()
+    made = Wire(DATA, {"ring": swap}, held)
+
+    def receive(inbox: dict[Client, Message], memory: Message, me: Any) -> Message:
+        letters.extend(m["note"].untyped_storage().data_ptr() for m in inbox.values())
+        return swap.receive(inbox, memory, me)
+
+    sent = made.swap(type(swap)(swap.send, receive), DATA.clients, turn(DATA))
+    assert sum(sent.values()) == 16
+    assert len(letters) == 4
+    assert not set(letters) & {m["note"].untyped_storage().data_ptr() for m in before.values()}
+    assert float(held[Client("bob")]["note"]) == SIZES["ann"] + SIZES["bob"]

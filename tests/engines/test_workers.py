@@ -1,0 +1,235 @@
+"""Worker processes: the bits of the loop, errors with the client's name, and never a hang or a zombie."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from toys import SIZES, counted, empty, federation, largest_difference, learner, remembering, together, turn
+
+from kinfolk.engines import workers
+from kinfolk.engines.choose import arithmetic
+from kinfolk.engines.loop import Loop
+from kinfolk.engines.workers import Workers
+from kinfolk.errors import KinfolkError
+from kinfolk.script import Ask
+from kinfolk.task import Task
+from kinfolk.types import Message, Stack, leaves
+
+DATA = federation()
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Fail instead of hanging."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"still waiting after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def engine(table: Any, memories: Any = None, processes: int = 2) -> Iterator[Workers]:
+    made = Workers(DATA, table, empty() if memories is None else memories, processes)
+    try:
+        with at_most(20):
+            yield made
+    finally:
+        made.close()
+
+
+def children() -> set[int]:
+    """Processes that this one has started and not reaped, zombies among them."""
+    tasks = Path(f"/proc/{os.getpid()}/task")
+    return {int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
+
+
+def pids(made: Workers) -> list[int]:
+    return [process.pid for process in made._running]
+
+
+def doing(act: Any, value: float = 1.0) -> Task:
+    """Does something strange when the client is cat, whose rows are 20."""
+
+    def start(message: Message, memory: Message, facts: Any) -> Message:
+        if int(facts.rows) == SIZES["cat"]:
+            act()
+        return {"v": facts.rows * value}
+
+    return Task(start, lambda carry: (carry, None))
+
+
+@pytest.mark.parametrize("processes", [1, 3, 9])
+def test_the_bits_are_those_of_the_loop(processes):
+    one = learner(nn.BatchNorm1d(5), nn.Dropout(0.3))
+    table = {"train": one.train(), "count": counted(), "score": one.score(tune_epochs=1)}
+    sent = {"model": one.first}
+    ours, theirs = remembering(), remembering()
+    loop = Loop(DATA, table, theirs)
+    # A run gives every engine one thread: the order of sums inside a kernel follows from their number.
+    with arithmetic(torch.device("cpu"), "float32"), engine(table, ours, processes) as made:
+        for round in range(2):
+            for request in (
+                Ask("train", DATA.clients, sent),
+                Ask("count", DATA.clients[1:], {"by": torch.tensor(0.1)}),
+                Ask("score", DATA.clients[::-1], sent),
+            ):
+                replies = list(made.replies(request, turn(DATA, round)))
+                assert [s.clients for s in replies] == [(c,) for c in sorted(request.to)]
+                expected = together(loop, request, turn(DATA, round))
+                assert largest_difference(Stack.join(replies), expected) == 0
+    assert set(ours) == set(theirs) == set(DATA.clients[1:])
+    assert all(torch.equal(ours[c]["times"], theirs[c]["times"]) for c in ours)
+    assert not any(leaf.requires_grad for memory in ours.values() for _, _, leaf in leaves(memory))
+
+
+def test_an_error_names_the_client_and_what_happened():
+    def fail() -> None:
+        raise ZeroDivisionError("by nought")
+
+    before = children()
+    with engine({"t": doing(fail)}) as made:
+        with pytest.raises(RuntimeError, match=r"client cat failed in a worker process:[\s\S]*by nought"):
+            together(made, Ask("t", DATA.clients), turn(DATA))
+        assert children() == before, "no process is left behind"
+        # And it can be used again.
+        made.table = {"t": doing(lambda: None)}
+        assert together(made, Ask("t", DATA.clients), turn(DATA)).tensor("v").tolist() == [1, 7, 20, 41]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_worker_that_is_killed_is_an_error_and_no_hang(processes):
+    before = children()
+    with engine({"t": doing(lambda: os.kill(os.getpid(), signal.SIGKILL))}, processes=processes) as made:
+        with pytest.raises(KinfolkError, match="a worker process ended unexpectedly"):
+            together(made, Ask("t", DATA.clients), turn(DATA))
+        assert children() == before
+
+
+def test_a_worker_killed_while_idle_is_an_error_and_no_hang():
+    with engine({"t": doing(lambda: None)}) as made:
+        together(made, Ask("t", DATA.clients), turn(DATA))
+        os.kill(pids(made)[0], signal.SIGKILL)
+        made._running[0].join()
+        with pytest.raises(KinfolkError, match="a worker process ended unexpectedly"):
+            together(made, Ask("t", DATA.clients), turn(DATA))
+        assert together(made, Ask("t", DATA.clients), turn(DATA)).clients == DATA.clients, "it starts anew"
+
+
+def test_a_worker_killed_from_outside_while_it_works():
+    with engine({"t": doing(lambda: time.sleep(60))}) as made:
+        made._start()
+        everyone = pids(made)
+        threading.Timer(0.2, lambda: [os.kill(pid, signal.SIGKILL) for pid in everyone]).start()
+        with pytest.raises(KinfolkError, match="a worker process ended unexpectedly"):
+            together(made, Ask("t", DATA.clients), turn(DATA))
+
+
+def test_close_ends_even_a_busy_worker_at_once_and_leaves_no_zombie():
+    before = children()
+    with engine({"t": doing(lambda: time.sleep(60))}) as made:
+        replies = made.replies(Ask("t", DATA.clients), turn(DATA))
+        assert next(replies).clients == ("ann",)
+        assert len(children() - before) == 2
+        began = time.perf_counter()
+        made.close()
+        made.close()
+        assert time.perf_counter() - began < 3
+        assert children() == before
+
+
+def test_answers_to_a_request_that_was_given_up_are_not_taken_for_later_ones():
+    with engine({"one": doing(lambda: None, 1.0), "ten": doing(lambda: None, 10.0)}) as made:
+        half = made.replies(Ask("one", DATA.clients), turn(DATA))
+        next(half)
+        half.close()
+        assert together(made, Ask("ten", DATA.clients), turn(DATA)).tensor("v").tolist() == [10, 70, 200, 410]
+
+
+def test_workers_ignore_ctrl_c_and_obey_the_parent():
+    with engine({"t": doing(lambda: None)}) as made:
+        together(made, Ask("t", DATA.clients), turn(DATA))
+        for pid in pids(made):
+            os.kill(pid, signal.SIGINT)
+        time.sleep(0.05)
+        assert together(made, Ask("t", DATA.clients), turn(DATA)).clients == DATA.clients
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
+    note = tmp_path / "pids"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+        parent = os.fork()
+    if parent == 0:
+        try:
+            made = Workers(DATA, {"t": doing(lambda: None)}, empty(), 2)
+            together(made, Ask("t", DATA.clients), turn(DATA))
+            note.with_suffix(".part").write_text(" ".join(map(str, pids(made))))
+            note.with_suffix(".part").rename(note)
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    with at_most(20):
+        while not note.exists():
+            time.sleep(0.01)
+        orphans = list(map(int, note.read_text().split()))
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+        assert len(orphans) == 2
+        while any(map(alive, orphans)):
+            time.sleep(0.01)
+
+
+def test_only_bytes_cross(monkeypatch):
+    """Neither side's pipe pickles anything."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("an object was pickled")
+
+    monkeypatch.setattr("multiprocessing.connection._ForkingPickler.dumps", refuse)
+    monkeypatch.setattr("multiprocessing.connection._ForkingPickler.loads", refuse)
+    with engine({"t": doing(lambda: None)}) as made:
+        assert together(made, Ask("t", DATA.clients), turn(DATA)).clients == DATA.clients
+
+
+def test_without_fork_there_is_a_remedy(monkeypatch):
+    monkeypatch.setattr(workers.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    with (
+        engine({"t": doing(lambda: None)}) as made,
+        pytest.raises(KinfolkError, match="use 'loop' or 'batched'"),
+    ):
+        together(made, Ask("t", DATA.clients), turn(DATA))
+
+
+def test_workers_have_one_thread_each_and_the_parent_keeps_its_own():
+    def threads(message: Message, memory: Message, facts: Any) -> Message:
+        return {"v": facts.rows * 0 + torch.get_num_threads()}
+
+    before = torch.get_num_threads()
+    with engine({"t": Task(threads, lambda carry: (carry, None))}) as made:
+        assert together(made, Ask("t", DATA.clients), turn(DATA)).tensor("v").tolist() == [1] * 4
+    assert torch.get_num_threads() == before

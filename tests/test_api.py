@@ -31,7 +31,9 @@ def two_kinds(clients: int = 6, rows: int = 60) -> dict[str, tuple[np.ndarray, n
 
 
 def test_compare_tells_personal_from_common_models(tmp_path):
-    table = kinfolk.compare(Small, two_kinds(), ["local", "fedavg"], rounds=15, seeds=2, folder=tmp_path / "c")
+    table = kinfolk.compare(
+        Small, two_kinds(), ["local", "fedavg"], rounds=15, seeds=2, folder=tmp_path / "c"
+    )
     frame = table.frame.set_index("algorithm")
     # The two kinds disagree on half of all rows, so one linear model can not be right for both.
     assert frame.loc["local", "macro"] > frame.loc["fedavg", "macro"] + 0.05
@@ -76,7 +78,9 @@ def test_a_target_stops_early():
 
 
 def test_settings_reach_the_run():
-    result = kinfolk.run(Small, two_kinds(), rounds=1, settings={"engine.name": "wire", "local.optimiser": "adam"})
+    result = kinfolk.run(
+        Small, two_kinds(), rounds=1, settings={"engine.name": "wire", "local.optimiser": "adam"}
+    )
     assert '"engine": "wire' in (result.folder / "run.json").read_text()
 
 

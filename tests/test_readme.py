@@ -21,7 +21,9 @@ def blocks(document: str, language: str) -> list[str]:
 
 
 def commands(document: str) -> list[str]:
-    lines = [line.partition("  #")[0].strip() for block in blocks(document, "bash") for line in block.splitlines()]
+    lines = [
+        line.partition("  #")[0].strip() for block in blocks(document, "bash") for line in block.splitlines()
+    ]
     return [line for line in lines if line.startswith("kinfolk ")]
 
 
@@ -35,7 +37,11 @@ def room(tmp_path_factory):
 
 
 def shell(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100"}
+    env = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "100",
+    }
     return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
 
 

@@ -11,7 +11,16 @@ import pytest
 
 from kinfolk.cli import main
 
-SMALL = ["--set", "run.rounds=2", "--set", "data.clients=6", "--set", "data.rows=20", "--set", "model.hidden=[8]"]
+SMALL = [
+    "--set",
+    "run.rounds=2",
+    "--set",
+    "data.clients=6",
+    "--set",
+    "data.rows=20",
+    "--set",
+    "model.hidden=[8]",
+]
 
 
 @pytest.fixture
@@ -55,7 +64,9 @@ def test_json_is_the_only_thing_on_standard_output(kinfolk):
 
 
 def test_compare_shows_every_algorithm_once_and_show_repeats_it(kinfolk):
-    code, out, _ = kinfolk("compare", *SMALL, "-a", "local", "-a", "fedprox,mu=0.5", "--seeds", 2, "--out", "c")
+    code, out, _ = kinfolk(
+        "compare", *SMALL, "-a", "local", "-a", "fedprox,mu=0.5", "--seeds", 2, "--out", "c"
+    )
     assert code == 0
     assert "fedprox mu=0.5" in out
     assert "±" in out
@@ -147,7 +158,11 @@ class Branch(nn.Module):
         (["--set", "local.lrr=1"], "local.lrr", "did you mean 'lr'"),
         (["--set", "locl.lr=1"], "locl", "did you mean 'local'"),
         (["--set", "algorithm.name=fedavgg"], "fedavgg", "did you mean 'fedavg'"),
-        (["--set", "algorithm.muu=1", "--set", "algorithm.name=fedprox"], "algorithm.muu", "did you mean 'mu'"),
+        (
+            ["--set", "algorithm.muu=1", "--set", "algorithm.name=fedprox"],
+            "algorithm.muu",
+            "did you mean 'mu'",
+        ),
         (["--set", "algorithm.mu=big", "--set", "algorithm.name=fedprox"], "algorithm.mu", "number"),
         (["--set", "algorithm.mu=-1", "--set", "algorithm.name=fedprox"], "algorithm.mu", "0 or more"),
         (["--set", "algorithm.weights=sise"], "algorithm.weights", "'size'"),
@@ -192,7 +207,10 @@ def test_a_network_that_can_not_be_batched_falls_back_with_a_warning(kinfolk, tm
     words = ("--set", "run.rounds=1", "--set", "data.clients=4", "--set", "model.name=net:Branch")
     code, _, err = kinfolk("run", *words, "--set", "engine.name=batched", "--out", "r")
     assert code == 0
-    assert "warning: this network can not be batched over clients, so 'loop' is used (layer the network (Branch)" in err
+    assert (
+        "warning: this network can not be batched over clients, so 'loop' is used (layer the network (Branch)"
+        in err
+    )
     assert json.loads((tmp_path / "r/run.json").read_text())["engine"].startswith("loop")
 
 

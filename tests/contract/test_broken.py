@@ -22,7 +22,7 @@ CAUGHT = {
     "keeps a list": ("state_is_plain", "state.extra is a list"),
     "hides a state": ("resume", "ends elsewhere"),
     "counts padding": ("engines_agree", "'batched' does not agree"),
-    "counts on somebody": ("survives_nobody", "faulty.py, line"),
+    "counts on somebody": ("survives_nobody", "after rounds that nobody answered"),
     "needs two replies": (
         "survives_cohort_of_one",
         "with one client a round, the state: own/conv1.weight is not finite",

@@ -129,6 +129,6 @@ def test_integers_are_not_averaged():
     federation = toy.ragged()
     algorithm = Gossip(toy.learner("tiny_cnn", federation))
     memories = toy.play_rounds(algorithm, federation, rounds=1).memories
-    count = memories["hal"]["model"]["norm1.num_batches_tracked"]
+    count = memories["eve"]["model"]["norm1.num_batches_tracked"]
     assert count.dtype == torch.int64
     assert count.item() == 4  # thirty rows in batches of eight

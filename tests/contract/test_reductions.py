@@ -13,7 +13,7 @@ from kinfolk.algorithms.feddist import FedDist, FedDWS
 from kinfolk.algorithms.fedprox import FedProx
 from kinfolk.algorithms.fedsgd import FedSGD
 from kinfolk.contract import toy
-from kinfolk.contract.compare import message_difference
+from kinfolk.contract.compare import message_difference, tensor_difference
 from kinfolk.engines.choose import ENGINES
 from kinfolk.fold import Mean
 from kinfolk.learning.optim import SGD, Adam
@@ -89,8 +89,8 @@ def by_hand(learner, federation, optimiser, rounds, epochs, batch):
 
 
 OPTIMISERS = {
-    "sgd": (SGD(0.9, 1e-2), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-2)),
-    "adam": (Adam(weight_decay=1e-2), lambda p: torch.optim.Adam(p, lr=0.05, weight_decay=1e-2)),
+    "sgd": (SGD(0.9, 1e-2), lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=1e-2)),
+    "adam": (Adam(weight_decay=1e-2), lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=1e-2)),
 }
 
 
@@ -100,12 +100,14 @@ OPTIMISERS = {
 def test_one_client_alone_is_plain_pytorch(engine, network, name):
     federation = alone(rows=17)  # two batches of eight and one row left over
     ours, theirs = OPTIMISERS[name]
-    learner = replace(toy.learner(network, federation, epochs=2), optimiser=ours)
+    learner = replace(toy.learner(network, federation, epochs=2, lr=0.01), optimiser=ours)
     got = model_after(FedAvg(learner), federation, engine, rounds=2)
     wanted = by_hand(learner, federation, theirs, rounds=2, epochs=2, batch=8)
     assert list(got) == list(wanted)
+    # A bias before BatchNorm has no gradient but rounding, which Adam scales up to a step like any other.
+    tolerance = 1e-3 if (name, network) == ("adam", "tiny_cnn") else 1e-6
     for leaf, value in wanted.items():
-        torch.testing.assert_close(got[leaf], value, rtol=1e-4, atol=1e-5)
+        assert tensor_difference(got[leaf], value, tolerance) == "", leaf
         assert not torch.equal(value, learner.first[leaf])
 
 

@@ -79,8 +79,7 @@ def test_one_row_and_three_thousand_in_one_call():
     assert got.size.tolist() == [3000, 50, 1]
 
 
-@pytest.mark.parametrize("norm", [[], [nn.BatchNorm1d(5)]])
-def test_a_client_with_wild_rows_does_not_harm_its_neighbours(norm):
+def test_a_client_with_wild_rows_does_not_harm_its_neighbours():
     draw = np.random.default_rng(0)
     rows = {
         w: (draw.normal(size=(n, 4)).astype(np.float32), draw.integers(0, 3, n))
@@ -88,7 +87,7 @@ def test_a_client_with_wild_rows_does_not_harm_its_neighbours(norm):
     }
     rows["a-wild"][0][:] = 3e38
     data = from_arrays(rows, test={w: (x[:2], y[:2]) for w, (x, y) in rows.items()}, classes=3)
-    one = learner(*norm, plan=Plan(4, 2))
+    one = learner(nn.BatchNorm1d(5), plan=Plan(4, 2))
     request = Ask("t", data.clients, {"model": one.first})
     calm = ("b", "c", "d")
     loop = together(Loop(data, {"t": one.train()}, empty()), request, turn(data)).at(calm)
@@ -111,13 +110,24 @@ def test_padding_is_never_a_row_of_somebody_else():
         lambda carry: (carry, None),
         (Sweep(step, Plan(4)),),
     )
-    got = together(
-        Batched(DATA, {"t": task}, empty()), Ask("t", DATA.clients, {"low": torch.tensor(-1e9)}), turn(DATA)
-    )
-    for i, who in enumerate(DATA.clients):
-        own = DATA.x[DATA.splits["train"].rows(DATA.place(who))]
-        assert got.tensor("most")[i] == own.max()
-        assert got.tensor("last")[i] == len(own) - 1
+    for first in (-1e3, 1e3):  # the row that would be taken were padding to come from the pool's beginning
+        data = replace(DATA, x=torch.cat([torch.full((1, 4), first), DATA.x[1:]]))
+        request = Ask("t", data.clients, {"low": torch.tensor(-1e9)})
+        got = together(Batched(data, {"t": task}, empty()), request, turn(data))
+        for i, who in enumerate(data.clients):
+            own = data.x[data.splits["train"].rows(data.place(who))]
+            assert got.tensor("most")[i] == own.max()
+            assert got.tensor("last")[i] == len(own) - 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_memories_may_lie_on_the_host_and_on_the_device():
+    memories = remembering()
+    memories[Client("bob")] = {"times": torch.tensor(4, device="cuda")}
+    engine = Batched(DATA, {"t": counted()}, memories, device="cuda")
+    got = together(engine, Ask("t", DATA.clients, {"by": torch.tensor(1.0)}), turn(DATA))
+    assert got.tensor("times").tolist() == [1, 5, 1, 1]
 
 
 def test_a_client_that_has_finished_stays_as_it_was():

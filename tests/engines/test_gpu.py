@@ -34,7 +34,9 @@ def federation(shape: tuple[int, ...]):
 
 
 def rows_like(shape, draw):
-    return [(torch.randn(9, *shape, generator=draw), torch.randint(4, (9,), generator=draw)) for _ in range(6)]
+    return [
+        (torch.randn(9, *shape, generator=draw), torch.randint(4, (9,), generator=draw)) for _ in range(6)
+    ]
 
 
 def outcome(algorithm, learner, data, engine_kind, device, **options):
@@ -48,7 +50,9 @@ def outcome(algorithm, learner, data, engine_kind, device, **options):
             turn = Turn(Seed(0), r, data.clients)
             state, _ = play(algorithm.round(state, data.clients, turn), lambda q, t=turn: stage.perform(q, t))
         shared, each = algorithm.serve(state, data.clients)
-        losses = [stage.perform(Ask(f"score.{k}", data.clients, shared, each), turn) for k in algorithm.scored()]
+        losses = [
+            stage.perform(Ask(f"score.{k}", data.clients, shared, each), turn) for k in algorithm.scored()
+        ]
     return torch.cat([s.tensor("loss").cpu() for s in losses])
 
 

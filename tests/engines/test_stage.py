@@ -19,7 +19,7 @@ from kinfolk.engines.workers import Workers
 from kinfolk.fold import Mean
 from kinfolk.script import Ask, Exchange
 from kinfolk.streams import Turn
-from kinfolk.task import Real, Swap, Table, Task
+from kinfolk.task import Real, Swap, Table, Task, Whole
 from kinfolk.types import Client, Stack, nbytes
 
 DATA = federation()
@@ -204,9 +204,16 @@ def test_if_all_are_absent_nobody_is_asked():
     assert stage.ledger.bytes == {"t": {"down": 0}}
 
 
-def test_asking_nobody():
-    got = Stage(Loop(DATA, {"t": number()}, Memories(lambda who: {}))).perform(Ask("t", ()), turn(DATA))
+def test_nobody_answers_in_the_shapes_that_were_declared():
+    reply = {"model": learner().first, "law": Real((3,)), "group": Whole(0, 2), "n": torch.zeros(2, 2)}
+    task = Task(lambda *_: {}, lambda carry: (carry, None), reply=reply)
+    got = Stage(Loop(DATA, {"t": task}, Memories(lambda who: {}))).perform(Ask("t", ()), turn(DATA))
     assert got.clients == ()
+    assert [tuple(got.tensor(key).shape) for key in ("law", "group", "n")] == [(0, 3), (0,), (0, 2, 2)]
+    assert got.tensor("group").dtype == torch.int64
+    assert {n: tuple(t.shape[1:]) for n, t in got.tree("model").items()} == {
+        n: tuple(t.shape) for n, t in learner().first.items()
+    }
 
 
 def test_tasks_and_exchanges_are_not_confused():

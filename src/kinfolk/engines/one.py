@@ -68,9 +68,9 @@ def client_batches(
 
 
 def _fit(fit: Fit, carry: Carry, rows: Iterator[Batch], turn: Turn) -> Carry:
-    carry = dict(carry)
-    for part in {d.part for d in fit.descents}:
-        carry[part] = owned(carry[part])
+    # Every model in the carry, not only those that are trained: one that an objective merely consults in
+    # training mode updates its buffers too, and they may be the server's own.
+    carry = {key: owned(value) if isinstance(value, dict) else value for key, value in carry.items()}
     states = [d.optimiser.init({n: carry[d.part][n] for n in d.names}) for d in fit.descents]
     for step, batch in enumerate(rows):
         for i, descent in enumerate(fit.descents):

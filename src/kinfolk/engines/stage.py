@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from kinfolk.engines.guard import inspect
 from kinfolk.engines.memory import Memories
 from kinfolk.script import Ask, Exchange, Request
 from kinfolk.streams import Turn
-from kinfolk.task import Swap, Table, Task
+from kinfolk.task import Expected, Real, Swap, Table, Task, Whole
 from kinfolk.types import Client, Stack, nbytes
 
 
@@ -105,7 +106,8 @@ class Stage:
         request = Ask(request.task, present, request.shared, request.each, request.fold)
         chunks = self._checked(request, task, turn) if present else iter(())
         if request.fold is None:
-            return Stack.join(list(chunks))
+            replies = list(chunks)
+            return Stack.join(replies) if replies else _nobody(task.reply)
         total = request.fold.begin()
         for chunk in chunks:
             total = request.fold.add(total, chunk)
@@ -140,6 +142,23 @@ class Stage:
         for c in missing:
             self.log("absent", round=turn.round, client=c)
         return tuple(sorted(set(who) - set(missing)))
+
+
+def _nobody(expected: Expected) -> Stack:
+    """No replies, in the shapes that replies would have: a script need not ask whether anybody is there."""
+
+    def none(declared: Tensor | Whole | Real) -> Tensor:
+        if isinstance(declared, Tensor):
+            return declared.new_zeros((0, *declared.shape))
+        if isinstance(declared, Whole):
+            return torch.zeros(0, dtype=torch.int64)
+        return torch.zeros((0, *declared.shape))
+
+    body = {
+        key: {name: none(leaf) for name, leaf in value.items()} if isinstance(value, dict) else none(value)
+        for key, value in expected.items()
+    }
+    return Stack((), torch.zeros(0, dtype=torch.int64), body)
 
 
 def drop_outs(rate: float) -> Callable[[Turn, Client], bool] | None:

@@ -95,8 +95,15 @@ def engine_round(
     return go, stage
 
 
-def measure(model: str, clients: int, rows: int, batch: int, repeats: int = 3) -> list[Measured]:
-    """Every engine that suits this machine, interleaved so that a busy moment hits them all.
+def measure(
+    model: str,
+    clients: int,
+    rows: int,
+    batch: int,
+    repeats: int = 3,
+    engines: tuple[str, ...] = ("loop", "batched", "workers"),
+) -> list[Measured]:
+    """The engines that suit this machine, interleaved so that a busy moment hits them all.
 
     >>> [m.engine for m in measure("mlp", 2, 10, 5, repeats=1)][:2]
     ['bare loop', 'loop']
@@ -113,7 +120,9 @@ def measure(model: str, clients: int, rows: int, batch: int, repeats: int = 3) -
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rounds: dict[str, Callable[[], None]] = {"bare loop": bare_round(learner, federation, device)}
     stages: list[Stage] = []
-    for name in ("loop", "batched", *(["workers"] if device.type == "cpu" else [])):
+    for name in engines:
+        if name == "workers" and device.type == "cuda":
+            continue  # for CPUs only
         choice = choose(Wanted(name), size, batch, clients, blocked)
         if choice.name == name:
             rounds[name], stage = engine_round(learner, federation, choice)

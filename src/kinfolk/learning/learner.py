@@ -65,11 +65,15 @@ class Learner:
     # One copy of the network in each mode, since switching modes walks the whole network.
     _training: nn.Module = field(init=False, repr=False)
     _scoring: nn.Module = field(init=False, repr=False)
+    _constants: Tree = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         plain = leave_padding_out(copy.deepcopy(self.module))
         object.__setattr__(self, "_training", plain.train())
         object.__setattr__(self, "_scoring", copy.deepcopy(plain).eval())
+        known = plain.state_dict()
+        constants = {name: b for name, b in plain.named_buffers() if name not in known}
+        object.__setattr__(self, "_constants", constants)
         if has_batch_norm(self.module):
             object.__setattr__(self, "plan", _without_singles(self.plan))
 
@@ -103,14 +107,19 @@ class Learner:
 
     def apply(self, model: Tree, x: Tensor) -> Tensor:
         """The network's output in scoring mode (BatchNorm by its running statistics)."""
-        out: Tensor = functional_call(self._scoring, model, (x,))
-        return out
+        return self._call(self._scoring, model, x)
 
     def objective(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
         """The mean loss of a batch in training mode; BatchNorm's buffers in `model` are updated."""
         with row_weights(batch.weight):
-            out = functional_call(self._training, model, (batch.x,))
+            out = self._call(self._training, model, batch.x)
         return batch.mean(self.loss.row_loss(out, batch.y))
+
+    def _call(self, network: nn.Module, model: Tree, x: Tensor) -> Tensor:
+        # Buffers outside of the state (a mask, say) do not travel, but must be where the rows are.
+        here = {name: b.to(x.device) for name, b in self._constants.items()}
+        out: Tensor = functional_call(network, {**here, **model}, (x,))
+        return out
 
     def params(self, model: Tree) -> Tree:
         """The trainable part of a model: what distances and penalties are about."""

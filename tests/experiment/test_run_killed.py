@@ -1,0 +1,161 @@
+"""A run that is killed again and again, at any moment, ends like one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from kinfolk.experiment.checkpoint import load_latest
+from kinfolk.experiment.record import read_audit, read_rounds, read_scores
+from kinfolk.types import leaves
+
+COMMON = """
+[data]
+clients = 4
+rows = 12
+groups = 2
+[local]
+batch = 5
+momentum = 0.9
+[engine]
+name = "loop"
+[run]
+rounds = 8
+absent = 0.2
+"""
+SPECS = {
+    # A state with buffers, scored and saved every other round.
+    "fedavg": COMMON
+    + 'evaluate_every = 2\ncheckpoint_every = 2\n[model]\nname = "tiny_cnn"\nnorm = "bn"\nwidth = 2\n',
+    # Memories of some clients, others never asked.
+    "local": COMMON + 'participation = 0.5\n[model]\nname = "logistic"\n[algorithm]\nname = "local"\n',
+}
+
+# Loads everything once and forks for each attempt. An attempt ends by SIGKILL, either sent after some
+# seconds or just before the n-th time that the run touches its folder.
+LAUNCHER = """
+import json, os, signal, sys, time, traceback
+from pathlib import Path
+import torch
+from kinfolk.experiment.run import run
+from kinfolk.experiment.spec import override, parse
+
+WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}
+
+def arm(folder, count):
+    left = [count]
+    def hook(event, args):
+        writes = event in WRITES or (event == "open" and isinstance(args[2], int) and args[2] & 3)
+        if writes and str(folder) in str(args[0]):
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+
+def attempt(spec, folder, moment):
+    child = os.fork()
+    if child == 0:
+        try:
+            if isinstance(moment, int):
+                arm(folder, moment)
+            run(spec, folder, resume=True)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    if isinstance(moment, float):
+        time.sleep(moment)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+jobs = json.loads(sys.argv[1])
+torch.set_num_threads(1)
+run(override(parse(jobs[0][0]), ["run.rounds=1"]), Path(jobs[0][1] + "-warm"))  # what is loaded late, once
+for text, folder, moments in jobs:
+    ends = []
+    for moment in [*moments, None]:
+        ends.append(attempt(parse(text), Path(folder), moment))
+        if ends[-1] != -signal.SIGKILL:
+            break
+    print(json.dumps(ends))
+"""
+
+# Touches of a first round, then of resumed ones: the even ones here, the odd ones there. Then by the clock.
+TOUCHES = {
+    "fedavg": [*range(0, 24, 2), 11, 23, 40],
+    "local": [*range(1, 25, 2), 14, 26],
+}
+CLOCK = {"fedavg": [0.05, 0.23, 0.31], "local": [0.11, 0.17, 0.27]}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    room = tmp_path_factory.mktemp("killed")
+    jobs, names = [], []
+    for name, text in SPECS.items():
+        for kind, moments in (("whole", []), ("touch", TOUCHES[name]), ("clock", CLOCK[name])):
+            names.append((name, kind))
+            jobs.append([text, str(room / f"{name}-{kind}"), moments])
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHER, json.dumps(jobs)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    ends = [json.loads(line) for line in done.stdout.splitlines()]
+    return {key: (Path(job[1]), end, done.stderr) for key, job, end in zip(names, jobs, ends, strict=True)}
+
+
+def final(folder: Path) -> tuple[Any, ...]:
+    loaded, complaints = load_latest(folder / "checkpoints", (folder / "spec.toml").read_text())
+    assert loaded is not None
+    assert complaints == []
+    return loaded.number, loaded.facts, loaded.tensors
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("kind", ["touch", "clock"])
+def test_killed_and_resumed_equals_left_alone(runs, name, kind):
+    whole, ends, _ = runs[name, "whole"]
+    killed, deaths, errors = runs[name, kind]
+    assert ends == [0]
+    assert deaths[-1] == 0, errors
+    assert all(end == -9 for end in deaths[:-1])
+    assert len(deaths) >= (12 if kind == "touch" else 2), "it was killed often"
+    number, facts, tensors = final(killed)
+    expected = final(whole)
+    assert (number, facts) == expected[:2]
+    assert number == 8
+    for entry, message in expected[2].items():
+        mine, theirs = ({(k, n): t for k, n, t in leaves(m)} for m in (tensors[entry], message))
+        assert list(mine) == list(theirs)
+        assert all(
+            torch.equal(mine[key], theirs[key]) and mine[key].dtype == theirs[key].dtype for key in mine
+        )
+    assert any(tensors[entry] for entry in tensors)
+    pd.testing.assert_frame_equal(read_scores(killed), read_scores(whole), check_exact=True)
+    rounds = [
+        [{k: v for k, v in fact.items() if k != "seconds"} for fact in read_rounds(f)]
+        for f in (killed, whole)
+    ]
+    assert rounds[0] == rounds[1]
+    assert [fact["round"] for fact in rounds[0]] == list(range(9))
+    for file in ("run.json", "spec.toml"):
+        assert (killed / file).read_text() == (whole / file).read_text()
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("kind", ["touch", "clock"])
+def test_no_litter_is_left(runs, name, kind):
+    killed, _, _ = runs[name, kind]
+    whole, _, _ = runs[name, "whole"]
+    files = [sorted(str(p.relative_to(f)) for p in f.rglob("*")) for f in (killed, whole)]
+    assert files[0] == files[1]
+    events = [line["event"] for line in read_audit(killed)]
+    assert "resume" in events
+    assert "unreadable" not in events

@@ -1,4 +1,4 @@
-"""FedMedian: like FedAvg, but the server takes the coordinate-wise median, which one bad client can not move far.
+"""FedMedian: FedAvg with the coordinate-wise median, which one bad client can not move far.
 
 Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning. ICML 2018.
 """

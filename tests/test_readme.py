@@ -77,7 +77,7 @@ def test_the_python_example_is_short_and_prints_a_table(room):
 def test_the_records_example_reads_the_readme_run(room):
     (example,) = blocks("docs/run-folders.md", "python")
     if not (room / "runs/first").exists():
-        shell("kinfolk run configs/digits.toml --out runs/first --set run.rounds=2".split(), room)
+        shell(["kinfolk", "run", "configs/digits.toml", "--out", "runs/first", "--set", "run.rounds=2"], room)
     done = shell([sys.executable, "-c", example], room)
     assert done.returncode == 0, done.stderr
     assert "centre" in done.stdout

@@ -32,7 +32,7 @@ def tensor_difference(a: Tensor, b: Tensor, tolerance: float) -> str:
     if not tolerance or not a.is_floating_point():
         same = torch.equal(_bytes(a), _bytes(b))
         return "" if same else f"differs in {int((a != b).sum())} of {a.numel()} entries"
-    wide, other = a.double(), b.double()
+    wide, other = a.cpu().double(), b.cpu().double()
     if not torch.equal(wide.isfinite(), other.isfinite()):
         return "is finite in other places"
     apart = torch.where(wide.isfinite(), wide - other, 0).norm().item()

@@ -146,14 +146,15 @@ def staged(
     absent: Absent | None = None,
     wrap: Callable[[Engine], Engine] = lambda engine: engine,
     log: Callable[..., None] = lambda event, **facts: None,
+    device: torch.device = CPU,
 ) -> Iterator[Stage]:
-    """A stage on the CPU; the batched engine takes three clients a call, so that there are several calls.
+    """A stage; the batched engine takes three clients a call, so that there are several calls.
 
     `wrap` may put something between the engine and the stage.
     """
     memories = Memories(algorithm.remember if isinstance(algorithm, Remembers) else lambda who: {})
-    with arithmetic(CPU, "float32"):
-        choice = Choice(engine_name, CPU, chunk=3, processes=2, why="")
+    with arithmetic(device, "float32"):
+        choice = Choice(engine_name, device, chunk=3, processes=2, why="")
         engine = make_engine(choice, federation, installed(algorithm), memories)
         try:
             yield Stage(wrap(engine), log, absent)
@@ -173,6 +174,7 @@ def play_rounds(
     cohort: Callable[[int], Sequence[Client]] | None = None,
     wrap: Callable[[Engine], Engine] = lambda engine: engine,
     score: bool = True,
+    device: torch.device = CPU,
 ) -> Outcome:
     """A few rounds as a run would play them; then, with `score`, everybody scored, the absent as well.
 
@@ -186,10 +188,13 @@ def play_rounds(
     """
     clients, run = federation.clients, Seed(seed)
     log: list[tuple[str, dict[str, Any]]] = []
-    with staged(
-        algorithm, federation, engine_name, absent, wrap, lambda event, **facts: log.append((event, facts))
-    ) as stage:
-        state = algorithm.init(first_model(algorithm), clients, run)
+
+    def note(event: str, **facts: Any) -> None:
+        log.append((event, facts))
+
+    with staged(algorithm, federation, engine_name, absent, wrap, note, device) as stage:
+        first = {name: t.to(device) for name, t in first_model(algorithm).items()}
+        state = algorithm.init(first, clients, run)
         for number in range(rounds):
             asked = cohort(number) if cohort else sample(run, number, clients, participation)
             state = play_one(algorithm, state, tuple(asked), stage, Turn(run, number, clients))

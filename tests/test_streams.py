@@ -27,9 +27,9 @@ def globals_now() -> tuple[object, ...]:
 
 # Written down once: were one of these to change, every result of an earlier version would too.
 KNOWN = {
-    (0, ("init",)): 4580592409324371131,
-    (1, ("batch", 0, "ann")): 7849775138022427720,
-    (12345678901234567890, ("sample", 3)): 3631803528056066645,
+    (0, ("init",)): 4633284912813090089,
+    (1, ("batch", 0, "ann")): 5045772997496305196,
+    (12345678901234567890, ("sample", 3)): 4796387487288026180,
 }
 
 
@@ -72,7 +72,6 @@ def test_order_and_type_of_words_matter():
     assert all(0 <= n < 2**63 for n in numbers)
 
 
-@pytest.mark.xfail(strict=True, reason="SeedSequence pads short entropy with zeros and forgets word borders")
 @pytest.mark.parametrize(
     ("a", "b"), [((0, "init"), (0, "init", 0)), ((1 + (2 << 32), "x"), (1, 2, "x")), ((0, 0, 0), (0, 0))]
 )

@@ -16,7 +16,8 @@ class KinfolkError(Exception):
     def __init__(self, field: str, value: object, remedy: str) -> None:
         self.field, self.value, self.remedy = field, value, remedy
         shown = repr(value)
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        # A long value keeps its end: of a path, that is the name of the file.
+        shown = shown if len(shown) <= 80 else f"{shown[:25]}...{shown[-52:]}"
         super().__init__(f"{field} = {shown}: {remedy}" if value is not None else f"{field}: {remedy}")
 
 

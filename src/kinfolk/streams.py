@@ -7,6 +7,7 @@ engine that visits them and the draws of everybody else can not change what it s
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +18,6 @@ from torch import Generator
 from torch import device as Device
 
 from kinfolk.types import Client
-
-
-def _number(word: str | int) -> int:
-    """A stable 64-bit number for a word; Python's own hash changes from process to process."""
-    if isinstance(word, int):
-        return word & 0xFFFF_FFFF_FFFF_FFFF
-    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,11 @@ class Seed:
     run: int
 
     def _sequence(self, words: tuple[str | int, ...]) -> np.random.SeedSequence:
-        return np.random.SeedSequence([_number(self.run), *map(_number, words)])
+        # A digest of fixed length: NumPy's own pool forgets where one word ends and the next begins, and
+        # Python's hash changes from process to process.
+        named = json.dumps([int(self.run), *(w if isinstance(w, str) else int(w) for w in words)])
+        digest = hashlib.blake2b(named.encode(), digest_size=32).digest()
+        return np.random.SeedSequence(np.frombuffer(digest, dtype="<u4").tolist())
 
     def numpy(self, *words: str | int) -> np.random.Generator:
         """A NumPy generator of its own for this purpose."""
@@ -61,9 +59,18 @@ class Seed:
         For code that draws from the global generator and takes no other: the initial weights of a
         `torch.nn` module and dropout.
         """
-        with torch.random.fork_rng(devices=[device] if device is not None and device.type == "cuda" else []):
-            torch.manual_seed(self.number(*words))
+        # Not torch.manual_seed: it would reseed the generators of all devices, which are not put back.
+        lent = [torch.default_generator]
+        if device is not None and device.type == "cuda":
+            lent.append(torch.cuda.default_generators[device.index or 0])
+        before = [generator.get_state() for generator in lent]
+        try:
+            for generator in lent:
+                generator.manual_seed(self.number(*words))
             yield
+        finally:
+            for generator, state in zip(lent, before, strict=True):
+                generator.set_state(state)
 
 
 @dataclass(frozen=True)

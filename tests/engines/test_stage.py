@@ -106,8 +106,8 @@ def test_seconds_are_counted_by_phase():
     for _ in range(2):
         stage.perform(Ask("slow", (ANN,)), turn(DATA))
     stage.perform(Exchange("talk", (ANN, BOB)), turn(DATA))
-    assert 0.06 <= stage.ledger.seconds["slow"] < 2
-    assert 0.03 <= stage.ledger.seconds["talk"] < 1
+    assert stage.ledger.seconds["slow"] >= 0.06
+    assert stage.ledger.seconds["talk"] >= 0.03
 
 
 def test_seconds_are_counted_even_when_it_fails():
@@ -277,3 +277,33 @@ def test_memories_are_kept_between_requests(kind):
         torch.testing.assert_close(got.row("dan")["sum"], 2 * rows.sum(), rtol=1e-4, atol=1e-4)
     finally:
         engine.close()
+
+
+def test_replies_of_strangers_and_second_replies_are_refused():
+    import torch
+
+    from kinfolk.algorithms.fedavg import FedAvg
+    from kinfolk.contract import toy
+    from kinfolk.script import Ask
+    from kinfolk.streams import Seed, Turn
+
+    federation = toy.ragged()
+    algorithm = FedAvg(toy.learner("mlp", federation))
+    log = []
+    with toy.staged(algorithm, federation, log=lambda event, **facts: log.append((event, facts))) as stage:
+        asked = federation.clients[:2]
+        honest = stage.engine.replies
+
+        def forged(request, turn):
+            yield from honest(request, turn)
+            yield from honest(Ask(request.task, federation.clients[1:3], request.shared), turn)
+
+        stage.engine.replies = forged
+        turn = Turn(Seed(0), 0, federation.clients)
+        got = stage.perform(Ask("update", asked, {"model": toy.first_model(algorithm)}), turn)
+    assert got.clients == asked
+    assert torch.isfinite(got.tree("model")["head.weight"]).all()
+    assert {(facts["client"], facts["reason"]) for event, facts in log if event == "rejected"} == {
+        (federation.clients[1], "answered twice"),
+        (federation.clients[2], "was not asked"),
+    }

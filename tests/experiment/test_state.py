@@ -89,3 +89,21 @@ def test_memories_come_back_to_their_clients():
     assert list(kept["model"]) == ["w", "a.b"]
     assert kept["n.x"] == 4
     assert memories_from_message(memories_to_message({}, clients), clients) == {}
+
+
+def test_names_in_a_state_survive_the_way_to_disk():
+    from dataclasses import dataclass
+
+    import torch
+
+    from kinfolk.experiment.state import from_message, to_message
+
+    @dataclass(frozen=True)
+    class Named:
+        clients: tuple[str, ...]
+        group: torch.Tensor
+
+    state = Named(("ann", "bob"), torch.tensor([1, 0]))
+    back = from_message(state, *to_message(state), torch.device("cpu"))
+    assert back.clients == state.clients
+    assert torch.equal(back.group, state.group)

@@ -213,7 +213,9 @@ def _keep_idle(active: Tensor, new: Tree, old: Tree) -> Tree:
 
 def _keep_idle_parts(active: Tensor, new: Carry, old: Carry) -> Carry:
     return {
-        key: _keep_idle(active, value, old[key])
+        key: value  # a part that this step added: idle clients have no older one
+        if key not in old
+        else _keep_idle(active, value, old[key])
         if isinstance(value, dict)
         else _keep_idle(active, {key: value}, {key: old[key]})[key]
         for key, value in new.items()

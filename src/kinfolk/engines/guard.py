@@ -16,6 +16,8 @@ from kinfolk.types import Client, Stack, leaves
 
 # A count beyond this is a lie or a slip: no client holds that many rows.
 LARGEST_COUNT = 10**9
+# A value beyond this is finite, but its square and what is computed from it in float32 may not be.
+LARGEST_VALUE = 1e18
 
 
 def inspect(
@@ -87,7 +89,9 @@ def _checks(chunk: Stack, expected: Expected, largest: int) -> Iterator[tuple[st
         if leaf.is_floating_point():
             # A number that may come as a double must be one that float32, in which we compute, can hold.
             held = flat.float() if isinstance(declared, Real) else flat
-            yield f"{key}/{name} is not finite" if name else f"{key} is not finite", held.isfinite().all(1)
+            where = f"{key}/{name}" if name else key
+            yield f"{where} is not finite", held.isfinite().all(1)
+            yield f"{where} is beyond {LARGEST_VALUE:g}", (held.abs() <= LARGEST_VALUE).all(1)
         if isinstance(declared, Whole):
             within = (leaf >= declared.low) & (leaf < declared.high)
             yield f"{key} is not in {declared.low}..{declared.high - 1}", within

@@ -117,6 +117,14 @@ class Stage:
         heard: set[Client] = set()
         for chunk in self.engine.replies(request, turn):
             self.ledger.add_bytes(request.task, "up", nbytes(chunk.body))
+            strangers = [c for c in chunk.clients if c in heard or c not in request.to]
+            for client in strangers:
+                reason = "answered twice" if client in heard else "was not asked"
+                self.log("rejected", round=turn.round, client=client, task=request.task, reason=reason)
+            if strangers:
+                chunk = chunk.at([c for c in chunk.clients if c not in strangers])
+            if not chunk.clients:
+                continue
             good, bad = inspect(chunk, task.reply)
             for client, reason in bad.items():
                 self.log("rejected", round=turn.round, client=client, task=request.task, reason=reason)

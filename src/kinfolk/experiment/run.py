@@ -175,6 +175,7 @@ class _Running:
             remedy = (
                 f"{self.voids} rounds in a row brought {answered} usable replies of {asked}; see audit.jsonl"
             )
+            self._describe("stopped", remedy)
             raise KinfolkError(
                 "run", str(self.folder), f"{remedy} (a smaller local.lr helps if models diverged)"
             )

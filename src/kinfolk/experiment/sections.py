@@ -71,7 +71,7 @@ class EngineSpec:
     processes: int = 0
     # "float32", or "tf32" for faster and coarser products on a GPU.
     precision: str = "float32"
-    # GiB the batched engine may use; 0: half of what is free.
+    # GiB the batched engine may use; 0: a quarter of what the device has.
     memory: float = 0.0
 
 

@@ -27,6 +27,8 @@ def to_message(state: Any) -> tuple[Message, dict[str, Any]]:
             plain[f.name] = {"float": str(value)}  # JSON has no word for it
         elif value is None or isinstance(value, bool | int | float | str):
             plain[f.name] = value
+        elif isinstance(value, tuple) and all(isinstance(v, str | int) for v in value):
+            plain[f.name] = list(value)  # names of clients, for one
         else:
             raise TypeError(
                 f"state.{f.name} is a {type(value).__name__}; use tensors, trees and plain values"
@@ -37,7 +39,10 @@ def to_message(state: Any) -> tuple[Message, dict[str, Any]]:
 def from_message(like: S, tensors: Message, plain: Mapping[str, Any], device: torch.device) -> S:
     """A state of the same class as `like` out of what `to_message` gave."""
     here = map_leaves(lambda t: t.to(device), tensors)
-    values = {key: float(v["float"]) if isinstance(v, dict) else v for key, v in plain.items()}
+    values = {
+        key: float(v["float"]) if isinstance(v, dict) else tuple(v) if isinstance(v, list) else v
+        for key, v in plain.items()
+    }
     return type(like)(**here, **values)
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kinfolk.algorithms import one_model
-from kinfolk.algorithms.one_model import State
-from kinfolk.fold import Mean, Weights
+from kinfolk.algorithms.one_model import State, average
+from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
-from kinfolk.script import Script, fold
+from kinfolk.script import Script
 from kinfolk.streams import Turn
-from kinfolk.task import Table
 from kinfolk.types import Client
 
 
@@ -25,14 +24,9 @@ class FedAvg:
     learner: Learner
     weights: Weights = "size"  # n_i / n, or the same for every client
 
-    init, serve, scored = one_model.init, one_model.serve, one_model.scored
+    init, tasks = one_model.init, one_model.tasks
+    serve, scored = one_model.serve, one_model.scored
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """w <- sum_i (n_i / n) w_i, where w_i is w after E local epochs on client i."""
-        mean = Mean("model", keep=state.model, weights=self.weights)
-        model = yield from fold(mean, "update", cohort, shared={"model": state.model})
-        return State(model), {}
-
-    def tasks(self) -> Table:
-        """Train the received model on the client's own rows."""
-        return {"update": self.learner.train()}
+        return State((yield from average(state.model, cohort, self.weights))), {}

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kinfolk.algorithms import one_model
-from kinfolk.algorithms.one_model import State
+from kinfolk.algorithms.one_model import State, average
 from kinfolk.errors import at_least
-from kinfolk.fold import Mean, Weights
+from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
-from kinfolk.script import Script, fold
+from kinfolk.script import Script
 from kinfolk.streams import Turn
-from kinfolk.task import Table, Task
+from kinfolk.task import Task
 from kinfolk.types import Client
 
 
@@ -31,17 +31,11 @@ class FedAvgTuned:
     def __post_init__(self) -> None:
         at_least("algorithm.tune_epochs", self.tune_epochs, 1)
 
-    init, serve = one_model.init, one_model.serve
+    init, tasks, serve = one_model.init, one_model.tasks, one_model.serve
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """w <- sum_i (n_i / n) w_i."""
-        mean = Mean("model", keep=state.model, weights=self.weights)
-        model = yield from fold(mean, "update", cohort, shared={"model": state.model})
-        return State(model), {}
-
-    def tasks(self) -> Table:
-        """Train the received model on the client's own rows."""
-        return {"update": self.learner.train()}
+        return State((yield from average(state.model, cohort, self.weights))), {}
 
     def scored(self) -> Mapping[str, Task]:
         """The tuned model and, beside it, the common one."""

@@ -10,13 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kinfolk.algorithms import one_model
-from kinfolk.algorithms.one_model import State
+from kinfolk.algorithms.one_model import State, average
 from kinfolk.errors import at_least
-from kinfolk.fold import Mean
 from kinfolk.learning.learner import Learner
-from kinfolk.script import Script, fold
+from kinfolk.script import Script
 from kinfolk.streams import Turn
-from kinfolk.task import Table
 from kinfolk.types import Client, Tree
 
 
@@ -40,17 +38,13 @@ class FedDist:
     def __post_init__(self) -> None:
         at_least("algorithm.epsilon", self.epsilon, 0)
 
-    init, serve, scored = one_model.init, one_model.serve, one_model.scored
+    init, tasks = one_model.init, one_model.tasks
+    serve, scored = one_model.serve, one_model.scored
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """w <- w + epsilon mean_i(w_i - w)."""
-        mean = Mean("model", keep=state.model, weights="uniform")
-        towards = yield from fold(mean, "update", cohort, shared={"model": state.model})
+        towards = yield from average(state.model, cohort, "uniform")
         return State(step_towards(state.model, towards, self.epsilon)), {}
-
-    def tasks(self) -> Table:
-        """Train the received model on the client's own rows."""
-        return {"update": self.learner.train()}
 
 
 @dataclass(frozen=True)
@@ -63,14 +57,10 @@ class FedDWS:
     def __post_init__(self) -> None:
         at_least("algorithm.epsilon", self.epsilon, 0)
 
-    init, serve, scored = one_model.init, one_model.serve, one_model.scored
+    init, tasks = one_model.init, one_model.tasks
+    serve, scored = one_model.serve, one_model.scored
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """w <- w + epsilon sum_i (n_i / n) (w_i - w)."""
-        mean = Mean("model", keep=state.model, weights="size")
-        towards = yield from fold(mean, "update", cohort, shared={"model": state.model})
+        towards = yield from average(state.model, cohort, "size")
         return State(step_towards(state.model, towards, self.epsilon)), {}
-
-    def tasks(self) -> Table:
-        """Train the received model on the client's own rows."""
-        return {"update": self.learner.train()}

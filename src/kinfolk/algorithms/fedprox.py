@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kinfolk.algorithms import one_model
-from kinfolk.algorithms.one_model import State
+from kinfolk.algorithms.one_model import State, average
 from kinfolk.errors import at_least
-from kinfolk.fold import Mean, Weights
+from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
-from kinfolk.script import Script, fold
+from kinfolk.script import Script
 from kinfolk.streams import Turn
 from kinfolk.task import Batch, Carry, Facts, Table
 from kinfolk.types import Client, Message, Tree
@@ -36,9 +36,7 @@ class FedProx:
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """w <- sum_i (n_i / n) w_i, where w_i minimises F_i(w_i) + (mu / 2) |w_i - w|^2."""
-        mean = Mean("model", keep=state.model, weights=self.weights)
-        model = yield from fold(mean, "update", cohort, shared={"model": state.model})
-        return State(model), {}
+        return State((yield from average(state.model, cohort, self.weights))), {}
 
     def tasks(self) -> Table:
         """Train the received model on the client's own rows, with the penalty."""

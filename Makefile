@@ -13,7 +13,7 @@ demo: $(READY)
 
 # Everything CI runs: style, types, tests, doctests, README commands, configs.
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 check: $(READY)
 	$(BIN)/ruff format --check .

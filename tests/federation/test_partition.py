@@ -77,7 +77,7 @@ def test_take_is_uniform():
     assert times / 5000 == pytest.approx(np.full(5, 0.4), abs=0.03)
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", [n for n, p in PARTITIONS.items() if p.reuse and p.sized])
 def test_dealing_is_by_name_and_without_repeats(name):
     labels = np.repeat(np.arange(4), 50)
     deal, spec = PARTITIONS[name].deal, DataSpec(alpha=4.0)
@@ -99,6 +99,14 @@ def test_dirichlet_dealing_follows_its_own_law():
         counts = np.stack([np.bincount(labels[rows], minlength=10) for rows in dealt.values()])
         expected = n * 0.09 * (n + total) / (1 + total)
         assert counts.var(0).mean() == pytest.approx(expected, rel=0.08)
+
+
+@pytest.mark.parametrize(("alpha", "seen"), [(3.0, 4.3), (10.0, 6.3), (100.0, 9.7)])
+def test_dealt_rows_hold_as_many_classes_as_the_paper_says(alpha, seen):
+    labels, n = np.repeat(np.arange(10), 1500), 1000
+    dealt = deal_dirichlet(labels, {Client(f"c{i}"): n for i in range(500)}, DataSpec(alpha=alpha), Seed(3))
+    counts = np.stack([np.bincount(labels[rows], minlength=10) for rows in dealt.values()])
+    assert (counts >= 0.05 * n).sum(1).mean() == pytest.approx(seen, abs=0.2)
 
 
 def test_iid_dealing_has_the_labels_of_the_pool():

@@ -24,7 +24,11 @@ def images(f: Federation, split: str) -> set[bytes]:
     return {f.x[r].numpy().tobytes() for r in f.splits[split].row.unique().tolist()}
 
 
-@pytest.mark.parametrize(("shift", "partition", "test"), list(product(GROUPS, PARTITIONS, TEST_LAWS)))
+# On the embedded digits; test_apart.py has every combination of the tables.
+ABLE = ["none", "rotation"], ["iid", "dirichlet"]
+
+
+@pytest.mark.parametrize(("shift", "partition", "test"), list(product(*ABLE, TEST_LAWS)))
 def test_test_rows_never_appear_in_training(shift, partition, test):
     f = build(replace(SMALL, shift=shift, partition=partition, test=test), Seed(4))
     learnt = torch.cat([f.splits["train"].row, f.splits["valid"].row]) % BASE
@@ -92,6 +96,32 @@ def test_local_law_has_the_clients_own_proportions():
         assert len(rows.unique()) == len(rows) == max(1, round(0.25 * int(own.sum()))), who
         assert ((tested - own * len(rows) / own.sum()).abs() < 1).all()
         assert (rows // BASE == f.truth[i]).all()
+
+
+def test_local_law_takes_a_number_of_rows_where_it_is_asked_for():
+    spec = DataSpec(clients=12, rows=60, alpha=3.0, test="local", test_rows=25)
+    f, other = build(spec, Seed(6)), build(replace(spec, test_rows=0), Seed(6))
+    assert torch.equal(f.splits["train"].row, other.splits["train"].row)
+    assert f.splits["test"].counts().tolist() == [25] * 12
+    for i in range(12):
+        own, tested = (f.y[f.splits[s].rows(i)].bincount(minlength=10) for s in ("train", "test"))
+        assert ((tested - own * 25 / 60).abs() < 1).all()
+    most = build(replace(spec, test_rows=5000), Seed(6)).splits["test"].counts()
+    assert ((most > 25) & (most < 5000)).all()
+
+
+def test_a_class_without_test_rows_is_left_out_of_the_local_law():
+    pool = digits()
+    lame = replace(pool, test=pool.test[pool.labels[pool.test] != 3])
+    spec = DataSpec(clients=6, rows=40, groups=1, test="local")
+    f = from_groups([lame], spec, Seed(0))
+    for i in range(6):
+        own, tested = (f.y[f.splits[s].rows(i)].bincount(minlength=10) for s in ("train", "test"))
+        assert tested.sum() == 10
+        assert tested[3] == 0
+        rest = own.clone()
+        rest[3] = 0
+        assert ((tested - rest * 10 / rest.sum()).abs() < 1).all()
 
 
 def test_local_law_shrinks_when_a_class_runs_out():
@@ -218,6 +248,50 @@ FAULTS = [
     ("ragged", {"ragged": -0.1}, "spread"),
     ("ragged", {"ragged": 9.0}, "spread"),
     ("seed", {"seed": -2}, "seed"),
+    ("rows", {"rows": 0, "partition": "iid"}, "at least one row"),
+    ("rows", {"rows": -1, "partition": "shards"}, "at least one row"),
+    ("clients", {"clients": -1, "partition": "natural"}, "at least one client"),
+    ("shards", {"shards": 0}, "at least one piece"),
+    ("shards", {"shards": 61, "partition": "shards"}, "no more pieces than the 60 rows"),
+    ("min_rows", {"min_rows": 0}, "at least one row"),
+    ("scale_rows", {"scale_rows": 0.0}, "positive"),
+    ("scale_rows", {"scale_rows": NAN}, "positive"),
+    ("test_rows", {"test_rows": -1}, "give 0"),
+    ("noise", {"noise": -0.1}, "0 or more"),
+    ("noise", {"noise": NAN}, "0 or more"),
+    ("noise", {"noise": 0.0, "shift": "noise"}, "the groups are alike"),
+    ("contrast", {"contrast": 1.0}, "above 0 and below 1"),
+    ("contrast", {"contrast": 0.0}, "above 0 and below 1"),
+    ("features", {"features": 0}, "at least one feature"),
+    ("classes", {"classes": 1}, "at least two classes"),
+    ("separation", {"separation": 0.0}, "positive"),
+    ("separation", {"separation": float("inf")}, "positive"),
+    ("leaf_alpha", {"leaf_alpha": -1.0}, "variance"),
+    ("leaf_beta", {"leaf_beta": NAN}, "variance"),
+    ("groups", {"groups": 7, "shift": "colour"}, "at most 6 groups"),
+    ("groups", {"groups": 5, "shift": "label_swap"}, "at most 4 groups"),
+    ("groups", {"name": "multi_source", "groups": 5, "shift": "source"}, "at most 4 groups"),
+    (
+        "shift",
+        {"name": "multi_source", "shift": "rotation"},
+        "'multi_source' makes its groups itself; use 'source'",
+    ),
+    ("shift", {"name": "multi_source", "shift": "none"}, "use 'source'"),
+    (
+        "shift",
+        {"name": "gaussians", "shift": "rotation"},
+        "'gaussians' makes its groups itself; use 'source'",
+    ),
+    ("shift", {"name": "leaf_synthetic", "shift": "source", "test": "local"}, "no groups; use 'none'"),
+    ("shift", {"shift": "source"}, "'digits' is one source; use 'multi_source'"),
+    ("shift", {"shift": "label_swop"}, "did you mean 'label_swap'"),
+    ("partition", {"partition": "dist4"}, "did you mean 'dist"),
+    ("partition", {"name": "linear", "shift": "source", "partition": "shards"}, "no rows to deal"),
+    ("partition", {"partition": "natural"}, "'digits' does not say whose row is whose"),
+    ("test", {"name": "leaf_synthetic", "shift": "none", "test": "group"}, "no groups; use 'local'"),
+    ("rows", {"name": "linear", "shift": "source", "rows": 0}, "at least one row"),
+    ("name", {"name": "femnst"}, "did you mean 'femnist'"),
+    ("name", {"name": "gausians"}, "did you mean 'gaussians'"),
 ]
 
 

@@ -31,6 +31,7 @@ from kinfolk.types import Client, Message, Stack, Tree, map_leaves, stack_messag
 class Padded:
     """The plans of a chunk of clients for one pass, padded to one shape; the flags live on the host."""
 
+    data: Federation
     pool: Tensor  # [steps, clients, batch] rows of the pool
     row: Tensor  # [steps, clients, batch] positions among the client's rows
     weight: Tensor  # [steps, clients, batch] 1 for real rows, 0 for padding
@@ -40,6 +41,10 @@ class Padded:
 
     def __len__(self) -> int:
         return len(self.whole)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(x, y, row, weight) of one step, every leaf [clients, batch, ...]."""
+        return *self.data.take(self.pool[step]), self.row[step], self.weight[step]
 
 
 class Batched:
@@ -76,6 +81,9 @@ class Batched:
         """Nothing to give back."""
 
     def _chunk(self, task: Task, request: Ask[Any], who: tuple[Client, ...], turn: Turn) -> Stack:
+        data = self.federation.among(who)
+        if data is not self.federation:
+            data = on_device(data, self.device)
         to_device: Callable[[Tensor], Tensor] = lambda t: t.to(self.device)  # noqa: E731
         shared = map_leaves(to_device, request.shared)
         own = map_leaves(to_device, request.each.at(who).body) if request.each else {}
@@ -90,7 +98,7 @@ class Batched:
         with torch.no_grad():
             carry: Carry = vmap(start)(own, memory, rows.to(self.device), steps.to(self.device))
         for number, one in enumerate(task.passes):
-            plan = self._padded(one, number, task.stream, who, turn)
+            plan = self._padded(one, number, task.stream, data, who, turn)
             carry = (
                 self._fit(one, carry, plan, turn) if isinstance(one, Fit) else self._sweep(one, carry, plan)
             )
@@ -101,10 +109,10 @@ class Batched:
         return Stack(who, rows, reply)
 
     def _padded(
-        self, one: Fit | Sweep, number: int, stream: str, who: Sequence[Client], turn: Turn
+        self, one: Fit | Sweep, number: int, stream: str, data: Federation, who: Sequence[Client], turn: Turn
     ) -> Padded:
-        split = self.federation.splits[one.plan.split]
-        mine = [split.rows(self.federation.place(c)).numpy() for c in who]
+        split = data.splits[one.plan.split]
+        mine = [split.rows(data.place(c)).numpy() for c in who]
         plans = [
             batches(one.plan, len(m), turn.seed.numpy(stream, turn.round, c, number))
             for c, m in zip(who, mine, strict=True)
@@ -124,14 +132,8 @@ class Batched:
         active: np.ndarray[Any, Any] = np.asarray(weight.any(axis=2))
         whole = [bool(w.all()) for w in weight]
         everyone = [bool(a.all()) for a in active]
-        return Padded(self._put(pool), self._put(row), self._put(weight), self._put(active), whole, everyone)
-
-    def _put(self, array: np.ndarray[Any, Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
-
-    def _batch(self, plan: Padded, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        pool = plan.pool[step]
-        return self.federation.x[pool], self.federation.y[pool], plan.row[step], plan.weight[step]
+        put = [torch.from_numpy(array).to(self.device) for array in (pool, row, weight, active)]
+        return Padded(data, put[0], put[1], put[2], put[3], whole, everyone)
 
     def _fit(self, fit: Fit, carry: Carry, plan: Padded, turn: Turn) -> Carry:
         carry = dict(carry)
@@ -139,7 +141,7 @@ class Batched:
             carry[part] = owned(carry[part])
         states = [d.optimiser.init({n: carry[d.part][n] for n in d.names}) for d in fit.descents]
         for step in range(len(plan)):
-            rows = self._batch(plan, step)
+            rows = plan.batch(step)
             for i, descent in enumerate(fit.descents):
                 old_model, old_state = carry[descent.part], states[i]
                 buffers = owned({n: t for n, t in old_model.items() if n not in descent.names})
@@ -164,7 +166,7 @@ class Batched:
                 return sweep.step(carry, Batch(x, y, row, None if whole else weight))
 
             with torch.no_grad():
-                new = vmap(one)(carry, *self._batch(plan, step))
+                new = vmap(one)(carry, *plan.batch(step))
             carry = new if plan.everyone[step] else _keep_idle_parts(plan.active[step], new, carry)
         return carry
 

@@ -23,7 +23,7 @@ def on_device(federation: Federation, device: torch.device) -> Federation:
 
 def train_rows(federation: Federation, who: Client) -> int:
     """How many training rows a client has."""
-    return len(federation.splits["train"].rows(federation.place(who)))
+    return federation.splits["train"].count(federation.place(who))
 
 
 def first_steps(task: Task, federation: Federation, who: Client) -> int:
@@ -31,14 +31,16 @@ def first_steps(task: Task, federation: Federation, who: Client) -> int:
     if not task.passes:
         return 0
     plan = task.passes[0].plan
-    return step_count(plan, len(federation.splits[plan.split].rows(federation.place(who))))
+    return step_count(plan, federation.splits[plan.split].count(federation.place(who)))
 
 
 def perform(
     task: Task, message: Message, memory: Message, federation: Federation, who: Client, turn: Turn
 ) -> tuple[Message, Message | None]:
     """Run a task on one client's rows: (reply, memory or None if it stays as it was)."""
+    held = federation.among([who])
     device = federation.x.device
+    federation = held if held is federation else on_device(held, device)
     facts = Facts(
         rows=torch.tensor(train_rows(federation, who), device=device),
         steps=torch.tensor(first_steps(task, federation, who), device=device),
@@ -64,7 +66,8 @@ def client_batches(
     for drawn in batches(one.plan, len(mine), draw):
         row = torch.from_numpy(drawn)
         pool = mine[row].to(federation.x.device)
-        yield Batch(federation.x[pool], federation.y[pool], row.to(pool.device), None)
+        x, y = federation.take(pool)
+        yield Batch(x, y, row.to(pool.device), None)
 
 
 def _fit(fit: Fit, carry: Carry, rows: Iterator[Batch], turn: Turn) -> Carry:

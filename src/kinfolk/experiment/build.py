@@ -49,7 +49,7 @@ def build_parts(
     """
     seed = Seed(spec.run.seed)
     federation = federation or build(spec.data, seed)
-    if not len(federation.splits[spec.run.split].row):
+    if not int(federation.splits[spec.run.split].counts().sum()):
         raise KinfolkError(
             "run.split", spec.run.split, "the federation has no such rows; set data.valid above 0"
         )
@@ -118,7 +118,7 @@ def _check_output(module: nn.Module, name: str, federation: Federation, outputs:
     try:
         with torch.no_grad():
             module.eval()
-            out = module(federation.x[:1])
+            out = module(first_rows(federation, 1)[0])
     except Exception as error:  # anything a user's forward raises
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise KinfolkError(
@@ -145,6 +145,12 @@ def _check_training(spec: Experiment, learner: Learner) -> None:
         raise KinfolkError("model.name", spec.model.name, "has no parameters that require a gradient")
     if learner.plan.drop_single and spec.local.batch == 1:
         raise KinfolkError("local.batch", 1, "this network has BatchNorm, which needs batches of 2 or more")
+
+
+def first_rows(federation: Federation, count: int) -> tuple[Tensor, Tensor]:
+    """A few rows to try a network on, as often as needed where there are fewer."""
+    held = federation.among(federation.clients[:1])
+    return held.take(torch.arange(count) % len(held.x))
 
 
 def parameters(learner: Learner) -> int:

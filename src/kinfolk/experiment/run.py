@@ -16,7 +16,7 @@ from kinfolk.engines.choose import Choice, Wanted, arithmetic, choose, make
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Stage, drop_outs
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.build import Network, Parts, build_parts, parameters
+from kinfolk.experiment.build import Network, Parts, build_parts, first_rows, parameters
 from kinfolk.experiment.checkpoint import load_latest, save
 from kinfolk.experiment.record import Records, write_json, write_text
 from kinfolk.experiment.score import score_everyone, score_groups
@@ -94,9 +94,9 @@ def run(
 def _choose(parts: Parts) -> Choice:
     engine, federation = parts.spec.engine, parts.federation
     wanted = Wanted(engine.name, engine.device, engine.chunk, engine.processes, engine.memory)
-    rows = torch.arange(min(2, len(federation.x))).repeat(2)[:2]
-    blocked = obstacle(parts.learner, federation.x[rows], federation.y[rows])
-    size = cost(parts.learner, federation.x[:1])
+    x, y = first_rows(federation, 2)
+    blocked = obstacle(parts.learner, x, y)
+    size = cost(parts.learner, x[:1])
     return choose(wanted, size, parts.spec.local.batch, len(federation.clients), blocked)
 
 

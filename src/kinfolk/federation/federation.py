@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +14,10 @@ from kinfolk.errors import KinfolkError, near
 from kinfolk.types import Client
 
 SPLITS = ("train", "valid", "test")
+
+# Makes the rows of client number i when they are asked for: split -> (x, y). A frozen dataclass with a
+# `__call__`, so that its printed form tells all that its rows depend on.
+Maker = Callable[[int], Mapping[str, tuple[Tensor, Tensor]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +37,11 @@ class Split:
         """The pool rows of client number `i`."""
         s = int(self.of[i])
         return self.row[int(self.start[s]) : int(self.start[s + 1])]
+
+    def count(self, i: int) -> int:
+        """How many rows client number `i` has."""
+        s = int(self.of[i])
+        return int(self.start[s + 1]) - int(self.start[s])
 
     def counts(self) -> Tensor:
         """How many rows each client has, [clients]."""
@@ -67,12 +76,14 @@ class Federation:
     """
 
     clients: tuple[Client, ...]  # sorted, unique
-    x: Tensor  # [pool, ...] float32
+    x: Tensor  # [pool, ...] float32, or bytes with a scale
     y: Tensor  # [pool] int64 when classes > 0; otherwise float32, [pool] or [pool, d]
     splits: Mapping[str, Split]  # "train", "valid", "test"
     classes: int  # 0: regression
     truth: Tensor | None = None  # [clients] int64 known groups: for scores, never given to an algorithm
     name: str = ""  # short description
+    scale: tuple[float, float] | None = None  # rows stored as bytes are x * scale[0] + scale[1]
+    maker: Maker | None = None  # rows that are made when a client is asked; the pool is empty then
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,14 +97,42 @@ class Federation:
             raise KinfolkError("data.clients", who, "no such client; " + near(who, self.clients))
         return i
 
+    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of the pool as they are trained on: (x, y), with the shape of `rows` in front.
+
+        >>> pool = torch.tensor([[0], [255]], dtype=torch.uint8)
+        >>> f = Federation((Client("ann"),), pool, torch.tensor([0, 1]), {}, 2, scale=(2 / 255, -1.0))
+        >>> f.take(torch.tensor([1]))
+        (tensor([[1.]]), tensor([1]))
+        """
+        x = self.x[rows]
+        return (x if self.scale is None else x.float() * self.scale[0] + self.scale[1]), self.y[rows]
+
+    def among(self, who: Sequence[Client]) -> Federation:
+        """A federation that holds the rows of `who`: this one, unless its rows have yet to be made."""
+        if self.maker is None:
+            return self
+        names = tuple(sorted(who))
+        made = [self.maker(self.place(c)) for c in names]
+        pairs = [(split, part[split]) for split in self.splits for part in made]
+        ends = torch.tensor([len(y) for _, (_, y) in pairs]).cumsum(0).tolist()
+        rows = [torch.arange(end - len(y), end) for end, (_, (_, y)) in zip(ends, pairs, strict=True)]
+        splits = {s: pack(rows[k * len(names) : (k + 1) * len(names)]) for k, s in enumerate(self.splits)}
+        x, y = (torch.cat([pair[k] for _, pair in pairs]) for k in (0, 1))
+        return Federation(names, x, y, splits, self.classes, None, self.name, self.scale)
+
     def only(self, who: Client) -> Federation:
         """A federation of one that holds this client's rows and nothing else: what a real device holds."""
+        if self.maker is not None:
+            return self.among([who])
         i = self.place(who)
         own = {name: split.rows(i) for name, split in self.splits.items()}
         held, local = torch.unique(torch.cat(list(own.values())), return_inverse=True)
         parts = local.split([len(rows) for rows in own.values()])
         splits = {name: pack([part.cpu()]).to(self.x.device) for name, part in zip(own, parts, strict=True)}
-        return Federation((who,), self.x[held], self.y[held], splits, self.classes, None, self.name)
+        return Federation(
+            (who,), self.x[held], self.y[held], splits, self.classes, None, self.name, self.scale
+        )
 
     def to(self, device: str | torch.device) -> Federation:
         """The same federation with every tensor on `device`."""
@@ -112,7 +151,8 @@ class Federation:
             tensors |= {f"{name}.start": split.start, f"{name}.row": split.row, f"{name}.of": split.of}
         if self.truth is not None:
             tensors["truth"] = self.truth
-        digest = hashlib.sha256(repr((self.clients, self.classes, self.name)).encode())
+        digest = hashlib.sha256(repr((self.clients, self.classes, self.name, self.scale)).encode())
+        digest.update(repr(self.maker).encode())  # a maker's parameters are the rows it will make
         for name, tensor in tensors.items():
             # Name, type and shape first, so that no two layouts give the same run of bytes.
             digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())

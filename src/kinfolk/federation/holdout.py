@@ -19,26 +19,46 @@ def held_count(count: int, fraction: float) -> int:
     return min(max(1, round(fraction * count)), count - 1)
 
 
-def hold_out(rows: Ints, fraction: float, rng: np.random.Generator) -> tuple[Ints, Ints]:
+def hold_out(
+    rows: Ints, fraction: float, rng: np.random.Generator, block: Ints | None = None
+) -> tuple[Ints, Ints]:
     """Part `rows` in (kept, held). Copies of one row stay on one side, whatever their number.
+
+    So do rows of one block, where `block` says which (by row of the pool); the fraction is then one
+    of blocks.
 
     >>> kept, held = hold_out(np.array([5, 5, 6, 7]), 0.34, np.random.default_rng(0))
     >>> set(kept.tolist()) & set(held.tolist()), len(kept) + len(held)
     (set(), 4)
     """
-    distinct = np.unique(rows)
+    unit = rows if block is None else block[rows]
+    distinct = np.unique(unit)
     chosen = rng.permutation(distinct)[: held_count(len(distinct), fraction)]
-    out = np.isin(rows, chosen)
+    out = np.isin(unit, chosen)
     return rows[~out], rows[out]
 
 
-def stratified(labels: Ints, fraction: float, rng: np.random.Generator) -> tuple[Ints, Ints]:
+def stratified(
+    labels: Ints, fraction: float, rng: np.random.Generator, block: Ints | None = None
+) -> tuple[Ints, Ints]:
     """Part all rows in (kept, held), class by class; both come in increasing order.
 
     >>> kept, held = stratified(np.array([0, 0, 0, 0, 1, 1]), 0.5, np.random.default_rng(0))
     >>> len(kept), len(held)
     (3, 3)
     """
-    held = [hold_out(np.flatnonzero(labels == c), fraction, rng)[1] for c in np.unique(labels)]
+    held = [hold_out(np.flatnonzero(labels == c), fraction, rng, block)[1] for c in np.unique(labels)]
     out = np.isin(np.arange(len(labels)), np.concatenate(held))
+    if block is not None:  # a block of several classes goes where any of its rows goes
+        out = np.isin(block, block[out])
     return np.flatnonzero(~out), np.flatnonzero(out)
+
+
+def by_owner(owner: Ints, count: int) -> list[Ints]:
+    """The places of each of `count` owners, increasing.
+
+    >>> [places.tolist() for places in by_owner(np.array([1, 0, 1]), 3)]
+    [[1], [0, 2], []]
+    """
+    order = np.argsort(owner, kind="stable")
+    return np.split(order, np.searchsorted(owner[order], np.arange(1, count)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kinfolk.federation.holdout import Ints
+from kinfolk.federation.holdout import Ints, by_owner
 from kinfolk.federation.pool import Pool
 from kinfolk.streams import Seed
 from kinfolk.types import Client
@@ -23,6 +23,7 @@ class Dealt:
     labels: Mapping[Client, Ints]  # each client's labels, validation rows included
     test_fraction: float
     seed: Seed
+    test_rows: int = 0  # what every client should have under "local"; 0: in proportion to its training rows
 
 
 @dataclass(frozen=True)
@@ -72,18 +73,35 @@ def shares_within(counts: Ints, total: int, room: Ints) -> Ints:
 
 
 def _local(dealt: Dealt) -> tuple[list[Ints], list[int]]:
-    """Test rows in the proportions of the client's own labels, out of its group's test rows."""
+    """Test rows in the proportions of the client's own labels, out of its group's test rows.
+
+    Where rows belong to clients by nature, a client is tested on its own: on all, or on `test_rows` of them.
+    """
+    own_tests = [None if p.owner is None else by_owner(p.owner[p.test], len(p.names)) for p in dealt.groups]
     sets = []
-    for who, g in dealt.group.items():
-        pool = dealt.groups[g]
-        test, own = pool.labels[pool.test], dealt.labels[who]
-        wanted = max(1, round(dealt.test_fraction * len(own)))
-        counts = np.bincount(own, minlength=pool.classes)
-        given = shares_within(counts, wanted, np.bincount(test, minlength=pool.classes))
+    for i, (who, g) in enumerate(dealt.group.items()):
+        pool, mine = dealt.groups[g], own_tests[g]
         rng = dealt.seed.numpy("data", "test", who)
-        drawn = [rng.choice(pool.test[test == c], n, replace=False) for c, n in enumerate(given) if n]
-        sets.append(np.sort(np.concatenate([np.zeros(0, np.int64), *drawn])) + dealt.offset[g])
+        if mine is None:
+            wanted = dealt.test_rows or max(1, round(dealt.test_fraction * len(dealt.labels[who])))
+            rows = _alike(pool, dealt.labels[who], wanted, rng)
+        else:
+            rows = pool.test[mine[i]]
+            if 0 < dealt.test_rows < len(rows):
+                rows = np.sort(rng.choice(rows, dealt.test_rows, replace=False))
+        sets.append(rows + dealt.offset[g])
     return sets, list(range(len(sets)))
+
+
+def _alike(pool: Pool, own: Ints, wanted: int, rng: np.random.Generator) -> Ints:
+    """Test rows with the label proportions of `own`, as many as wanted or as can be."""
+    labels = pool.labels[pool.test]
+    room = np.bincount(labels, minlength=pool.classes)
+    # A class without test rows can not be tested; the proportions are those among the others.
+    counts = np.bincount(own, minlength=pool.classes) * (room > 0)
+    given = shares_within(counts, wanted, room) if counts.any() else counts
+    drawn = [rng.choice(pool.test[labels == c], n, replace=False) for c, n in enumerate(given) if n]
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *drawn]))
 
 
 def _group(dealt: Dealt) -> tuple[list[Ints], list[int]]:

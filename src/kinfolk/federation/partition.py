@@ -1,4 +1,4 @@
-"""How a group's training rows are dealt to its clients.
+"""How a group's training rows are dealt to its clients: the table of partitions.
 
 The Dirichlet recipe follows Zhang et al., Communication-efficient clustered federated learning via
 model distance (Machine Learning, 2024): one label law per client, rows reused across clients.
@@ -6,21 +6,20 @@ model distance (Machine Learning, 2024): one label law per client, rows reused a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kinfolk.errors import KinfolkError
+from kinfolk.federation.dist import deal_dist
+from kinfolk.federation.draws import Deal, by_class, dirichlet, spec_law, take
 from kinfolk.federation.holdout import Ints
 from kinfolk.federation.spec import DataSpec
+from kinfolk.federation.split import deal_dirichlet_split, deal_fed_dc, deal_quantity, deal_shards
 from kinfolk.streams import Seed
 from kinfolk.types import Client
 
-# (labels of the group's training rows, rows wanted by each client, spec, seed) -> positions among
-# those rows, by client. One call per group, so that a partition may also deal without reuse.
-Deal = Callable[[Ints, Mapping[Client, int], DataSpec, Seed], dict[Client, Ints]]
+__all__ = ["ALPHA_MEANS", "PARTITIONS", "Partition", "deal_dirichlet", "deal_iid", "dirichlet", "take"]
 
 
 @dataclass(frozen=True)
@@ -28,44 +27,10 @@ class Partition:
     """A way to deal rows, with one line that says what it does."""
 
     line: str
-    deal: Deal
-
-
-def dirichlet(
-    classes: int,
-    rng: np.random.Generator,
-    *,
-    alpha_total: float | None = None,
-    alpha_each: float | None = None,
-) -> NDArray[np.float64]:
-    """One label law [classes]. Papers mean two things by alpha, so say which.
-
-    `alpha_total` is shared out, alpha / classes to each class: 3 leaves about four of ten classes.
-    `alpha_each` is the concentration of every single class: 3 is nearly balanced.
-
-    >>> law = dirichlet(10, np.random.default_rng(0), alpha_total=3.0)
-    >>> law.shape, round(float(law.sum()), 6)
-    ((10,), 1.0)
-    """
-    if (alpha_total is None) == (alpha_each is None):
-        raise KinfolkError("data.alpha", None, "give either alpha_total or alpha_each")
-    each = alpha_each if alpha_each is not None else (alpha_total or 0.0) / classes
-    if not 0 < each < np.inf:
-        raise KinfolkError(
-            "data.alpha", alpha_total if alpha_each is None else alpha_each, "give a positive number"
-        )
-    # Beyond 1e12 the law is uniform to the last digit, and sums of gammas would overflow.
-    return rng.dirichlet(np.full(classes, min(each, 1e12)))
-
-
-def take(rows: Ints, count: int, rng: np.random.Generator) -> Ints:
-    """Draw `count` of `rows` without replacement; where too few, all as often as one another or once more.
-
-    >>> sorted(take(np.array([7, 8]), 4, np.random.default_rng(0)).tolist())
-    [7, 7, 8, 8]
-    """
-    again, rest = divmod(count, len(rows))
-    return np.concatenate([np.tile(rows, again), rng.choice(rows, rest, replace=False)])
+    deal: Deal | None  # None: the rows belong to clients already
+    reuse: bool = True  # two clients of a group may get the same row
+    sized: bool = True  # clients get as many rows as `rows` and `ragged` say
+    by_alpha: bool = False  # `alpha` and `alpha_means` matter
 
 
 def deal_iid(labels: Ints, sizes: Mapping[Client, int], spec: DataSpec, seed: Seed) -> dict[Client, Ints]:
@@ -87,17 +52,14 @@ def deal_dirichlet(
     (5,)
     """
     # Classes a group has no rows of can not be drawn, so the law is over those it has.
-    by_class = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    classes = by_class(labels)
     dealt = {}
     for who, n in sizes.items():
-        stream = seed.numpy("data", "law", who)  # its own stream: more rows do not change the law
-        if spec.alpha_means == "total":
-            law = dirichlet(len(by_class), stream, alpha_total=spec.alpha)
-        else:
-            law = dirichlet(len(by_class), stream, alpha_each=spec.alpha)
+        # Its own stream: more rows do not change the law.
+        law = spec_law(len(classes), spec, seed.numpy("data", "law", who))
         rng = seed.numpy("data", "rows", who)
         counts = rng.multinomial(n, law)
-        drawn = [take(rows, int(c), rng) for rows, c in zip(by_class, counts, strict=True)]
+        drawn = [take(rows, int(c), rng) for rows, c in zip(classes, counts, strict=True)]
         dealt[who] = np.sort(np.concatenate(drawn))
     return dealt
 
@@ -106,5 +68,37 @@ ALPHA_MEANS = ("total", "each")
 
 PARTITIONS: dict[str, Partition] = {
     "iid": Partition("every client draws from all rows of its group alike", deal_iid),
-    "dirichlet": Partition("every client draws its own label law", deal_dirichlet),
+    "dirichlet": Partition("every client draws its own label law", deal_dirichlet, by_alpha=True),
+    "dirichlet_split": Partition(
+        "every class is split over the clients by a Dirichlet law, all rows, none used twice",
+        deal_dirichlet_split,
+        reuse=False,
+        sized=False,
+        by_alpha=True,
+    ),
+    "shards": Partition(
+        "rows sorted by label are cut into pieces, a few for every client, none used twice",
+        deal_shards,
+        reuse=False,
+    ),
+    "quantity": Partition(
+        "labels alike, sizes unequal by `ragged`, no row used twice", deal_quantity, reuse=False
+    ),
+    "natural": Partition("the clients the source names, with their own rows", None, reuse=False, sized=False),
+    "fed_dc": Partition(
+        "every client draws its own label law, no row used twice, a class that has run out is redrawn",
+        deal_fed_dc,
+        reuse=False,
+        by_alpha=True,
+    ),
+    "dist0": Partition(
+        "SLFed's Dist-0: 11,015 rows, 7 common classes of 10", deal_dist("dist0"), sized=False
+    ),
+    "dist1": Partition("SLFed's Dist-1: 7,535 rows, 3 common classes of 10", deal_dist("dist1"), sized=False),
+    "dist2": Partition(
+        "SLFed's Dist-2: 14,015 rows, 7 common classes of 10", deal_dist("dist2"), sized=False
+    ),
+    "dist3": Partition(
+        "SLFed's Dist-3: a mix of the others, even and any counts", deal_dist("dist3"), sized=False
+    ),
 }

@@ -9,17 +9,23 @@ from torch import Tensor
 
 from kinfolk.federation.holdout import Ints, stratified
 from kinfolk.streams import Seed
+from kinfolk.types import Client
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
     """Rows to deal from. Clients train on rows of `train` and are tested on rows of `test` only."""
 
-    x: Tensor  # [pool, ...] float32
+    x: Tensor  # [pool, ...] float32, or bytes with a scale
     y: Tensor  # [pool] int64
     train: Ints  # rows, increasing
     test: Ints  # rows, increasing; none of them in train
     classes: int
+    scale: tuple[float, float] | None = None  # rows stored as bytes are x * scale[0] + scale[1]
+    owner: Ints | None = None  # [pool] whose row it is by nature, a place in `names`
+    names: tuple[Client, ...] = ()  # owners, sorted
+    block: Ints | None = None  # [pool] rows that are alike, such as windows of one recording
+    note: str = ""  # who was left out, for the description of the federation
 
     @property
     def labels(self) -> Ints:

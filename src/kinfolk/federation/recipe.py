@@ -10,12 +10,17 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from kinfolk.errors import KinfolkError
+from kinfolk.federation.data.rows import Rows
+from kinfolk.federation.draws import row_counts
 from kinfolk.federation.federation import Federation, client_names, pack
-from kinfolk.federation.groups import shifted
-from kinfolk.federation.holdout import Ints, hold_out
+from kinfolk.federation.groups import end_to_end, shifted
+from kinfolk.federation.holdout import Ints, by_owner, hold_out
 from kinfolk.federation.laws import TEST_LAWS, Dealt
+from kinfolk.federation.natural import pool_of
 from kinfolk.federation.partition import PARTITIONS
 from kinfolk.federation.pool import Pool
+from kinfolk.federation.shifts import How
 from kinfolk.federation.soundness import check
 from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
@@ -41,26 +46,35 @@ def assign_groups(names: Sequence[Client], count: int, seed: Seed) -> dict[Clien
     return dict(zip(sorted(names), groups.tolist(), strict=True))
 
 
-def row_count(rows: int, ragged: float, who: Client, seed: Seed) -> int:
-    """How many rows a client gets: log-normal with mean `rows`, at least one.
-
-    >>> row_count(60, 0.0, Client("ann"), Seed(0))
-    60
-    """
-    z = seed.numpy("data", "size", who).standard_normal()
-    return max(1, round(rows * float(np.exp(ragged * z - ragged**2 / 2))))
-
-
 def _training(
     groups: Sequence[Pool], group: dict[Client, int], spec: DataSpec, seed: Seed
 ) -> dict[Client, Ints]:
     """Each client's rows among those its group trains on, in order of name."""
+    partition = PARTITIONS[spec.partition]
     rows: dict[Client, Ints] = {}
     for g, pool in enumerate(groups):
-        sizes = {who: row_count(spec.rows, spec.ragged, who, seed) for who in group if group[who] == g}
-        dealt = PARTITIONS[spec.partition].deal(pool.labels[pool.train], sizes, spec, seed)
+        names = [who for who in group if group[who] == g]
+        if partition.deal is None:
+            assert pool.owner is not None
+            own = by_owner(pool.owner[pool.train], len(pool.names))
+            dealt = {who: place for who, place in zip(pool.names, own, strict=True) if group[who] == g}
+        else:
+            sizes = (
+                row_counts(names, len(pool.train), spec, seed) if partition.sized else dict.fromkeys(names, 0)
+            )
+            dealt = partition.deal(pool.labels[pool.train], sizes, spec, seed)
         rows |= {who: pool.train[place] for who, place in dealt.items()}
     return {who: rows[who] for who in group}
+
+
+def _held(
+    groups: Sequence[Pool], group: dict[Client, int], rows: dict[Client, Ints], spec: DataSpec, seed: Seed
+) -> list[tuple[Ints, Ints]]:
+    """Each client's (training, validation) rows."""
+    return [
+        hold_out(own, spec.valid, seed.numpy("data", "valid", who), groups[group[who]].block)
+        for who, own in rows.items()
+    ]
 
 
 def from_groups(groups: Sequence[Pool], spec: DataSpec, seed: Seed) -> Federation:
@@ -71,28 +85,36 @@ def from_groups(groups: Sequence[Pool], spec: DataSpec, seed: Seed) -> Federatio
     >>> from_groups([pool, pool], DataSpec(clients=4, rows=10), Seed(0)).splits["train"].counts()
     tensor([10, 10, 10, 10])
     """
-    group = assign_groups(client_names(spec.clients), len(groups), seed)
+    names = groups[0].names or client_names(spec.clients)
+    if len(names) < len(groups):
+        raise KinfolkError("data.groups", spec.groups, f"no more groups than the {len(names)} clients")
+    group = assign_groups(names, len(groups), seed)
     rows = _training(groups, group, spec, seed)
     offset = np.cumsum([0, *(len(pool.x) for pool in groups)]).tolist()[:-1]
     labels = {who: groups[group[who]].labels[own] for who, own in rows.items()}
-    tests, of = TEST_LAWS[spec.test].draw(Dealt(groups, offset, group, labels, spec.test_fraction, seed))
-    parts = [
-        hold_out(own + offset[group[who]], spec.valid, seed.numpy("data", "valid", who))
-        for who, own in rows.items()
-    ]
+    tests, of = TEST_LAWS[spec.test].draw(
+        Dealt(groups, offset, group, labels, spec.test_fraction, seed, spec.test_rows)
+    )
+    parts = _held(groups, group, rows, spec, seed)
+    start = [offset[g] for g in group.values()]
     return check(
         Federation(
             clients=tuple(group),
-            x=torch.cat([pool.x for pool in groups]),
+            x=end_to_end([pool.x for pool in groups]),
             y=torch.cat([pool.y for pool in groups]),
             splits={
-                "train": pack([torch.from_numpy(kept) for kept, _ in parts]),
-                "valid": pack([torch.from_numpy(held) for _, held in parts]),
+                "train": pack(
+                    [torch.from_numpy(kept + s) for (kept, _), s in zip(parts, start, strict=True)]
+                ),
+                "valid": pack(
+                    [torch.from_numpy(held + s) for (_, held), s in zip(parts, start, strict=True)]
+                ),
                 "test": pack([torch.from_numpy(rows) for rows in tests], of),
             },
             classes=groups[0].classes,
             truth=torch.tensor(list(group.values()), dtype=torch.int64),
-            name=describe(spec),
+            name=describe(spec, groups[0].note),
+            scale=groups[0].scale,
         )
     )
 
@@ -104,16 +126,31 @@ def from_pool(pool: Pool, spec: DataSpec, seed: Seed) -> Federation:
     >>> from_pool(digits(), DataSpec(clients=4, groups=2), Seed(0)).truth.sum()
     tensor(2)
     """
-    return from_groups(shifted(pool, spec.shift, group_count(spec)), spec, seed)
+    how = How(pool.classes, seed, spec.noise, spec.contrast)
+    return from_groups(shifted(pool, spec.shift, group_count(spec), how), spec, seed)
 
 
-def describe(spec: DataSpec) -> str:
-    """A federation in one short line.
+def from_rows(rows: Rows, spec: DataSpec, seed: Seed) -> Federation:
+    """Set test rows apart, make groups and deal: what a loader gave, as a federation.
+
+    >>> rows = Rows(np.zeros((40, 1, 4, 4), np.uint8), np.arange(40) % 4, 4, (1 / 255, 0.0))
+    >>> from_rows(rows, DataSpec(clients=4, rows=5), Seed(0)).x.dtype
+    torch.uint8
+    """
+    return from_pool(pool_of(rows, spec, seed), spec, seed)
+
+
+def describe(spec: DataSpec, note: str = "") -> str:
+    """A federation in one short line; `note` tells more of how rows were dealt.
 
     >>> describe(DataSpec())
     'digits, 4 groups by rotation, dirichlet (alpha_total = 100), group test'
     """
     groups = f"{spec.groups} groups by {spec.shift}" if spec.shift != "none" else "one group"
-    law = f"{spec.partition} (alpha_{spec.alpha_means} = {spec.alpha:g})"
-    dealt = law if spec.partition == "dirichlet" else spec.partition
-    return f"{spec.name}, {groups}, {dealt}, {spec.test} test"
+    if PARTITIONS[spec.partition].by_alpha:
+        note = f" (alpha_{spec.alpha_means} = {spec.alpha:g})"
+    elif spec.partition == "shards":
+        note = f" ({spec.shards} each)"
+    elif spec.partition.startswith("dist"):
+        note = f" (counts x {spec.scale_rows:g})"
+    return f"{spec.name}, {groups}, {spec.partition}{note}, {spec.test} test"

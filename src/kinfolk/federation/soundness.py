@@ -44,8 +44,8 @@ def _names(f: Federation) -> None:
 def _layout(f: Federation) -> None:
     if set(f.splits) != set(SPLITS):
         raise KinfolkError("data.splits", sorted(f.splits), "give exactly " + ", ".join(SPLITS))
-    if f.x.dtype != torch.float32:
-        raise KinfolkError("data.x", str(f.x.dtype), "store rows as float32")
+    if f.x.dtype != (torch.float32 if f.scale is None else torch.uint8):
+        raise KinfolkError("data.x", str(f.x.dtype), "store rows as float32, or as bytes with a scale")
     wanted = torch.int64 if f.classes > 0 else torch.float32
     if f.y.dtype != wanted or (f.classes > 0 and f.y.dim() != 1):
         found = f"{f.y.dtype}, {f.y.dim()} axes"
@@ -90,7 +90,10 @@ def _first(f: Federation, bad: Tensor) -> tuple[int, Tensor] | None:
 
 
 def _finite(f: Federation) -> None:
-    bad = ~f.x.isfinite().reshape(len(f.x), -1).all(1)
+    if f.x.is_floating_point():
+        bad = ~f.x.isfinite().reshape(len(f.x), -1).all(1)
+    else:
+        bad = torch.zeros(len(f.x), dtype=torch.bool)  # bytes are finite; a copy of them is not free
     if f.classes == 0:
         bad |= ~f.y.isfinite().reshape(len(f.y), -1).all(1)
     found = _first(f, bad)

@@ -1,27 +1,32 @@
 """Data by name: the table of sources, and `build`, which turns a `[data]` table into a federation.
 
 A new source is one file and one line in `SOURCES`. Sources with one pool of labelled rows end in
-`from_pool`, those with a pool per group in `from_groups`; those whose rows already belong to
-clients make their own `Federation` and `check` it.
+`from_pool` or `from_rows`, those with a pool per group in `from_groups`; those whose rows already
+belong to clients make their own `Federation` and `check` it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kinfolk.errors import KinfolkError, near
+from kinfolk.federation.bounds import bounds
+from kinfolk.federation.data.catalogue import CATALOGUE, data_root, find
+from kinfolk.federation.data.rows import Rows
+from kinfolk.federation.digit_sources import DIGIT_SOURCES, multi_source
 from kinfolk.federation.digits import digits
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.groups import GROUPS
 from kinfolk.federation.laws import TEST_LAWS
+from kinfolk.federation.notes import of_federation, of_rows
 from kinfolk.federation.partition import ALPHA_MEANS, PARTITIONS
-from kinfolk.federation.recipe import from_pool, group_count
+from kinfolk.federation.recipe import from_pool, from_rows
 from kinfolk.federation.spec import DataSpec
+from kinfolk.federation.synthetic import synthetic
 from kinfolk.streams import Seed
 
-__all__ = ["SOURCES", "DataSpec", "Source", "build", "check_spec"]
+__all__ = ["SOURCES", "DataSpec", "Source", "build", "check_spec", "explain"]
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,13 @@ class Source:
 
     line: str
     load: Callable[[DataSpec, Seed], Federation]
+    files: tuple[str, ...] = ()  # names in the catalogue whose files it reads
 
 
 def _digits(spec: DataSpec, seed: Seed) -> Federation:
+    if PARTITIONS[spec.partition].deal is None:
+        remedy = "'digits' does not say whose row is whose; use 'iid' or another partition"
+        raise KinfolkError("data.partition", spec.partition, remedy)
     return from_pool(digits(spec.test_fraction, seed), spec, seed)
 
 
@@ -41,8 +50,29 @@ def _own(spec: DataSpec, seed: Seed) -> Federation:
     raise KinfolkError("data.name", spec.name, remedy)
 
 
+def _found(name: str) -> Rows:
+    return find(name, data_root())
+
+
+def _from_files(spec: DataSpec, seed: Seed) -> Federation:
+    return from_rows(_found(spec.name), spec, seed)
+
+
+def _multi_source(spec: DataSpec, seed: Seed) -> Federation:
+    return multi_source(spec, seed, _found)
+
+
 SOURCES: dict[str, Source] = {
     "digits": Source("scikit-learn's 1797 digits of 8 by 8, dealt to made-up clients", _digits),
+    **{name: Source(entry.line, _from_files, (name,)) for name, entry in CATALOGUE.items()},
+    "multi_source": Source(
+        "digits of MNIST, USPS, SVHN and SIGN, one of them to each group, grey, 32 by 32",
+        _multi_source,
+        DIGIT_SOURCES,
+    ),
+    "gaussians": Source("made up: Gaussian classes, every group with its own means", synthetic),
+    "linear": Source("made up: linear regression, every group with its own weights", synthetic),
+    "leaf_synthetic": Source("made up: LEAF's synthetic(alpha, beta), no two clients alike", synthetic),
     "own": Source("your own rows, given in Python as one (x, y) per client", _own),
 }
 
@@ -65,21 +95,7 @@ def check_spec(spec: DataSpec) -> None:
     for field, known in tables.items():
         if getattr(spec, field) not in known:
             raise KinfolkError(f"data.{field}", getattr(spec, field), near(str(getattr(spec, field)), known))
-    most = GROUPS[spec.shift].most or spec.groups
-    # Written so that NaN fails every comparison.
-    rules = [
-        ("clients", spec.clients >= 1, "give at least one client"),
-        ("rows", spec.rows >= 1, "give each client at least one row"),
-        ("groups", spec.groups >= 1, "give at least one group"),
-        ("groups", group_count(spec) <= most, f"shift {spec.shift!r} makes at most {most} groups"),
-        ("groups", group_count(spec) <= spec.clients, f"no more groups than the {spec.clients} clients"),
-        ("alpha", 0 < spec.alpha < math.inf, "give a positive number"),
-        ("valid", 0 <= spec.valid < 1, "give a fraction, 0 or more and below 1"),
-        ("test_fraction", 0 < spec.test_fraction < 1, "give a fraction above 0 and below 1"),
-        ("ragged", 0 <= spec.ragged <= 3, "give a spread from 0 (all equal) to 3"),
-        ("seed", spec.seed >= -1, "give -1 (the seed of the run) or a seed of 0 or more"),
-    ]
-    for field, holds, remedy in rules:
+    for field, holds, remedy in bounds(spec):
         if not holds:
             raise KinfolkError(f"data.{field}", getattr(spec, field), remedy)
 
@@ -92,4 +108,21 @@ def build(spec: DataSpec, seed: Seed) -> Federation:
     (8, tensor([2, 2, 2, 2]), (1, 8, 8))
     """
     check_spec(spec)
-    return SOURCES[spec.name].load(spec, seed if spec.seed == -1 else Seed(spec.seed))
+    return SOURCES[spec.name].load(spec, _seed(spec, seed))
+
+
+def explain(spec: DataSpec, seed: Seed, federation: Federation | None = None) -> list[str]:
+    """What was left out, filled in or never dealt, one line each; builds the federation unless it is given.
+
+    >>> explain(DataSpec(clients=2, rows=20, groups=2, test="global"), Seed(0))
+    ["2,674 rows of 3,594 in the pool are nobody's"]
+    """
+    federation = build(spec, seed) if federation is None else federation
+    notes = [
+        note for name in SOURCES[spec.name].files for note in of_rows(_found(name), spec, _seed(spec, seed))
+    ]
+    return notes + of_federation(federation)
+
+
+def _seed(spec: DataSpec, seed: Seed) -> Seed:
+    return seed if spec.seed == -1 else Seed(spec.seed)

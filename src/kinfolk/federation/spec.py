@@ -15,27 +15,55 @@ class DataSpec:
 
     # Where rows come from: a name in `SOURCES`.
     name: str = "digits"
-    # Number of clients.
+    # Number of clients; with the partition "natural" that many are drawn, 0: all.
     clients: int = 24
-    # Training rows of each client; their mean when `ragged` is above 0.
+    # Training rows of each client; their mean when `ragged` is above 0. 0: all rows there are, under
+    # partitions that use no row twice.
     rows: int = 60
     # Number of known groups; without a shift all clients are one group whatever stands here.
     groups: int = 4
-    # What sets the groups apart: a name in `GROUPS` ("none", "rotation").
+    # What sets the groups apart: a name in `GROUPS` ("none", "rotation", "label_swap", "source", ...).
     shift: str = "rotation"
-    # How labels are dealt to the clients of a group: a name in `PARTITIONS` ("iid", "dirichlet").
+    # How rows are dealt to the clients of a group: a name in `PARTITIONS` ("iid", "dirichlet",
+    # "natural", ...).
     partition: str = "dirichlet"
     # Concentration of the Dirichlet law: the smaller, the fewer classes a client sees.
     alpha: float = 100.0
-    # What `alpha` counts: "total", shared out over the classes (alpha / C each), or "each" class.
+    # What `alpha` counts: "total", shared out over the classes (alpha / C each), or "each" class; under
+    # "dirichlet_split" over the clients of a group.
     alpha_means: str = "total"
     # Which rows a client is tested on: a name in `TEST_LAWS` ("local", "group", "global").
     test: str = "group"
     # Fraction of a client's training rows held out for validation.
     valid: float = 0.0
-    # Fraction of the pool kept for tests; under "local" also test rows per training row.
+    # Fraction of the pool kept for tests where no test rows are published; under "local" also test rows
+    # per training row; with the partition "natural" the fraction of each client's rows.
     test_fraction: float = 0.25
     # Spread of the number of rows per client (sigma of a log-normal law); 0: all equal.
     ragged: float = 0.0
     # Seed of the data; -1: the seed of the run.
     seed: int = -1
+    # Pieces of the rows sorted by label that each client gets under "shards".
+    shards: int = 2
+    # Fewest rows of a client under "natural" (others are left out) and "dirichlet_split" (drawn again).
+    min_rows: int = 1
+    # Factor on the row counts of "dist0" to "dist3", for pools smaller than CIFAR-10's.
+    scale_rows: float = 1.0
+    # Test rows of each client under "local", if there are as many; 0: in proportion to its training rows.
+    # Of made-up rows, the number under every law.
+    test_rows: int = 0
+    # Noise: under the shift "noise" group g gets g times this fraction of the range of values; in "linear"
+    # the deviation of y.
+    noise: float = 0.1
+    # Under the shift "contrast" group g has this to the power of g of the contrast.
+    contrast: float = 0.6
+    # Features of made-up rows ("gaussians", "linear", "leaf_synthetic").
+    features: int = 60
+    # Classes of made-up rows ("gaussians", "leaf_synthetic").
+    classes: int = 10
+    # Typical distance of two class means ("gaussians") or of two groups' weights ("linear").
+    separation: float = 3.0
+    # Alpha of "leaf_synthetic", a variance: how far the weights of one client's model differ from another's.
+    leaf_alpha: float = 1.0
+    # Beta of "leaf_synthetic", a variance: how far the clients' rows differ.
+    leaf_beta: float = 1.0

@@ -1,0 +1,167 @@
+"""Images by class: one folder per client, in it one folder per class, in it png or jpg files."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kinfolk.errors import KinfolkError
+from kinfolk.federation.own_data.files import inside, short, unreadable
+from kinfolk.federation.own_data.found import Found, Part
+from kinfolk.federation.own_data.gather import gather
+from kinfolk.federation.own_data.labels import in_order
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+IMAGES = (".png", ".jpg", ".jpeg")
+# Pixels are kept as bytes and trained on from -1 to 1.
+PIXELS = (2 / 255, -1.0)
+_GREY = ("1", "L", "LA")
+_COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
+_ALPHA = ("LA", "RGBA", "PA")
+# What PIL raises, by kind of file and of damage.
+BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
+
+
+class Look(NamedTuple):
+    """What the head of an image tells: its name for errors, width and height, and PIL's mode."""
+
+    name: str
+    size: tuple[int, int]
+    mode: str
+
+
+def agree(looks: Iterable[Look]) -> tuple[str, list[str]]:
+    """The mode all images are brought to, "L" or "RGB", and what that takes; one size for all.
+
+    >>> agree([Look("a.png", (8, 8), "L"), Look("b.png", (8, 9), "L")])
+    Traceback (most recent call last):
+    ...
+    kinfolk.errors.KinfolkError: data.b.png = '8 x 9': a.png has 8 x 8; bring all images to one size
+    """
+    looks = list(looks)
+    for look in looks:
+        if look.size != looks[0].size:
+            (w, h), (wide, high) = look.size, looks[0].size
+            remedy = f"{looks[0].name} has {wide} x {high}; bring all images to one size"
+            raise KinfolkError(f"data.{look.name}", f"{w} x {h}", remedy)
+        if look.mode not in _GREY + _COLOUR:
+            raise KinfolkError(f"data.{look.name}", f"mode {look.mode}", "store images with 8 bits a colour")
+    modes = Counter(look.mode for look in looks)
+    grey, clear = sum(modes[m] for m in _GREY), sum(modes[m] for m in _ALPHA)
+    mode = "L" if grey == len(looks) else "RGB"
+    notes = [f"pixels are scaled from 0..255 to -1..1, {'1 channel' if mode == 'L' else '3 channels'}"]
+    if mode == "RGB" and grey:
+        notes.append(f"{grey} grey images among {len(looks)} are taken as coloured ones")
+    if clear:
+        notes.append(f"transparency of {clear} images is left out")
+    return mode, notes
+
+
+def pixels(image: Image.Image, mode: str) -> NDArray[np.uint8]:
+    """One image as [channels, height, width], still 0..255.
+
+    >>> from PIL import Image
+    >>> pixels(Image.new("L", (2, 1), 255), "L")
+    array([[[255, 255]]], dtype=uint8)
+    """
+    if image.mode == "P":  # by way of RGBA, as a palette may say which colour is clear
+        image = image.convert("RGBA")
+    raw = np.asarray(image.convert(mode), dtype=np.uint8)
+    return raw[None] if raw.ndim == 2 else np.ascontiguousarray(np.moveaxis(raw, -1, 0))
+
+
+def read_images(folders: Mapping[str, Path]) -> Found:
+    """All images of all clients; classes are the names of the class folders, sorted over all clients.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("cat", "dog"):
+    ...         (Path(folder) / "ann" / name).mkdir(parents=True)
+    ...         Image.new("L", (4, 3)).save(Path(folder) / "ann" / name / "1.png")
+    ...     found = read_images({"ann": Path(folder) / "ann"})
+    >>> found.class_names, found.shape, found.clients["ann"][1]
+    (('cat', 'dog'), (1, 3, 4), array([0, 1]))
+    """
+    hidden = 0
+    files: dict[str, list[tuple[str, Path]]] = {}
+    for who, folder in sorted(folders.items()):
+        files[who], skipped = _listed(folder)
+        hidden += skipped
+    looks = {path: _look(path, who) for who, own in files.items() for _, path in own}
+    mode, notes = agree(looks.values())
+    names = in_order({name for own in files.values() for name, _ in own})
+    number = {name: i for i, name in enumerate(names)}
+    parts = {who: _part(own, looks, mode, number) for who, own in files.items()}
+    modes = sorted({look.mode for look in looks.values()})
+    return gather(
+        parts,
+        kind="images by class",
+        class_names=names,
+        types={"x": f"8-bit images ({', '.join(modes)})", "y": "names of class folders"},
+        left_out={"hidden files": hidden} if hidden else {},
+        notes=[f"classes are the {len(names)} class folders of all clients, sorted by name", *notes],
+        scale=PIXELS,
+    )
+
+
+def _listed(folder: Path) -> tuple[list[tuple[str, Path]], int]:
+    """(class, file) of one client in order of name, and how many hidden files there are."""
+    files: list[tuple[str, Path]] = []
+    classes, hidden = inside(folder)
+    for inner in classes:
+        if not inner.is_dir():
+            raise KinfolkError("data.file", short(inner), "put a client's images in one folder per class")
+        shown, more = inside(inner)
+        files, hidden = files + [(inner.name, path) for path in shown], hidden + more
+    for _, path in files:
+        if path.suffix.lower() not in IMAGES or not path.is_file():
+            known = ", ".join(IMAGES)
+            raise KinfolkError(
+                "data.file", short(path), f"not an image of a known kind ({known}); move it away"
+            )
+    if not files:
+        raise KinfolkError("data.folder", short(folder), "holds no images; put them in one folder per class")
+    return files, hidden
+
+
+def _look(path: Path, who: str) -> Look:
+    with _opened(path) as image:
+        return Look(f"{who}/{path.parent.name}/{path.name}", image.size, image.mode)
+
+
+def _part(
+    files: Sequence[tuple[str, Path]], looks: Mapping[Path, Look], mode: str, number: Mapping[str, int]
+) -> Part:
+    wide, high = looks[files[0][1]].size
+    x = np.empty((len(files), 1 if mode == "L" else 3, high, wide), dtype=np.uint8)
+    for i, (_, path) in enumerate(files):
+        with _opened(path) as image:
+            try:
+                x[i] = pixels(image, mode)
+            except BROKEN as error:
+                raise unreadable(path, error) from error
+    y = np.array([number[name] for name, _ in files], dtype=np.int64)
+    return Part(x, y, np.zeros(len(y), dtype=bool), np.arange(1, len(y) + 1, dtype=np.int64))
+
+
+def _opened(path: Path) -> Image.Image:
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            # PIL only warns of an image so large that it may be meant to fill the memory.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            return Image.open(path)
+    except (*BROKEN, Warning, Image.DecompressionBombError) as error:
+        raise unreadable(path, error) from error

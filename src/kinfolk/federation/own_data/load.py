@@ -1,0 +1,70 @@
+"""Own data in one call, whatever it is: a store, a folder of clients, a table with a client column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kinfolk.errors import KinfolkError
+from kinfolk.federation.federation import Federation
+from kinfolk.federation.own_data.files import TABLES, short
+from kinfolk.federation.own_data.folder import read_folder
+from kinfolk.federation.own_data.found import Found, federate
+from kinfolk.federation.own_data.frame import read_table
+from kinfolk.federation.own_data.missing import check_missing
+from kinfolk.federation.own_data.report import Report, inspect
+from kinfolk.federation.own_data.store import is_store, read_store, store_report
+from kinfolk.streams import Seed
+
+
+def load_own(
+    path: str | Path,
+    *,
+    client: str | None = None,
+    label: str | None = None,
+    test_fraction: float = 0.2,
+    valid: float = 0.0,
+    missing: str = "refuse",
+    seed: Seed = Seed(0),  # noqa: B008 - a Seed never changes
+) -> tuple[Federation, Report]:
+    """The federation at `path` and a report on it.
+
+    `client` names the client column of a table and has no place elsewhere. A store keeps the
+    splits it was written with, so it takes none of the options; the seed does not change it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rows = "".join(f"{who},{i},{i % 2}\\n" for who in ("ann", "bob") for i in range(5))
+    ...     _ = (Path(folder) / "all.csv").write_text("who,age,y\\n" + rows)
+    ...     federation, report = load_own(Path(folder) / "all.csv", client="who")
+    >>> federation.clients, federation.splits["test"].counts(), report.balance
+    (('ann', 'bob'), tensor([1, 1]), {'0': 6, '1': 4})
+    """
+    path = Path(path)
+    check_missing(missing)
+    if not path.exists():
+        raise KinfolkError("data.path", short(path), "there is no such file or folder")
+    if path.is_dir() and client is not None:
+        raise KinfolkError("client", client, "a folder names its clients itself; leave client out")
+    if is_store(path):
+        _usual(label=label, test_fraction=test_fraction, valid=valid, missing=missing)
+        return read_store(path), store_report(path)
+    found = (
+        read_folder(path, label, missing=missing) if path.is_dir() else _table(path, client, label, missing)
+    )
+    return federate(found, test_fraction=test_fraction, valid=valid, seed=seed), inspect(found)
+
+
+def _usual(**given: object) -> None:
+    usual = {"label": None, "test_fraction": 0.2, "valid": 0.0, "missing": "refuse"}
+    for name, value in given.items():
+        if value != usual[name]:
+            raise KinfolkError(name, value, "a store is settled; leave it out, or import the data again")
+
+
+def _table(path: Path, client: str | None, label: str | None, missing: str) -> Found:
+    if path.suffix.lower() not in TABLES:
+        remedy = f"give a folder with one file per client, a store, or a table ({', '.join(TABLES)})"
+        raise KinfolkError("data.path", short(path), remedy)
+    if client is None:
+        raise KinfolkError("client", None, f"name the column of {path.name} that says whose each row is")
+    return read_table(path, client, label, missing=missing)

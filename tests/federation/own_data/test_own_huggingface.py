@@ -1,0 +1,143 @@
+import importlib.util
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kinfolk.errors import KinfolkError
+from kinfolk.federation.own_data.found import Hole, federate
+from kinfolk.federation.own_data.huggingface import read_huggingface
+
+absent = importlib.util.find_spec("datasets") is None
+needs = pytest.mark.skipif(absent, reason="needs the package datasets: the extra hf")
+
+
+@pytest.fixture
+def hf():
+    import datasets
+
+    return datasets
+
+
+def columns(n=6):
+    return {
+        "who": [*"bab"] * (n // 3),
+        "a": [*range(n)],
+        "b": [i / 2 for i in range(n)],
+        "y": [i % 2 for i in range(n)],
+    }
+
+
+@pytest.mark.skipif(not absent, reason="the package datasets is here")
+def test_the_extra_is_named_where_it_is_absent():
+    with pytest.raises(KinfolkError, match=r'needs the package datasets: pip install "kinfolk\[hf\]"'):
+        read_huggingface(None, "who", "y")
+
+
+@needs
+def test_numeric_columns_are_a_table(hf):
+    found = read_huggingface(hf.Dataset.from_dict(columns()), "who", "y")
+    assert found.feature_names == ("a", "b")
+    assert found.clients["b"][0].tolist() == [[0, 0], [2, 1], [3, 1.5], [5, 2.5]]
+    assert found.clients["a"][1].tolist() == [1, 0]
+    assert found.types["b"] == "float64"
+
+
+@needs
+def test_a_chosen_and_shuffled_data_set_is_read_as_it_stands(hf):
+    data = hf.Dataset.from_dict(columns()).select([5, 1, 0, 4])
+    found = read_huggingface(data, "who", "y")
+    assert found.clients["b"][0].tolist() == [[5, 2.5], [0, 0]]
+
+
+@needs
+def test_class_names_are_kept_and_minus_one_is_no_label(hf):
+    data = hf.Dataset.from_dict({**columns(), "y": [0, 2, -1, 0, 2, 0]})
+    data = data.cast_column("y", hf.ClassLabel(names=["cat", "dog", "emu"]))
+    with pytest.raises(KinfolkError, match=r"data\.b\.y: missing in row 3"):
+        read_huggingface(data, "who", "y")
+    found = read_huggingface(data, "who", "y", missing="drop")
+    assert found.class_names == ("cat", "dog", "emu")
+    assert found.clients["b"][1].tolist() == [0, 0, 0]
+    assert found.missing == (Hole("y", 1, "b", 3),)
+    assert federate(found).classes == 3
+
+
+@needs
+def test_lists_are_arrays(hf):
+    x = np.arange(24, dtype=np.float32).reshape(6, 2, 2)
+    features = hf.Features(
+        {"who": hf.Value("string"), "x": hf.Array2D((2, 2), "float32"), "y": hf.Value("string")}
+    )
+    data = {"who": [*"aab"] * 2, "x": x, "y": ["no", "yes"] * 3}
+    for dataset in (hf.Dataset.from_dict(data, features), hf.Dataset.from_dict({**data, "x": x.tolist()})):
+        found = read_huggingface(dataset, "who", "y")
+        assert found.clients["a"][0].tolist() == x[[0, 1, 3, 4]].tolist()
+        assert found.class_names == ("no", "yes")
+        assert found.feature_names == ()
+
+
+@needs
+def test_images_are_planes_of_bytes(hf):
+    pictures = [np.full((4, 5), 40 * i, dtype=np.uint8) for i in range(6)]
+    data = {"who": [1, 1, 2] * 2, "image": [Image.fromarray(p) for p in pictures], "y": [0, 1] * 3}
+    features = hf.Features(
+        {"who": hf.Value("int32"), "image": hf.Image(), "y": hf.ClassLabel(names=["no", "yes"])}
+    )
+    found = read_huggingface(hf.Dataset.from_dict(data, features), "who", "y")
+    assert [*found.clients] == ["1", "2"]
+    assert found.clients["2"][0].shape == (2, 1, 4, 5)
+    assert (found.clients["2"][0][1, 0] == pictures[5]).all()
+    federation = federate(found)
+    assert federation.take(federation.splits["train"].rows(0))[0].min() >= -1
+    data["image"][3] = Image.new("L", (5, 5))
+    with pytest.raises(KinfolkError, match=r"data\.image, row 4 = '5 x 5': image, row 1 has 5 x 4"):
+        read_huggingface(hf.Dataset.from_dict(data, features), "who", "y")
+    data["image"][3] = None
+    with pytest.raises(KinfolkError, match=r"data\.image = 'row 4': has no image"):
+        read_huggingface(hf.Dataset.from_dict(data, features), "who", "y")
+    data["image"][3] = {"bytes": b"no image", "path": None}
+    with pytest.raises(KinfolkError, match=r"data\.image = 'row 4': its image can not be read"):
+        read_huggingface(hf.Dataset.from_dict(data, features), "who", "y")
+
+
+FAULTS = {
+    "client": ({}, "hwo", "y", r"client = 'hwo': no such column; did you mean 'who'"),
+    "label": ({}, "who", "z", r"label = 'z': no such column"),
+    "client as label": ({}, "who", "who", r"label = 'who': no such column"),
+    "unique": ({"who": [*range(6)]}, "who", "y", r"all 6 differ.* id of rows, not of clients"),
+    "text": ({"a": [*"xyzxyz"]}, "who", "y", r"data\.a = 'x': row 1 is text"),
+    "missing": ({"a": [1, None, 3, 4, 5, 6]}, "who", "y", r"data\.a\.a: missing in row 2"),
+    "list among others": (
+        {"a": [[1]] * 6},
+        "who",
+        "y",
+        r"data\.columns = 'a \(list\), b \(scalar\)': .*select_columns",
+    ),
+    "nobody": ({"who": ["a", None] * 3}, "who", "y", r"data\.who: row 2 belongs to nobody"),
+}
+
+
+@needs
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_told(hf, fault):
+    change, client, label, message = FAULTS[fault]
+    with pytest.raises(KinfolkError, match=message):
+        read_huggingface(hf.Dataset.from_dict({**columns(), **change}), client, label)
+
+
+@needs
+def test_lists_of_differing_length_and_other_things_are_told(hf):
+    ragged = hf.Dataset.from_dict({"who": [*"aab"], "x": [[1.0, 2.0], [3.0, 4.0], [5.0]], "y": [0, 1, 0]})
+    with pytest.raises(KinfolkError, match=r"data\.x = \[1\]: row 3 differs from row 1, which has \[2\]"):
+        read_huggingface(ragged, "who", "y")
+    words = hf.Dataset.from_dict({"who": [*"aab"], "x": [["p"], ["q"], ["r"]], "y": [0, 1, 0]})
+    with pytest.raises(KinfolkError, match=r"row 1 does not hold numbers"):
+        read_huggingface(words, "who", "y")
+    splits = hf.DatasetDict({"train": ragged, "test": ragged})
+    with pytest.raises(
+        KinfolkError, match=r"'DatasetDict': give a datasets.Dataset, one split of it: train, test"
+    ):
+        read_huggingface(splits, "who", "y")
+    with pytest.raises(KinfolkError, match=r"data\.dataset = 'list': give a datasets.Dataset"):
+        read_huggingface([1], "who", "y")

@@ -170,7 +170,7 @@ def test_leaf_alpha_moves_all_weights_of_a_client_together():
 
 
 def test_a_million_clients_are_described_without_making_their_rows():
-    # What it costs is measured by benchmarks/federations.py; here, that nothing is made before it is asked for.
+    # What it costs is measured by benchmarks/federations.py; here: nothing is made before it is asked for.
     federation = build(DataSpec("gaussians", 1_000_000, 30, 10, "source", features=20, test="local"), Seed(0))
     assert len(federation.x) == 0
     assert (len(federation.clients), federation.clients[-1]) == (1_000_000, "client-999999")

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from kinfolk.cli.data import data
+from kinfolk.cli.shared import AsJson, Sets, SpecFile, examples, out, print_json, read_spec
 from kinfolk.errors import KinfolkError
-
-
-def _examples(*lines: str) -> str:
-    # An empty line between two lines keeps them apart in the help text.
-    return "\n\n".join(["Examples:", *lines])
-
 
 app = typer.Typer(
     help="Federated learning among clients who are not alike.",
@@ -26,16 +20,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-SpecFile = Annotated[
-    Path | None, typer.Argument(metavar="[SPEC]", help="TOML file; left out: rotated digits, embedded.")
-]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="a.b=c", help="Change a setting of the spec; may be repeated."),
-]
+app.add_typer(data, name="data")
+
 Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and no progress.")]
 Seeds = Annotated[int, typer.Option("--seeds", help="Number of seeds.")]
 Algorithms = Annotated[
     list[str] | None,
@@ -43,26 +31,8 @@ Algorithms = Annotated[
 ]
 
 
-def _out() -> Console:
-    # Tables fit 100 columns; a pipe has no width of its own.
-    console = Console()
-    return console if console.is_terminal and console.width < 100 else Console(width=100)
-
-
-def _read_spec(path: Path | None, sets: list[str] | None) -> Any:
-    from kinfolk.experiment.spec import Experiment, load, override
-
-    return override(load(path) if path else Experiment(), sets or [])
-
-
-def _print_json(value: Any) -> None:
-    from kinfolk.experiment.record import plain
-
-    print(json.dumps(plain(value), indent=2, allow_nan=False))
-
-
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "kinfolk run",
         "kinfolk run configs/digits.toml --set local.lr=0.05 --out runs/a",
         "kinfolk run configs/digits.toml --set local.lr=0.05 --out runs/a --resume",
@@ -76,17 +46,17 @@ def run(
     from kinfolk.experiment.build import title
     from kinfolk.experiment.run import run as run_experiment
 
-    experiment = _read_spec(spec, set_)
+    experiment = read_spec(spec, set_)
     with telling(experiment.run.rounds, quiet=json_) as teller:
         result = run_experiment(experiment, out, resume=resume, watch=teller.watch(title(experiment)))
     if json_:
-        _print_json({"folder": str(result.folder), "rounds": result.rounds, "summary": result.summary})
+        print_json({"folder": str(result.folder), "rounds": result.rounds, "summary": result.summary})
         return
     _show(result.folder)
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "kinfolk compare",
         "kinfolk compare configs/digits.toml -a local -a fedprox,mu=0.5 --seeds 5 --out runs/mine",
     )
@@ -106,7 +76,7 @@ def compare(
     from kinfolk.experiment.compare import compare as compare_all
     from kinfolk.experiment.spec import run_id
 
-    experiment = _read_spec(spec, set_)
+    experiment = read_spec(spec, set_)
     names = algorithm or list(ALGORITHMS)
     folder = out or Path("runs") / f"compare-{run_id(experiment)}"
     with telling(experiment.run.rounds * len(names) * max(seeds, 1), quiet=json_) as teller:
@@ -121,7 +91,7 @@ def compare(
     _show(folder, json_)
 
 
-@app.command(epilog=_examples("kinfolk show runs/demo", "kinfolk show runs/demo --score macro_f1"))
+@app.command(epilog=examples("kinfolk show runs/demo", "kinfolk show runs/demo --score macro_f1"))
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a comparison folder.")],
     score: Annotated[str | None, typer.Option("--score", help="Which score to compare by.")] = None,
@@ -142,9 +112,9 @@ def _show(folder: Path, json_: bool = False, score: str | None = None) -> None:
     with disk_errors("figure", folder):
         figure = comparison_figure(runs, folder / "figure.png", score)
     if json_:
-        _print_json({"folder": str(folder), "figure": str(figure), "rows": comparison_rows(runs, score)})
+        print_json({"folder": str(folder), "figure": str(figure), "rows": comparison_rows(runs, score)})
         return
-    console = _out()
+    console = out()
     if single:
         console.print(run_table(runs[0]))
     else:
@@ -155,7 +125,7 @@ def _show(folder: Path, json_: bool = False, score: str | None = None) -> None:
     print(f"run folder: {folder}\nfigure:     {figure}")
 
 
-@app.command("list", epilog=_examples("kinfolk list", "kinfolk list settings"))
+@app.command("list", epilog=examples("kinfolk list", "kinfolk list settings"))
 def list_(
     what: Annotated[str, typer.Argument(help="algorithms, data, models, settings, or all.")] = "all",
     json_: AsJson = False,
@@ -180,7 +150,7 @@ def list_(
         raise KinfolkError("list", what, near(what, [*rows, "all"]))
     chosen = {k: v for k, v in rows.items() if k == what or (what == "all" and k != "settings")}
     if json_:
-        _print_json(
+        print_json(
             {
                 k: [dict(zip(("name", "line", "options"), row, strict=True)) for row in v]
                 for k, v in chosen.items()
@@ -193,10 +163,10 @@ def list_(
             table.add_column(column, overflow="fold")
         for row in lines:
             table.add_row(*row)
-        _out().print(table, "")
+        out().print(table, "")
 
 
-@app.command(epilog=_examples("kinfolk check fedavg", "kinfolk check mypackage.mine:MyAlgorithm --set k=3"))
+@app.command(epilog=examples("kinfolk check fedavg", "kinfolk check mypackage.mine:MyAlgorithm --set k=3"))
 def check(
     algorithm: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A name, or package.module:Class.")],
     set_: Annotated[
@@ -220,14 +190,12 @@ def check(
 
     fine = run_suite(kind, options, report)
     if json_:
-        _print_json({"algorithm": algorithm, "passed": fine, "checks": rows})
+        print_json({"algorithm": algorithm, "passed": fine, "checks": rows})
     if not fine:
         raise typer.Exit(1)
 
 
-@app.command(
-    epilog=_examples("kinfolk bench", "kinfolk bench --model mlp --clients 100 --rows 50 --batch 10")
-)
+@app.command(epilog=examples("kinfolk bench", "kinfolk bench --model mlp --clients 100 --rows 50 --batch 10"))
 def bench(
     model: Annotated[str, typer.Option("--model", help="A model by name.")] = "lenet",
     clients: Annotated[int, typer.Option("--clients", help="Number of clients.")] = 12,
@@ -240,7 +208,7 @@ def bench(
 
     found = measure(model, clients, rows, batch)
     if json_:
-        _print_json([vars(one) for one in found])
+        print_json([vars(one) for one in found])
         return
     table = Table(
         title=f"{model}, {clients} clients x {rows} rows, batch {batch}: one FedAvg round, best of three"
@@ -249,4 +217,4 @@ def bench(
         table.add_column(column, justify="left" if column == "engine" else "right")
     for one in found:
         table.add_row(one.engine, f"{one.seconds:.3f}", f"{one.samples:,.0f}", f"{one.ratio:.2f} x")
-    _out().print(table)
+    out().print(table)

@@ -238,6 +238,10 @@ NPZ_FAULTS = {
     "dates": ({"x": X, "y": Y.astype("datetime64[s]")}, r"data\.bob\.y = 'datetime64\[s\]'"),
     "no labels": ({"x": X, "labels": Y}, r"bob\.npz': holds no array 'y'; known: labels, x"),
     "no rows": ({"x": X[:0], "y": Y[:0]}, r"data\.bob = '0 rows'"),
+    "blank label": (
+        {"x": X, "y": np.array(["a", " ", "a", ""])},
+        r"data\.bob\.y: missing in row 2 \(2 missing",
+    ),
     "nan": ({"x": np.where(X == 5, np.nan, X), "y": Y}, r"data\.bob\.x\[1\]: missing in row 3 \(1 missing"),
 }
 
@@ -245,7 +249,7 @@ NPZ_FAULTS = {
 @pytest.mark.parametrize("fault", NPZ_FAULTS)
 def test_a_faulty_npz_is_told(fault, tmp_path):
     arrays, message = NPZ_FAULTS[fault]
-    npz(tmp_path / "ann.npz", x=X, y=Y)
+    npz(tmp_path / "ann.npz", x=X, y=np.array(["a"] * 4) if fault == "blank label" else Y)
     npz(tmp_path / "bob.npz", **arrays)
     with pytest.raises(KinfolkError, match=message):
         read_folder(tmp_path)

@@ -67,6 +67,14 @@ def test_mixed_colours_and_transparency_are_stated(tmp_path):
     assert any("transparency of 1 images" in note for note in found.notes)
 
 
+def test_a_palette_that_says_how_clear_each_colour_is(tmp_path):
+    image = Image.new("P", (4, 3), 1)
+    image.putpalette([0, 0, 0, 10, 20, 30])
+    path = save(tmp_path / "ann" / "a" / "1.png")
+    image.save(path, transparency=b"\x80\x40")
+    assert read_folder(tmp_path).clients["ann"][0][0, :, 0, 0].tolist() == [10, 20, 30]
+
+
 def test_jpeg_and_names_that_are_numbers(tmp_path):
     for name in ("10", "9", "2"):
         save(tmp_path / "ann" / name / "1.jpeg", colour=100)

@@ -1,5 +1,6 @@
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -146,7 +147,8 @@ def test_a_report_is_plain_data_and_back():
 @pytest.mark.parametrize("width", [60, 100, 250])
 def test_the_table_fits_and_shows_every_part(width):
     file = io.StringIO()
-    Console(file=file, width=width).print(report_table(gappy_report()))
+    report = replace(gappy_report(), notes=("many words " * 30,))
+    Console(file=file, width=width).print(report_table(report))
     text = file.getvalue()
     assert max(map(len, text.splitlines())) <= min(width, 100)
     for word in ("Data", "Classes", "Clients, by rows", "Missing values", "Worth a look", "Notes"):
@@ -172,8 +174,6 @@ def test_any_federation_can_be_inspected():
 
 
 def test_rows_that_are_yet_to_be_made_can_not_be_inspected():
-    from dataclasses import replace
-
     made = replace(from_arrays([drawn(4, 1)]), maker=lambda i: {})
     with pytest.raises(KinfolkError, match="its rows are made when a client is asked"):
         found_of(made)

@@ -1,0 +1,109 @@
+"""The commands under `kinfolk data`: what there is, fetching it, looking at it, bringing one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from kinfolk.cli.shared import AsJson, Sets, SpecFile, examples, out, print_json, read_spec
+
+data = typer.Typer(help="Data sets: list, fetch, show, import.", no_args_is_help=True)
+
+
+@data.command("list", epilog=examples("kinfolk data list"))
+def list_(json_: AsJson = False) -> None:
+    """List every source, and where its files are."""
+    from kinfolk.federation.data.catalogue import CATALOGUE, data_root, where
+    from kinfolk.federation.sources import SOURCES
+
+    def place(name: str) -> str:
+        needed = [one for one in (SOURCES[name].files or (name,)) if one in CATALOGUE]
+        found = [where(one) for one in needed]
+        return ", ".join(map(str, found)) if all(found) else "not here"
+
+    rows = [{"name": name, "line": source.line, "where": place(name)} for name, source in SOURCES.items()]
+    if json_:
+        print_json({"root": str(data_root()), "data": rows})
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("name", "what it is", "here"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(row["name"], row["line"], "no" if row["where"] == "not here" else "yes")
+    out().print(table)
+    print(f"data folder, which KINFOLK_DATA changes:\n{data_root()}")
+
+
+@data.command(epilog=examples("kinfolk data fetch mnist"))
+def fetch(name: Annotated[str, typer.Argument(help="A name from `kinfolk data list`.")]) -> None:
+    """Fetch a data set from its official place and check it."""
+    from kinfolk.federation.data.fetch import fetch as fetch_files
+
+    for path in fetch_files(name):
+        print(path)
+
+
+@data.command(epilog=examples("kinfolk data show configs/digits.toml --figure digits.png"))
+def show(
+    spec: SpecFile = None,
+    set_: Sets = None,
+    figure: Annotated[Path | None, typer.Option("--figure", help="Draw it into this image file.")] = None,
+    json_: AsJson = False,
+) -> None:
+    """Show the federation that a spec describes: clients, rows, label skew, groups."""
+    from kinfolk.federation.looks import look
+    from kinfolk.federation.sources import build, explain
+    from kinfolk.report.data_figure import data_figure
+    from kinfolk.streams import Seed
+
+    experiment = read_spec(spec, set_)
+    seed = Seed(experiment.run.seed)
+    federation = build(experiment.data, seed)
+    seen = look(federation)
+    notes = explain(experiment.data, seed, federation)
+    if figure is not None:
+        data_figure(seen, figure)
+    if json_:
+        print_json({**seen.facts, "notes": notes, "figure": str(figure) if figure else None})
+        return
+    print(federation.name)
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for key, value in seen.facts.items():
+        table.add_row(key, str(value))
+    out().print(table)
+    for note in notes:
+        print("note: " + note)
+    if figure is not None:
+        print(f"figure: {figure}")
+
+
+@data.command(
+    "import",
+    epilog=examples(
+        "kinfolk data import hospitals/ --out store",
+        "kinfolk data import all.csv --client hospital --label outcome --out store",
+    ),
+)
+def import_(
+    path: Annotated[Path, typer.Argument(help="A folder with a file or subfolder per client, or one table.")],
+    out_: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to write the store.")],
+    client: Annotated[str | None, typer.Option(help="The client column of a table.")] = None,
+    label: Annotated[str | None, typer.Option(help="The label column.")] = None,
+    missing: Annotated[str, typer.Option(help="Missing values: refuse, drop or median.")] = "refuse",
+    json_: AsJson = False,
+) -> None:
+    """Check your own data, report what was found, and write the fast internal form."""
+    from kinfolk.federation.own_data.load import load_own
+    from kinfolk.federation.own_data.report import report_table
+    from kinfolk.federation.own_data.store import write_store
+
+    federation, report = load_own(path, client=client, label=label, missing=missing)
+    written: Any = write_store(federation, out_, report=report)
+    if json_:
+        print_json({"store": str(written), "report": report.as_dict()})
+        return
+    out().print(report_table(report))
+    print(f"store: {written}")

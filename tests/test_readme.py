@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from kinfolk.experiment.build import build_parts
-from kinfolk.experiment.spec import dump, load, parse
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -51,7 +48,7 @@ def test_readme_commands_run(command, room):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", commands("docs/add-an-algorithm.md"))
+@pytest.mark.parametrize("command", [*commands("docs/add-an-algorithm.md"), *commands("docs/data.md")])
 def test_guide_commands_run(command, room):
     done = shell(command.split(), room)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -72,6 +69,12 @@ def test_the_python_example_is_short_and_prints_a_table(room):
     assert done.returncode == 0, done.stderr
     assert "fedavg_tuned" in done.stdout
     assert "±" in done.stdout
+
+
+def test_the_frame_example_prints_what_was_found(room):
+    (example,) = blocks("docs/data.md", "python")
+    done = shell([sys.executable, "-c", example], room)
+    assert done.stdout == "{'0': 20, '1': 20} ('ann', 'bob')\n", done.stderr
 
 
 def test_the_records_example_reads_the_readme_run(room):
@@ -100,11 +103,3 @@ def test_the_demo_table_in_the_readme_has_every_algorithm():
 
     (table,) = blocks("README.md", "text")
     assert all(re.search(rf"^ {name} ", table, re.MULTILINE) for name in ALGORITHMS)
-
-
-@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.toml")), ids=lambda p: p.stem)
-def test_every_config_builds(config):
-    spec = load(config)
-    assert parse(dump(spec)) == spec
-    parts = build_parts(spec)
-    assert len(parts.federation.clients) == spec.data.clients

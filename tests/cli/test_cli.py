@@ -9,8 +9,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kinfolk.cli import main
-
 SMALL = [
     "--set",
     "run.rounds=2",
@@ -21,25 +19,6 @@ SMALL = [
     "--set",
     "model.hidden=[8]",
 ]
-
-
-@pytest.fixture
-def kinfolk(monkeypatch, capsys, tmp_path):
-    """Run the command line in a folder of its own: (exit code, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kinfolk", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return call
 
 
 def test_run_writes_a_folder_that_pandas_opens(kinfolk, tmp_path):

@@ -1,85 +1,108 @@
-"""The commands under `kinfolk data`."""
+"""The commands under `kinfolk data`, and runs on what they wrote."""
 
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
-from kinfolk.cli import main
+
+@pytest.fixture
+def data(kinfolk):
+    """Run `kinfolk data ...`."""
+    return lambda *words: kinfolk("data", *words)
 
 
 @pytest.fixture
-def kinfolk(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KINFOLK_DATA", str(tmp_path / "none"))
-
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["kinfolk", "data", *map(str, words)])
-        code = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return call
+def sites(tmp_path):
+    """A folder with a table for each of two clients, who read the same numbers differently."""
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    for who, turn in (("ann", 0), ("bob", 1)):
+        rows = "".join(f"{i},{i * 2},{(i + turn) % 2}\n" for i in range(10))
+        (folder / f"{who}.csv").write_text("a,b,y\n" + rows)
+    return folder
 
 
-def test_list_names_every_source_and_what_is_here(kinfolk):
-    code, out, _ = kinfolk("list", "--json")
+def test_list_names_every_source_and_what_is_here(data):
+    code, out, _ = data("list", "--json")
     found = {row["name"]: row["where"] for row in json.loads(out)["data"]}
     assert code == 0
     assert {"mnist", "femnist", "cifar10", "digits", "gaussians"} <= set(found)
     assert found["mnist"] == "not here"
     assert found["multi_source"] == "not here"
     assert found["digits"] != "not here"
-    *page, _folder = kinfolk("list")[1].splitlines()
+    *page, _folder = data("list")[1].splitlines()
     assert max(map(len, page)) <= 100
 
 
-def test_show_counts_and_draws(kinfolk, tmp_path):
+def test_show_counts_and_draws(data, tmp_path):
     words = ("show", "--set", "data.clients=8", "--set", "data.rows=20", "--figure", "d.png")
-    code, out, _ = kinfolk(*words, "--json")
+    code, out, _ = data(*words, "--json")
     facts = json.loads(out)
     assert code == 0
     assert facts["clients"] == 8
     assert facts["training rows"] == 160
     assert facts["known groups"] == "4 of 2 to 2 clients"
     assert (tmp_path / "d.png").stat().st_size > 10_000
-    assert "training rows" in kinfolk(*words)[1]
+    assert "training rows" in data(*words)[1]
 
 
-def test_show_of_made_up_regression_needs_no_images(kinfolk, tmp_path):
+def test_show_of_made_up_regression_needs_no_images(data, tmp_path):
     words = ("--set", "data.name=linear", "--set", "data.shift=source", "--set", "data.test=local")
-    code, out, err = kinfolk("show", *words, "--figure", "d.png", "--json")
+    code, out, err = data("show", *words, "--figure", "d.png", "--json")
     assert code == 0, err
     assert "classes" not in json.loads(out)
     assert (tmp_path / "d.png").exists()
 
 
-def test_import_reports_and_writes_a_store(kinfolk, tmp_path):
-    folder = tmp_path / "sites"
-    folder.mkdir()
-    for who in ("ann", "bob"):
-        rows = "".join(f"{i},{i * 2},{i % 2}\n" for i in range(10))
-        (folder / f"{who}.csv").write_text("a,b,y\n" + rows)
-    code, out, err = kinfolk("import", "sites", "--out", "store", "--json")
+def test_import_reports_and_writes_a_store(data, sites, tmp_path):
+    code, out, err = data("import", "sites", "--out", "store", "--json")
     assert code == 0, err
     assert (tmp_path / "store").is_dir()
     assert json.loads(out)["store"].endswith("store")
 
 
-def test_what_is_missing_is_one_line(kinfolk, tmp_path):
+def test_what_is_missing_is_one_line(data, tmp_path):
     for words, hint in (
         (("show", "--set", "data.name=mnist"), "mnist"),
         (("fetch", "mnst"), "did you mean 'mnist'"),
         (("import", "nowhere", "--out", "store"), "nowhere"),
     ):
-        code, _, err = kinfolk(*words)
+        code, _, err = data(*words)
         assert code == 2
         assert len(err.strip().splitlines()) == 1, err
         assert hint in err
     assert not (tmp_path / "store").exists()
+
+
+def test_runs_on_a_store_and_on_a_folder(kinfolk, sites, tmp_path):
+    assert kinfolk("data", "import", "sites", "--out", "store")[0] == 0
+    own = ("--set", "data.name=own", "--set", "run.rounds=2", "--set", "model.hidden=[4]")
+    for place in ("store", "sites"):
+        path = ("--set", f"data.path={place}")
+        code, _, err = kinfolk("run", *own, *path, "--out", f"run-{place}", "--json")
+        assert code == 0, err
+        shown = json.loads(kinfolk("data", "show", *own[:2], *path, "--json")[1])
+        assert shown["clients"] == 2
+        assert any("label column: 'y'" in note for note in shown["notes"])
+        # A run folder says all that is needed to go on with it.
+        assert kinfolk("run", *own, *path, "--out", f"run-{place}", "--resume")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("sets", "line"),
+    [
+        (("data.name=own",), "set data.path"),
+        (("data.name=own", "data.path=nowhere"), "no such file"),
+        (("data.name=own", "data.path=sites", "data.partition=iid"), "data.partition = 'iid': own rows"),
+        (("data.path=sites",), "data.path = 'sites': only \"own\" rows have it"),
+        (("data.name=own", "data.path=store", "data.valid=0.1"), "import the data again"),
+    ],
+)
+def test_a_path_that_will_not_do_is_one_line(kinfolk, sites, sets, line):
+    assert kinfolk("data", "import", "sites", "--out", "store")[0] == 0
+    code, _, err = kinfolk("data", "show", *(word for one in sets for word in ("--set", one)))
+    assert code == 2
+    assert line in err
+    assert len(err.strip().splitlines()) == 1

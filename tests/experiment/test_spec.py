@@ -362,3 +362,32 @@ def test_files_that_can_not_be_loaded(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Path, "open", deny)
     refused(path, "Permission denied")
+
+
+def test_a_file_extends_another_and_says_only_what_differs(tmp_path):
+    (tmp_path / "whole.toml").write_text(
+        '[data]\nclients = 7\nrows = 9\n[algorithm]\nname = "fedprox"\nmu = 0.3\n[run]\nrounds = 4'
+    )
+    (tmp_path / "part.toml").write_text('extends = "whole.toml"\n[data]\nclients = 5')
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/other.toml").write_text('extends = "../part.toml"\n[algorithm]\nname = "fedavg"')
+    part, other = load(tmp_path / "part.toml"), load(tmp_path / "deep/other.toml")
+    assert (part.data.clients, part.data.rows, part.run.rounds) == (5, 9, 4)
+    assert part.algorithm.options == {"mu": 0.3}
+    assert other.algorithm == AlgorithmSpec("fedavg")  # another method does not take over the options
+    assert (other.data.clients, other.run.rounds) == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('extends = "a.toml"', "leads back to itself"),
+        ("extends = 3", "extends = 3: give the name"),
+        ('extends = "none.toml"', "no such file"),
+        ('extends = "."', "is a folder"),
+    ],
+)
+def test_an_extension_that_leads_nowhere_is_one_line(tmp_path, text, line):
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(KinfolkError, match=line):
+        load(tmp_path / "a.toml")

@@ -9,7 +9,7 @@ import torch
 from kinfolk.errors import KinfolkError
 from kinfolk.federation import sources
 from kinfolk.federation.data.rows import CENTRED, Rows
-from kinfolk.federation.digit_sources import DIGIT_SOURCES, grey
+from kinfolk.federation.digit_sources import DIGIT_SOURCES, pictures
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.groups import GROUPS
 from kinfolk.federation.laws import TEST_LAWS
@@ -93,7 +93,7 @@ def test_in_groups_of_four_sources(partition, test, monkeypatch):
     for g, name in enumerate(DIGIT_SOURCES):
         rows = DIGITS[name]
         end = start + len(rows.x)
-        assert torch.equal(f.x[start:end], grey(torch.from_numpy(rows.x)))
+        assert torch.equal(f.x[start:end], pictures(torch.from_numpy(rows.x)))
         inside = f.splits["test"].row[(f.splits["test"].row >= start) & (f.splits["test"].row < end)] - start
         if rows.test is not None:
             assert rows.test[inside.numpy()].all()

@@ -1,5 +1,6 @@
 """Digits of four origins: grey, 32 by 32, one origin to each group; and the real files where they are."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 import torch
 
 import kinfolk
+from kinfolk.errors import KinfolkError
 from kinfolk.federation import sources
 from kinfolk.federation.data.rows import CENTRED, Rows
-from kinfolk.federation.digit_sources import DIGIT_SOURCES, grey, multi_source
+from kinfolk.federation.digit_sources import DIGIT_SOURCES, multi_source, pictures
 from kinfolk.federation.sources import SOURCES, build, explain
 from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
@@ -21,23 +23,32 @@ SPEC = DataSpec("multi_source", clients=8, rows=20, shift="source", test_fractio
 def test_colours_turn_grey_by_luma():
     x = torch.randint(0, 256, (5000, 3, 32, 32), generator=Seed(0).torch("test"))
     expected = 0.299 * x[:, 0].double() + 0.587 * x[:, 1].double() + 0.114 * x[:, 2].double()
-    seen = grey(x.to(torch.uint8))
+    seen = pictures(x.to(torch.uint8))
     assert seen.dtype == torch.uint8
     assert (seen[:, 0] - expected).abs().max() <= 0.501
     same = x[:10, :1].to(torch.uint8)
-    assert torch.equal(grey(same), same)
+    assert torch.equal(pictures(same), same)
 
 
 def test_halving_averages_and_constants_stay():
     x = torch.randint(0, 256, (4, 1, 64, 64), generator=Seed(0).torch("test")).to(torch.uint8)
-    half = grey(x).float()
+    half = pictures(x).float()
     # A triangle of width four along each axis, away from the border: weights 1, 3, 3, 1 of 8.
     w = torch.tensor([1.0, 3, 3, 1]) / 8
     row, column = 2 * 7 - 1, 2 * 20 - 1
     expected = (x[:, 0, row : row + 4, column : column + 4].float() * w[:, None] * w).sum((1, 2))
     assert (half[:, 0, 7, 20] - expected).abs().max() <= 0.51
     for side in (16, 28, 64):
-        assert (grey(torch.full((2, 1, side, side), 200, dtype=torch.uint8)) == 200).all()
+        assert (pictures(torch.full((2, 1, side, side), 200, dtype=torch.uint8)) == 200).all()
+
+
+def test_colours_stay_where_they_are_asked_for_and_grey_is_all_three():
+    x = torch.randint(0, 256, (6, 3, 32, 32), generator=Seed(0).torch("test")).to(torch.uint8)
+    assert torch.equal(pictures(x, 3), x)
+    assert torch.equal(pictures(x[:, :1], 3), x[:, :1].expand(6, 3, 32, 32))
+    assert multi_source(replace(SPEC, channels=3), Seed(1), zeros).shape == (3, 32, 32)
+    with pytest.raises(KinfolkError, match="give 1, grey, or 3, coloured"):
+        build(replace(SPEC, channels=2), Seed(0))
 
 
 def zeros(name: str) -> Rows:

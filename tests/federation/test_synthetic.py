@@ -109,6 +109,9 @@ def test_group_and_global_tests_are_balanced_and_shared():
         assert tests[who][1].bincount().tolist() == [4] * 5
         assert torch.equal(tests[who][0], by_group.setdefault(g, tests[who][0]))
     assert len({t.numpy().tobytes() for t in by_group.values()}) == 4
+    # Rows 0 and 5 have one label: were the noise the same in all groups, both would differ alike.
+    gap = by_group[0] - by_group[1]
+    assert (gap[0] - gap[5]).abs().max() > 0.1
     whole = build(replace(GAUSS, test="global", test_rows=20), Seed(1))
     assert whole.splits["test"].count(0) == 80
     shared = whole.only(whole.clients[5])

@@ -59,14 +59,42 @@ Tables = dict[str, dict[str, Any]]
 def load(path: str | Path) -> Experiment:
     """Read an experiment file; whatever is wrong with it is one line that says how to mend it.
 
+    A file may begin with `extends = "other.toml"`, a file beside it, and then say only what differs.
+
     >>> load("nowhere.toml")
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: spec = 'nowhere.toml': no such file
     """
-    if Path(path).is_dir():
+    return _build(_extended(Path(path), ()))
+
+
+def _extended(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """The tables of a file laid over those of the file it extends."""
+    if path in above:
+        raise KinfolkError("extends", str(path), "leads back to itself; take it out of one of the files")
+    tables = _read(_text(path), str(path))
+    base = tables.pop("extends", None)
+    if base is None:
+        return tables
+    if not isinstance(base, str):
+        raise KinfolkError("extends", base, "give the name of another experiment file")
+    whole = _extended(path.parent / base, (*above, path))
+    for section, table in tables.items():
+        old = whole.get(section, {})
+        if not (isinstance(old, dict) and isinstance(table, dict)):
+            whole[section] = table
+        elif "name" in table and section in ("model", "algorithm"):
+            whole[section] = table  # the old options are another's
+        else:
+            whole[section] = {**old, **table}
+    return whole
+
+
+def _text(path: Path) -> str:
+    if path.is_dir():
         raise KinfolkError("spec", str(path), "is a folder; name a TOML file")
     try:
-        with Path(path).open("rb") as file:
+        with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except FileNotFoundError as error:
         raise KinfolkError("spec", str(path), "no such file") from error
@@ -75,11 +103,10 @@ def load(path: str | Path) -> Experiment:
     if len(data) > MOST_BYTES:
         raise _too_large(str(path))
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         remedy = f"byte {error.start} is not UTF-8; save it as UTF-8 text"
         raise KinfolkError("spec", str(path), remedy) from error
-    return parse(text, str(path))
 
 
 def parse(text: str, source: str = "spec") -> Experiment:

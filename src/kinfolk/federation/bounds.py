@@ -24,7 +24,7 @@ def bounds(spec: DataSpec) -> list[Bound]:
     >>> [field for field, holds, _ in bounds(DataSpec(rows=0)) if not holds]
     ['rows']
     """
-    return [*_counts(spec), *_groups(spec), *_numbers(spec), *_made(spec)]
+    return [*_counts(spec), *_groups(spec), *_numbers(spec), *_made(spec), *_own(spec)]
 
 
 def _counts(spec: DataSpec) -> list[Bound]:
@@ -59,6 +59,7 @@ def _groups(spec: DataSpec) -> list[Bound]:
         ("groups", group_count(spec) <= most, f"shift {spec.shift!r} makes at most {most} groups"),
         ("groups", named, f"no more groups than the {spec.clients} clients"),
         ("noise", spec.noise > 0 or spec.shift != "noise", "give more than 0, or the groups are alike"),
+        ("channels", spec.channels in (1, 3), "give 1, grey, or 3, coloured"),
         ("contrast", 0 < spec.contrast < 1, "give a number above 0 and below 1"),
     ]
 
@@ -85,4 +86,11 @@ def _made(spec: DataSpec) -> list[Bound]:
         ("separation", 0 < spec.separation < math.inf, _POSITIVE),
         ("leaf_alpha", 0 <= spec.leaf_alpha < math.inf, _VARIANCE),
         ("leaf_beta", 0 <= spec.leaf_beta < math.inf, _VARIANCE),
+    ]
+
+
+def _own(spec: DataSpec) -> list[Bound]:
+    return [
+        (field, spec.name == "own" or not getattr(spec, field), 'only "own" rows have it; leave it out')
+        for field in ("path", "client_column", "label_column")
     ]

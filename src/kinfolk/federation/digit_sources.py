@@ -1,4 +1,4 @@
-"""Digits of four origins as one federation: each group reads digits of another kind, grey, 32 by 32."""
+"""Digits of four origins as one federation: each group reads digits of another kind, all 32 by 32."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 _CHUNK = 4096
 
 
-def grey(x: Tensor, side: int = SIDE) -> Tensor:
-    """Images of bytes [rows, 1 or 3, height, width] as grey ones of `side` by `side`, still bytes.
+def pictures(x: Tensor, channels: int = 1, side: int = SIDE) -> Tensor:
+    """Images of bytes [rows, 1 or 3, height, width] made `side` by `side`, still bytes, with `channels`.
 
-    >>> grey(torch.tensor([255, 0, 0], dtype=torch.uint8).reshape(1, 3, 1, 1), 1)
+    >>> pictures(torch.tensor([255, 0, 0], dtype=torch.uint8).reshape(1, 3, 1, 1), side=1)
     tensor([[[[76]]]], dtype=torch.uint8)
     """
-    out = torch.empty((len(x), 1, side, side), dtype=torch.uint8)
+    out = torch.empty((len(x), channels, side, side), dtype=torch.uint8)
     for start in range(0, len(x), _CHUNK):
         part = x[start : start + _CHUNK].float()
-        if part.shape[1] == 3:
+        if part.shape[1] > channels:
             part = (part * torch.tensor(_LUMA).reshape(1, 3, 1, 1)).sum(1, keepdim=True)
         if part.shape[-2:] != (side, side):
             part = torch.nn.functional.interpolate(part, (side, side), mode="bilinear", antialias=True)
@@ -49,7 +49,7 @@ def source_pool(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
     torch.Size([4, 1, 32, 32])
     """
     pool = pool_of(rows, spec, seed)
-    return replace(pool, x=grey(pool.x))
+    return replace(pool, x=pictures(pool.x, spec.channels))
 
 
 def multi_source(spec: DataSpec, seed: Seed, find: Callable[[str], Rows]) -> Federation:

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.data.rows import Rows
 from kinfolk.federation.draws import row_counts
-from kinfolk.federation.federation import Federation, client_names, pack
+from kinfolk.federation.federation import Federation, Split, client_names, pack
 from kinfolk.federation.groups import end_to_end, shifted
 from kinfolk.federation.holdout import Ints, by_owner, hold_out
 from kinfolk.federation.laws import TEST_LAWS, Dealt
@@ -51,40 +52,44 @@ def _training(
 ) -> dict[Client, Ints]:
     """Each client's rows among those its group trains on, in order of name."""
     partition = PARTITIONS[spec.partition]
+    if partition.deal is None:  # the same rows whatever the group: it only sees them differently
+        pool = groups[0]
+        assert pool.owner is not None
+        own = by_owner(pool.owner[pool.train], len(pool.names))
+        return {who: pool.train[place] for who, place in zip(pool.names, own, strict=True)}
     rows: dict[Client, Ints] = {}
     for g, pool in enumerate(groups):
         names = [who for who in group if group[who] == g]
-        if partition.deal is None:
-            assert pool.owner is not None
-            own = by_owner(pool.owner[pool.train], len(pool.names))
-            dealt = {who: place for who, place in zip(pool.names, own, strict=True) if group[who] == g}
-        else:
-            sizes = (
-                row_counts(names, len(pool.train), spec, seed) if partition.sized else dict.fromkeys(names, 0)
-            )
-            dealt = partition.deal(pool.labels[pool.train], sizes, spec, seed)
+        sizes = dict.fromkeys(names, 0)
+        if partition.sized:
+            sizes = row_counts(names, len(pool.train), spec, seed)
+        dealt = partition.deal(pool.labels[pool.train], sizes, spec, seed)
         rows |= {who: pool.train[place] for who, place in dealt.items()}
     return {who: rows[who] for who in group}
 
 
-def _held(
-    groups: Sequence[Pool], group: dict[Client, int], rows: dict[Client, Ints], spec: DataSpec, seed: Seed
-) -> list[tuple[Ints, Ints]]:
-    """Each client's (training, validation) rows."""
-    return [
-        hold_out(own, spec.valid, seed.numpy("data", "valid", who), groups[group[who]].block)
-        for who, own in rows.items()
-    ]
+def _splits(dealt: Dealt, rows: dict[Client, Ints], spec: DataSpec, seed: Seed) -> dict[str, Split]:
+    """Who learns from what, validates on what and is tested on what, as rows of all groups together."""
+    sets: dict[str, list[Tensor]] = {"train": [], "valid": []}
+    for who, own in rows.items():
+        g = dealt.group[who]
+        parts = hold_out(own, spec.valid, seed.numpy("data", "valid", who), dealt.groups[g].block)
+        for name, part in zip(sets, parts, strict=True):
+            sets[name].append(torch.from_numpy(part + dealt.offset[g]))
+    tests, of = TEST_LAWS[spec.test].draw(dealt)
+    packed = {name: pack(parts) for name, parts in sets.items()}
+    return {**packed, "test": pack([torch.from_numpy(test) for test in tests], of)}
 
 
 def from_groups(groups: Sequence[Pool], spec: DataSpec, seed: Seed) -> Federation:
-    """Deal pools, one per group, to the clients of `spec`.
+    """Deal pools, one per group and all of one scale, to the clients of `spec`.
 
     >>> from kinfolk.federation.digits import digits
     >>> pool = digits()
     >>> from_groups([pool, pool], DataSpec(clients=4, rows=10), Seed(0)).splits["train"].counts()
     tensor([10, 10, 10, 10])
     """
+    assert len({pool.scale for pool in groups}) == 1, "pools of one federation share their scale"
     names = groups[0].names or client_names(spec.clients)
     if len(names) < len(groups):
         raise KinfolkError("data.groups", spec.groups, f"no more groups than the {len(names)} clients")
@@ -92,25 +97,13 @@ def from_groups(groups: Sequence[Pool], spec: DataSpec, seed: Seed) -> Federatio
     rows = _training(groups, group, spec, seed)
     offset = np.cumsum([0, *(len(pool.x) for pool in groups)]).tolist()[:-1]
     labels = {who: groups[group[who]].labels[own] for who, own in rows.items()}
-    tests, of = TEST_LAWS[spec.test].draw(
-        Dealt(groups, offset, group, labels, spec.test_fraction, seed, spec.test_rows)
-    )
-    parts = _held(groups, group, rows, spec, seed)
-    start = [offset[g] for g in group.values()]
+    dealt = Dealt(groups, offset, group, labels, spec.test_fraction, seed, spec.test_rows)
     return check(
         Federation(
             clients=tuple(group),
             x=end_to_end([pool.x for pool in groups]),
             y=torch.cat([pool.y for pool in groups]),
-            splits={
-                "train": pack(
-                    [torch.from_numpy(kept + s) for (kept, _), s in zip(parts, start, strict=True)]
-                ),
-                "valid": pack(
-                    [torch.from_numpy(held + s) for (_, held), s in zip(parts, start, strict=True)]
-                ),
-                "test": pack([torch.from_numpy(rows) for rows in tests], of),
-            },
+            splits=_splits(dealt, rows, spec, seed),
             classes=groups[0].classes,
             truth=torch.tensor(list(group.values()), dtype=torch.int64),
             name=describe(spec, groups[0].note),

@@ -42,9 +42,8 @@ def label_swap(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor,
     """
     a, b = PAIRS[g]
     if how.classes <= b:
-        remedy = (
-            f"group {g} swaps classes {a} and {b}, the rows have {how.classes}; give at most {a // 2} groups"
-        )
+        way = f"give at most {g} groups" if g else "use another shift"
+        remedy = f"group {g} swaps classes {a} and {b}, the rows have {how.classes}; {way}"
         raise KinfolkError("data.shift", "label_swap", remedy)
     return x, torch.where(y == a, b, torch.where(y == b, a, y))
 

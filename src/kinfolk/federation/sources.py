@@ -46,8 +46,12 @@ def _digits(spec: DataSpec, seed: Seed) -> Federation:
 
 
 def _own(spec: DataSpec, seed: Seed) -> Federation:
-    remedy = "these rows were given in Python and are not in the file; start the run from Python again"
-    raise KinfolkError("data.name", spec.name, remedy)
+    if not spec.path:
+        remedy = "rows given in Python are not in the file: start from Python again, or set data.path"
+        raise KinfolkError("data.name", spec.name, remedy)
+    from kinfolk.federation.own_data.from_spec import own_data  # reads tables: pandas takes half a second
+
+    return own_data(spec, seed)[0]
 
 
 def _found(name: str) -> Rows:
@@ -66,14 +70,14 @@ SOURCES: dict[str, Source] = {
     "digits": Source("scikit-learn's 1797 digits of 8 by 8, dealt to made-up clients", _digits),
     **{name: Source(entry.line, _from_files, (name,)) for name, entry in CATALOGUE.items()},
     "multi_source": Source(
-        "digits of MNIST, USPS, SVHN and SIGN, one of them to each group, grey, 32 by 32",
+        "digits of MNIST, USPS, SVHN and SIGN, one of them to each group, 32 by 32",
         _multi_source,
         DIGIT_SOURCES,
     ),
     "gaussians": Source("made up: Gaussian classes, every group with its own means", synthetic),
     "linear": Source("made up: linear regression, every group with its own weights", synthetic),
     "leaf_synthetic": Source("made up: LEAF's synthetic(alpha, beta), no two clients alike", synthetic),
-    "own": Source("your own rows, given in Python as one (x, y) per client", _own),
+    "own": Source("your own rows: a store, folder or table at data.path, or given in Python", _own),
 }
 
 
@@ -121,6 +125,10 @@ def explain(spec: DataSpec, seed: Seed, federation: Federation | None = None) ->
     notes = [
         note for name in SOURCES[spec.name].files for note in of_rows(_found(name), spec, _seed(spec, seed))
     ]
+    if spec.path:
+        from kinfolk.federation.own_data.from_spec import own_data, own_notes
+
+        notes += own_notes(own_data(spec, _seed(spec, seed))[1])
     return notes + of_federation(federation)
 
 

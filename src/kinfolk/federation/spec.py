@@ -18,7 +18,7 @@ class DataSpec:
     # Number of clients; with the partition "natural" that many are drawn, 0: all.
     clients: int = 24
     # Training rows of each client; their mean when `ragged` is above 0. 0: all rows there are, under
-    # partitions that use no row twice.
+    # partitions that use no row twice. "natural", "dirichlet_split" and "dist0" to "dist3" do not ask.
     rows: int = 60
     # Number of known groups; without a shift all clients are one group whatever stands here.
     groups: int = 4
@@ -57,6 +57,8 @@ class DataSpec:
     noise: float = 0.1
     # Under the shift "contrast" group g has this to the power of g of the contrast.
     contrast: float = 0.6
+    # Channels of "multi_source": 1, all grey, or 3, with SVHN in its colours.
+    channels: int = 1
     # Features of made-up rows ("gaussians", "linear", "leaf_synthetic").
     features: int = 60
     # Classes of made-up rows ("gaussians", "leaf_synthetic").
@@ -67,3 +69,11 @@ class DataSpec:
     leaf_alpha: float = 1.0
     # Beta of "leaf_synthetic", a variance: how far the clients' rows differ.
     leaf_beta: float = 1.0
+    # Where "own" rows are: a store that `kinfolk data import` wrote, a folder of clients, or one table.
+    path: str = ""
+    # "own": the column of a table that says whose a row is.
+    client_column: str = ""
+    # "own": the column with the labels; empty: by its usual names.
+    label_column: str = ""
+    # "own": what to do about missing values: "refuse", "drop" (the row) or "median".
+    missing: str = "refuse"

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.fold import Mean, client_weights
+from kinfolk.fold import Mean, client_weights, from_words
 from kinfolk.types import Client, Stack, Tree
 
 KEEP: Tree = {"w": torch.full((2, 3), 9.0), "n": torch.tensor(5), "half": torch.zeros(1, dtype=torch.float16)}
@@ -72,6 +72,29 @@ def test_any_chunks_in_any_order_give_the_mean_of_numpy(number, seed, weights, c
     assert (np.abs(got["w"].double().numpy() - expected["w"]) <= 0.51 * ulp).all()
     np.testing.assert_allclose(got["half"].double(), expected["half"], rtol=1e-3, atol=1e-3)
     assert int(got["n"]) == expected["n"]
+
+
+@pytest.mark.parametrize("weights", ["size", "uniform"])
+def test_parts_made_elsewhere_give_the_mean_of_numpy(weights):
+    sent = replies(7, 5)
+    names, fold = sorted(sent), Mean("model", KEEP, weights)
+    total = fold.begin()
+    for part in (names[:3], [], names[3:4], names[4:]):
+        elsewhere = from_words(fold.words())
+        chunks = [Stack.of({c: sent[c]}) for c in part]
+        made = elsewhere.begin()
+        for chunk in chunks:
+            made = elsewhere.add(made, chunk)
+        total = fold.merge(total, made)
+    got, expected = fold.end(total), by_numpy(sent, weights)
+    np.testing.assert_allclose(got["w"].double(), expected["w"], rtol=1e-7)
+    assert int(got["n"]) == expected["n"]
+    assert fold.end(fold.merge(fold.begin(), fold.begin())) is KEEP
+
+
+def test_a_fold_that_is_not_known_elsewhere_is_refused():
+    with pytest.raises(KeyError, match="no fold is called median"):
+        from_words({"fold": "median"})
 
 
 def test_sums_run_in_float64():

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "script": {"types", "task", "fold", "streams"},
     "codec": {"types", "errors"},
     "learning": {"types", "task", "streams", "errors"},
-    "clustering": {"types", "errors"},
+    "clustering": {"types", "errors", "streams"},
     "federation": {"types", "streams", "errors"},
     "algorithms": CORE | {"learning", "clustering"},
     "engines": CORE | {"codec", "learning", "federation"},
@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "api": EVERYTHING - {"cli", "__init__"},
     "cli": EVERYTHING - {"__init__"},
     "__init__": EVERYTHING - {"cli"},
+    "__main__": {"cli"},
 }
 # Rooms that see records only, as files: not even by a detour may they reach torch.
 WITHOUT_TORCH = ("report",)

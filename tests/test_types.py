@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.types import Client, Message, Stack, leaves, map_leaves, nbytes, stack_messages
+from kinfolk.types import Client, Message, Picked, Stack, leaves, map_leaves, nbytes, stack_messages
 
 NAMES = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=7, unique=True)
 KINDS = [torch.float32, torch.float64, torch.int64, torch.bool, torch.float16]
@@ -91,8 +91,25 @@ def test_a_name_that_is_not_there_is_an_error():
     stack = stack_of(["a", "c"])
     with pytest.raises(KeyError):
         stack.at(["a", "b"])
-    with pytest.raises(ValueError, match="not in tuple"):
+    with pytest.raises(KeyError):
         stack.row("b")
+    picked = Picked(stack.clients, torch.tensor([0, 0]), {"v": torch.zeros(1)})
+    with pytest.raises(KeyError):
+        picked.at(["b"])
+
+
+def test_a_picked_message_is_that_of_a_stack_and_costs_as_much():
+    table = {"m": {"w": torch.arange(6.0).reshape(3, 2)}, "n": torch.tensor([7, 8, 9])}
+    who, which = tuple(Client(c) for c in "abcd"), torch.tensor([2, 0, 2, 1])
+    picked = Picked(who, which, table)
+    stack = Stack(
+        who, torch.zeros(4, dtype=torch.int64), {"m": {"w": table["m"]["w"][which]}, "n": table["n"][which]}
+    )
+    for some in (["a"], ["d", "b"], list(who)):
+        assert picked.nbytes(some) == stack.nbytes(some) == 16 * len(some)
+        assert torch.equal(picked.at(some).tree("m")["w"], stack.at(some).tree("m")["w"])
+        assert torch.equal(picked.at(some).tensor("n"), stack.at(some).tensor("n"))
+    assert torch.equal(picked.row("c")["m"]["w"], torch.tensor([4.0, 5.0]))
 
 
 def test_trees_and_tensors_are_not_confused():

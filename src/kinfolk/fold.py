@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from kinfolk.types import Stack, Tree
+from kinfolk.types import Message, Stack, Tree
 
 R_co = TypeVar("R_co", covariant=True)
+
+# Numbers that are summed as doubles at a time: on a CPU, what a core's cache holds.
+_BLOCK = {"cpu": 1 << 15, "cuda": 1 << 26}
 
 Weights = Literal["size", "uniform"]
 
@@ -27,6 +30,31 @@ class Fold(Protocol[R_co]):
         ...
 
     def end(self, total: Any) -> R_co:
+        """What the script receives."""
+        ...
+
+
+@runtime_checkable
+class Mergeable(Protocol):
+    """A fold that several processes can do a part of: its totals are messages and can be joined."""
+
+    def words(self) -> dict[str, str]:
+        """What another process must know to begin and add: see `from_words`."""
+        ...
+
+    def begin(self) -> Message:
+        """The total before the first chunk."""
+        ...
+
+    def add(self, total: Message, chunk: Stack) -> Message:
+        """The total with one more chunk of replies."""
+        ...
+
+    def merge(self, total: Message, other: Message) -> Message:
+        """One total out of two."""
+        ...
+
+    def end(self, total: Message) -> Any:
         """What the script receives."""
         ...
 
@@ -55,21 +83,29 @@ class Mean:
     keep: Tree
     weights: Weights = "size"
 
-    def begin(self) -> tuple[float, Tree]:
+    def words(self) -> dict[str, str]:
+        """All that a part of the sum depends on; `keep` matters at the end only."""
+        return {"fold": "mean", "key": self.key, "weights": self.weights}
+
+    def begin(self) -> Message:
         """Nothing summed yet."""
-        return 0.0, {}
+        return {"weight": torch.zeros((), dtype=torch.float64), "sums": {}}
 
-    def add(self, total: tuple[float, Tree], chunk: Stack) -> tuple[float, Tree]:
+    def add(self, total: Message, chunk: Stack) -> Message:
         """Add the weighted sum of a chunk."""
-        weight, sums = total
         weights = client_weights(chunk, self.weights)
-        return weight + float(weights.sum()), {
-            name: _join(sums.get(name), _sum(weights, leaf)) for name, leaf in chunk.tree(self.key).items()
-        }
+        sums = {name: _sum(weights, leaf) for name, leaf in chunk.tree(self.key).items()}
+        return self.merge(total, {"weight": weights.sum(), "sums": sums})
 
-    def end(self, total: tuple[float, Tree]) -> Tree:
+    def merge(self, total: Message, other: Message) -> Message:
+        """Add two sums."""
+        old: Tree = total["sums"]
+        sums = {name: _join(old.get(name), leaf) for name, leaf in other["sums"].items()}
+        return {"weight": total["weight"] + other["weight"], "sums": {**old, **sums}}
+
+    def end(self, total: Message) -> Tree:
         """Sums over weights, in the types of `keep`."""
-        weight, sums = total
+        weight, sums = float(total["weight"]), total["sums"]
         if weight == 0:
             return self.keep
         return {
@@ -82,11 +118,25 @@ def _sum(weights: Tensor, leaf: Tensor) -> Tensor:
     """Weighted sum over clients for floats, the largest for integers."""
     if not leaf.is_floating_point():
         return leaf.amax(0)
-    total: Tensor = torch.tensordot(weights.to(leaf.device), leaf.double(), dims=1)
-    return total
+    flat, weights = leaf.reshape(len(leaf), -1), weights.to(leaf.device)
+    # In blocks of columns, so that the doubles of a chunk never exist all at once.
+    width = max(1, _BLOCK.get(leaf.device.type, 1 << 26) // len(leaf))
+    parts = [weights @ part.double() for part in torch.split(flat, width, 1)]
+    return torch.cat(parts).reshape(leaf.shape[1:]) if parts else leaf.new_zeros(leaf.shape[1:]).double()
 
 
 def _join(old: Tensor | None, new: Tensor) -> Tensor:
     if old is None:
         return new
     return old + new if new.is_floating_point() else torch.maximum(old, new)
+
+
+def from_words(words: dict[str, str]) -> Mergeable:
+    """A fold that begins and adds as the one whose `words` these are; only that one can end.
+
+    >>> from_words(Mean("model", keep={"w": torch.zeros(1)}).words())
+    Mean(key='model', keep={}, weights='size')
+    """
+    if words["fold"] != "mean":
+        raise KeyError(f"no fold is called {words['fold']}")
+    return Mean(words["key"], {}, cast(Weights, words["weights"]))

@@ -15,7 +15,7 @@ from torch import Tensor
 from kinfolk.fold import Fold
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Info, Table, Task
-from kinfolk.types import Client, Message, Stack, Tree
+from kinfolk.types import Client, Each, Message, Stack, Tree
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -28,7 +28,7 @@ class Ask(Generic[R]):
     task: str  # a name in the algorithm's table
     to: tuple[Client, ...]
     shared: Message = field(default_factory=dict)  # the same for everyone
-    each: Stack | None = None  # one message per client
+    each: Each | None = None  # one message per client
     fold: Fold[R] | None = None
 
 
@@ -45,7 +45,7 @@ Script = Generator[Request, Any, tuple[S, Info]]
 
 
 def ask(
-    task: str, to: Sequence[Client], shared: Message | None = None, each: Stack | None = None
+    task: str, to: Sequence[Client], shared: Message | None = None, each: Each | None = None
 ) -> Generator[Request, Any, Stack]:
     """Ask clients to run a task; the answer has a row for each client that replied."""
     got: Stack = yield Ask(task, tuple(to), shared or {}, each)
@@ -53,7 +53,7 @@ def ask(
 
 
 def fold(
-    by: Fold[R], task: str, to: Sequence[Client], shared: Message | None = None, each: Stack | None = None
+    by: Fold[R], task: str, to: Sequence[Client], shared: Message | None = None, each: Each | None = None
 ) -> Generator[Request, Any, R]:
     """Ask clients to run a task and fold their replies chunk by chunk, holding no more than one chunk."""
     got: R = yield Ask(task, tuple(to), shared or {}, each, by)
@@ -84,7 +84,7 @@ class Algorithm(Protocol[S]):
         """One round among the sampled clients."""
         ...
 
-    def serve(self, state: S, who: Sequence[Client]) -> tuple[Message, Stack | None]:
+    def serve(self, state: S, who: Sequence[Client]) -> tuple[Message, Each | None]:
         """What clients need in order to be scored: (the same for everyone, one message each)."""
         ...
 

@@ -38,7 +38,7 @@ class Seed:
         # Python's hash changes from process to process.
         named = json.dumps([int(self.run), *(w if isinstance(w, str) else int(w) for w in words)])
         digest = hashlib.blake2b(named.encode(), digest_size=32).digest()
-        return np.random.SeedSequence(np.frombuffer(digest, dtype="<u4").tolist())
+        return np.random.SeedSequence(np.frombuffer(digest, dtype="<u4").astype(np.uint32))
 
     def numpy(self, *words: str | int) -> np.random.Generator:
         """A NumPy generator of its own for this purpose."""

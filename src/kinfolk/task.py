@@ -72,9 +72,19 @@ class Optimiser(Protocol):
         ...
 
     def update(
-        self, params: Tree, grads: Tree, state: Message, step: int, lr: float, rows: Tensor | float
+        self,
+        params: Tree,
+        grads: Tree,
+        state: Message,
+        step: int | Tensor,
+        lr: float | Tensor,
+        rows: Tensor | float,
     ) -> tuple[Tree, Message]:
-        """Parameters and state after step number `step` (from 0); `rows` are the rows of the batch."""
+        """Parameters and state after step number `step` (from 0); `rows` are the rows of the batch.
+
+        Where steps are recorded and replayed, `step` and `lr` are tensors on the device. An optimiser
+        may also have `update_`, with the same arguments, that writes into `params` and `state`.
+        """
         ...
 
 

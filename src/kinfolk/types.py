@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NewType
 
 import torch
@@ -107,9 +108,13 @@ class Stack:
     def __len__(self) -> int:
         return len(self.clients)
 
+    @cached_property
+    def _place(self) -> dict[Client, int]:
+        return {c: i for i, c in enumerate(self.clients)}
+
     def at(self, who: Sequence[str]) -> Stack:
         """The rows of `who`, sorted by name; a name that is not here is an error."""
-        place = {c: i for i, c in enumerate(self.clients)}
+        place = self._place
         names = sorted(Client(c) for c in who)
         if tuple(names) == self.clients:
             return self
@@ -119,8 +124,12 @@ class Stack:
 
     def row(self, who: str) -> Message:
         """The message of one client."""
-        i = self.clients.index(Client(who))
+        i = self._place[Client(who)]
         return map_leaves(lambda t: t[i], self.body)
+
+    def nbytes(self, who: Sequence[str]) -> int:
+        """Bytes of the messages of `who`."""
+        return nbytes(self.at(who).body)
 
     def tree(self, key: str) -> Tree:
         """The stacked tree under `key`, every leaf [clients, ...]."""
@@ -133,3 +142,45 @@ class Stack:
         value = self.body[key]
         assert isinstance(value, Tensor), f"{key} is a tree, not a tensor"
         return value
+
+
+@dataclass(frozen=True)
+class Picked:
+    """One of a few messages for every client: client i gets row `which[i]` of the table.
+
+    What a stack would hold once for each client is held once for each kind, and copied only for those
+    who are asked together.
+
+    >>> p = Picked((Client("a"), Client("b")), torch.tensor([1, 0]), {"v": torch.tensor([5.0, 7.0])})
+    >>> p.at(["a", "b"]).tensor("v"), p.row("a"), p.nbytes(["a", "b"])
+    (tensor([7., 5.]), {'v': tensor(7.)}, 8)
+    """
+
+    clients: tuple[Client, ...]  # sorted by name
+    which: Tensor  # [clients] int64
+    table: Message  # every leaf [kinds, ...]
+
+    @cached_property
+    def _kind(self) -> dict[Client, int]:
+        return dict(zip(self.clients, self.which.tolist(), strict=True))
+
+    def at(self, who: Sequence[str]) -> Stack:
+        """The messages of `who`, sorted by name, each in full."""
+        names = tuple(sorted(Client(c) for c in who))
+        rows = torch.tensor([self._kind[c] for c in names], dtype=torch.int64)
+        body = map_leaves(lambda t: t[rows.to(t.device)], self.table)
+        return Stack(names, torch.zeros(len(names), dtype=torch.int64), body)
+
+    def row(self, who: str) -> Message:
+        """The message of one client."""
+        i = self._kind[Client(who)]
+        return map_leaves(lambda t: t[i], self.table)
+
+    def nbytes(self, who: Sequence[str]) -> int:
+        """Bytes of the messages of `who`, counted without making them."""
+        one = sum(t[0].numel() * t.element_size() for _, _, t in leaves(self.table))
+        return one * len(who)
+
+
+# A message of their own for clients.
+Each = Stack | Picked

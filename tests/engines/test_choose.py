@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from toys import empty, federation
 
 from kinfolk.engines import choose as module
-from kinfolk.engines.choose import ENGINES, SMALL_STEP, Choice, Wanted, arithmetic, choose, make
+from kinfolk.engines.choose import ENGINES, SMALL_ROUND, SMALL_STEP, Choice, Wanted, arithmetic, choose, make
 from kinfolk.errors import KinfolkError
 from kinfolk.learning.batchable import Cost
 
@@ -39,13 +41,13 @@ def name(wanted: Wanted, cost: Cost = SMALL, obstacle: str = "", clients: int = 
 def test_auto_without_a_gpu(machine):
     assert name(Wanted()) == "batched"
     assert name(Wanted(), LARGE) == "workers"
-    assert name(Wanted(), LARGE, clients=1) == "loop", "one client needs one process"
-    assert name(Wanted(processes=1), LARGE) == "loop"
+    assert name(Wanted(), LARGE, clients=1) == "batched", "one client needs one process"
+    assert name(Wanted(processes=1), LARGE) == "batched"
     assert name(Wanted(), SMALL, BLOCKED) == "workers"
     assert name(Wanted(), LARGE, BLOCKED) == "workers"
     assert name(Wanted(processes=1), SMALL, BLOCKED) == "loop"
     machine(cores=1)
-    assert name(Wanted(), LARGE) == "loop"
+    assert name(Wanted(), LARGE) == "batched"
     assert name(Wanted(), SMALL) == "batched"
 
 
@@ -61,11 +63,21 @@ def test_auto_with_a_gpu(machine):
     assert choose(Wanted("loop", "cuda"), SMALL, 20, 24, "").device.type == "cuda"
 
 
-def test_the_border_between_small_and_large_steps(machine):
-    below = Cost(flops=int(SMALL_STEP / 3 / 20) - 1, floats=1, parameters=1)
-    above = Cost(flops=int(SMALL_STEP / 3 / 20) + 1, floats=1, parameters=1)
-    assert name(Wanted(), below) == "batched"
-    assert name(Wanted(), above) == "workers"
+def test_the_border_between_small_and_large_rounds(machine):
+    flops = int(SMALL_ROUND / 3 / 20 / 24 / 5)
+    assert name(Wanted(), Cost(flops - 1, floats=1, parameters=1)) == "batched"
+    assert name(Wanted(), Cost(flops + 1, floats=1, parameters=1)) == "workers"
+    assert choose(Wanted(), Cost(flops - 1, 1, 1), 20, 24, "", steps=6).name == "workers"
+
+
+def test_a_core_is_given_what_it_can_keep_near(machine):
+    def together(flops: int, parameters: int, obstacle: str = "") -> int:
+        return choose(Wanted("workers"), Cost(flops, 100, parameters), 20, 99, obstacle).chunk
+
+    assert together(1000, 1000) == 32
+    assert 4 <= together(1000, 300_000) <= 16
+    assert together(int(SMALL_STEP), 1000) == 1, "a large step is enough for a core"
+    assert together(1000, 1000, BLOCKED) == 0
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -114,12 +126,14 @@ def test_the_chunk_fits_the_memory(machine):
     assert chunk(SMALL, chunk=7) == 7
     # By hand: 8 trees and 3 times what the layers put out for 64 rows, 4 bytes each.
     held = 4 * (8 * 1_000_000 + 3 * 64 * 60_000)
-    assert chunk(LARGE, memory=1.0) == 2**30 // held
-    assert chunk(LARGE, batch=256, memory=1.0) == 2**30 // (4 * (8 * 1_000_000 + 3 * 256 * 60_000))
-    assert chunk(LARGE, memory=1e-9) == 1, "one client always goes"
+    thin = replace(LARGE, flops=1)  # its steps are small, so that a core takes more than one at a time
+    assert chunk(LARGE, memory=1.0) == 1
+    assert chunk(replace(thin, parameters=10), memory=0.1) == 2**30 // 10 // (4 * (80 + 3 * 64 * 60_000))
+    assert chunk(thin, memory=1e-9) == 1, "one client always goes"
     machine(gpu=True)
     assert chunk(SMALL) == 256
     assert chunk(LARGE) == (16 << 30) // 4 // held
+    assert chunk(LARGE, batch=256, memory=1.0) == 2**30 // (4 * (8 * 1_000_000 + 3 * 256 * 60_000))
 
 
 def test_the_same_question_has_the_same_answer():

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from kinfolk.learning.norm import RowBatchNorm, has_batch_norm, leave_padding_out, row_weights
+from kinfolk.learning.layers import exchange_layers
+from kinfolk.learning.norm import RowBatchNorm, has_batch_norm, row_weights, without_padding
 
 LAYERS = {
     "1d": (nn.BatchNorm1d, (3,)),
@@ -181,7 +182,7 @@ class Net(nn.Module):
 def test_conversion_keeps_names_values_and_function():
     net = Net()
     before = copy.deepcopy(net)
-    changed = leave_padding_out(net)
+    changed = exchange_layers(net, without_padding)
     assert changed is net
     assert list(changed.state_dict()) == list(before.state_dict())
     assert [n for n, _ in changed.named_parameters()] == [n for n, _ in before.named_parameters()]
@@ -205,7 +206,7 @@ def test_conversion_keeps_names_values_and_function():
 
 
 def test_a_bare_layer_and_its_mode():
-    bare = leave_padding_out(nn.BatchNorm2d(2).eval())
+    bare = exchange_layers(nn.BatchNorm2d(2).eval(), without_padding)
     assert isinstance(bare, RowBatchNorm)
     assert not bare.training
     assert list(bare.state_dict()) == list(nn.BatchNorm2d(2).state_dict())
@@ -218,7 +219,7 @@ def test_a_bare_layer_and_its_mode():
         (nn.GroupNorm(1, 2), False),
         (nn.BatchNorm1d(2), True),
         (nn.Sequential(nn.Sequential(nn.BatchNorm2d(2))), True),
-        (leave_padding_out(nn.Sequential(nn.BatchNorm1d(2))), True),
+        (exchange_layers(nn.Sequential(nn.BatchNorm1d(2)), without_padding), True),
         (nn.SyncBatchNorm(2), True),
     ],
 )

@@ -9,7 +9,7 @@ from kinfolk.learning.learner import Learner, keep_model, own_model
 from kinfolk.script import Script, ask
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Table, Task
-from kinfolk.types import Client, Message, Stack, Tree
+from kinfolk.types import Client, Each, Message, Tree
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Local:
         """Go on training the own model."""
         return {"practise": self.learner.train(start=own_model, finish=keep_model, reply={})}
 
-    def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Stack | None]:
+    def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
         """Clients need nothing."""
         return {}, None
 

@@ -11,7 +11,7 @@ from kinfolk.learning.learner import Learner
 from kinfolk.script import Request, fold
 from kinfolk.streams import Seed
 from kinfolk.task import Table, Task
-from kinfolk.types import Client, Message, Stack, Tree
+from kinfolk.types import Client, Each, Message, Tree
 
 
 class Learns(Protocol):
@@ -45,7 +45,7 @@ def average(w: Tree, cohort: Sequence[Client], weights: Weights) -> Generator[Re
     return (yield from fold(Mean("model", w, weights), "update", cohort, shared={"model": w}))
 
 
-def serve(self: Any, state: State, who: Sequence[Client]) -> tuple[Message, Stack | None]:
+def serve(self: Any, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
     """Everyone is served the common model."""
     return {"model": state.model}, None
 

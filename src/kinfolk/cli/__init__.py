@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -17,10 +18,12 @@ def main() -> None:
     except KinfolkError as error:
         if debug:
             raise
-        print("error: " + str(error).replace("\n", " "), file=sys.stderr)
+        if _speaks() or (os.environ["RANK"], error.field) == ("1", "rank 0"):  # who else could say it?
+            print("error: " + str(error).replace("\n", " "), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("stopped; add --resume to the same command to go on", file=sys.stderr)
+        if _speaks():
+            print("stopped; add --resume to the same command to go on", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
@@ -35,3 +38,8 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def _speaks() -> bool:
+    """Of several ranks that torchrun has started with one command, only the first says what is wrong."""
+    return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"

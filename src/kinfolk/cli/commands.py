@@ -36,6 +36,7 @@ Algorithms = Annotated[
         "kinfolk run",
         "kinfolk run configs/digits.toml --set local.lr=0.05 --out runs/a",
         "kinfolk run configs/digits.toml --set local.lr=0.05 --out runs/a --resume",
+        "torchrun --nproc-per-node 2 -m kinfolk run --set engine.name=distributed --out runs/b",
     )
 )
 def run(
@@ -43,12 +44,16 @@ def run(
 ) -> None:
     """Run one experiment into a run folder."""
     from kinfolk.cli.progress import telling
+    from kinfolk.engines.link import follows
     from kinfolk.experiment.build import title
     from kinfolk.experiment.run import run as run_experiment
 
     experiment = read_spec(spec, set_)
-    with telling(experiment.run.rounds, quiet=json_) as teller:
+    serves = follows(experiment.engine.name)
+    with telling(experiment.run.rounds, quiet=json_ or serves) as teller:
         result = run_experiment(experiment, out, resume=resume, watch=teller.watch(title(experiment)))
+    if serves:
+        return
     if json_:
         print_json({"folder": str(result.folder), "rounds": result.rounds, "summary": result.summary})
         return
@@ -73,13 +78,15 @@ def compare(
     """Compare algorithms over several seeds: one table, mean ± sample std, and one figure."""
     from kinfolk.algorithms import ALGORITHMS
     from kinfolk.cli.progress import telling
+    from kinfolk.engines.link import follows
     from kinfolk.experiment.compare import compare as compare_all
     from kinfolk.experiment.spec import run_id
 
     experiment = read_spec(spec, set_)
     names = algorithm or list(ALGORITHMS)
     folder = out or Path("runs") / f"compare-{run_id(experiment)}"
-    with telling(experiment.run.rounds * len(names) * max(seeds, 1), quiet=json_) as teller:
+    serves = follows(experiment.engine.name)
+    with telling(experiment.run.rounds * len(names) * max(seeds, 1), quiet=json_ or serves) as teller:
         compare_all(
             experiment,
             names,
@@ -88,7 +95,8 @@ def compare(
             resume=resume,
             watch=lambda name, k: teller.watch(f"{name} seed {k}"),
         )
-    _show(folder, json_)
+    if not serves:
+        _show(folder, json_)
 
 
 @app.command(epilog=examples("kinfolk show runs/demo", "kinfolk show runs/demo --score macro_f1"))

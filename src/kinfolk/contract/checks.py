@@ -39,7 +39,7 @@ from kinfolk.experiment.state import from_message, to_message
 from kinfolk.script import Algorithm, Ask, Groups, Request, play
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Swap, Task
-from kinfolk.types import Client, Message
+from kinfolk.types import Client, Message, Picked
 
 Make = toy.Make
 METHODS = ("init", "tasks", "round", "serve", "scored")
@@ -180,7 +180,8 @@ def _watched(stage: Stage, turn: Turn, request: Request) -> Any:
     given = {f"the memory of {who}": memory for who, memory in stage.engine.memories.items()}
     if isinstance(request, Ask):
         given["the message to everyone"] = request.shared
-        given["the messages to each"] = request.each.body if request.each else {}
+        each = request.each
+        given["the messages to each"] = each.table if isinstance(each, Picked) else each.body if each else {}
     before = {what: copied(message) for what, message in given.items()}
     answer = stage.perform(request, turn)
     task = request.task if isinstance(request, Ask) else request.swap

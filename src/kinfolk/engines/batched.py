@@ -2,49 +2,55 @@
 
 Clients of unequal size share a call: their plans are padded, a padded row has weight 0 and a padded
 step leaves the client as it was. Clients with plans of similar length are put into one chunk, so that
-little is padded.
+little is padded. On a CUDA device a pass is recorded once and replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
 
+from kinfolk.engines.capture import Recorded
 from kinfolk.engines.memory import Memories, swap_in_process
 from kinfolk.engines.one import first_steps, on_device, optimiser_parts, owned, train_rows
+from kinfolk.engines.padded import Padded, padded
+from kinfolk.engines.steps import (
+    Gradients,
+    first_states,
+    fit_in_place,
+    fit_step,
+    gradients,
+    sweep_step,
+    writes_over,
+)
+from kinfolk.engines.trace import Traces
 from kinfolk.federation.federation import Federation
-from kinfolk.learning.optim import clip
-from kinfolk.learning.plan import batches
 from kinfolk.script import Ask
 from kinfolk.streams import Turn
-from kinfolk.task import Batch, Carry, Descent, Facts, Fit, Swap, Sweep, Table, Task
-from kinfolk.types import Client, Message, Stack, Tree, map_leaves, stack_messages
+from kinfolk.task import Carry, Facts, Fit, Swap, Sweep, Table, Task
+from kinfolk.types import Client, Message, Stack, leaves, map_leaves, stack_messages
+
+# A pass of fewer steps is not worth a recording, which costs about as much as four of them.
+WORTH_RECORDING = 4
+MOST_RECORDINGS = 16
+# Plans made ahead, or that serve every round.
+MOST_PLANS = 16
 
 
 @dataclass(frozen=True)
-class Padded:
-    """The plans of a chunk of clients for one pass, padded to one shape; the flags live on the host."""
+class Prepared:
+    """A chunk of clients whose plans are made."""
 
-    data: Federation
-    pool: Tensor  # [steps, clients, batch] rows of the pool
-    row: Tensor  # [steps, clients, batch] positions among the client's rows
-    weight: Tensor  # [steps, clients, batch] 1 for real rows, 0 for padding
-    active: Tensor  # [steps, clients] whether the client takes this step
-    whole: list[bool]  # per step: no padding at all
-    everyone: list[bool]  # per step: every client takes it
-
-    def __len__(self) -> int:
-        return len(self.whole)
-
-    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(x, y, row, weight) of one step, every leaf [clients, batch, ...]."""
-        return *self.data.take(self.pool[step]), self.row[step], self.weight[step]
+    who: tuple[Client, ...]
+    rows: Tensor  # [clients] training rows, on the host
+    steps: Tensor  # [clients] steps of the first pass
+    plans: list[Padded]
 
 
 class Batched:
@@ -59,19 +65,40 @@ class Batched:
         memories: Memories,
         chunk: int = 64,
         device: torch.device | str = "cpu",
+        record: bool = True,
     ) -> None:
         self.device = torch.device(device)
         self.federation = on_device(federation, self.device)
         self.table, self.memories, self.chunk = table, memories, max(1, chunk)
         self.note = f"batched: {self.chunk} clients a call on {self.device}"
+        self._record = record and self.device.type == "cuda"
+        self._gradients: Gradients = gradients if self.device.type == "cuda" else Traces().gradients
+        self._ahead: dict[Any, Prepared] = {}
+        self._asked: dict[str, list[tuple[Client, ...]]] = {}
+        self._recordings: dict[Any, Recorded] = {}
+        # Recordings run one after another, so they may use the same memory for what lies in between.
+        self._memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def replies(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
         """The replies to a request, in chunks; within a chunk sorted by client."""
         task = self.table[request.task]
         assert isinstance(task, Task)
         by_length = sorted(request.to, key=lambda c: (first_steps(task, self.federation, c), c))
-        for i in range(0, len(by_length), self.chunk):
-            yield self._chunk(task, request, tuple(sorted(by_length[i : i + self.chunk])), turn)
+        # Chunks of one size, as near as can be: each size is recorded once.
+        calls = -(-len(by_length) // self.chunk)
+        cuts = [len(by_length) * i // max(calls, 1) for i in range(calls + 1)]
+        chunks = [tuple(sorted(by_length[a:b])) for a, b in pairwise(cuts)]
+        ready = [self._prepare(request.task, chunk, turn) for chunk in chunks[:1]]
+        for i in range(len(chunks)):
+            replies = self._run(task, request, ready.pop(), turn)
+            # While the device works on this chunk, the host plans the next one; after the last, the first
+            # of the next round, if the same clients were asked the last time.
+            if i + 1 < len(chunks):
+                ready.append(self._prepare(request.task, chunks[i + 1], turn))
+            elif self._asked.get(request.task) == chunks:
+                self._prepare(request.task, chunks[0], replace(turn, round=turn.round + 1))
+            yield replies
+        self._asked[request.task] = chunks
 
     def swap(self, swap: Swap, among: tuple[Client, ...], turn: Turn) -> dict[tuple[Client, Client], int]:
         """Let clients send to one another; the bytes of every letter."""
@@ -80,116 +107,89 @@ class Batched:
     def close(self) -> None:
         """Nothing to give back."""
 
-    def _chunk(self, task: Task, request: Ask[Any], who: tuple[Client, ...], turn: Turn) -> Stack:
+    def _prepare(self, name: str, who: tuple[Client, ...], turn: Turn) -> Prepared:
+        task = self.table[name]
+        assert isinstance(task, Task)
+        # Rows that are not shuffled are visited in the same order in every round.
+        shuffled = any(one.plan.shuffle for one in task.passes)
+        key = (name, who, turn.seed, turn.round if shuffled else -1)
+        if key in self._ahead:
+            return self._ahead.pop(key) if shuffled else self._ahead[key]
         data = self.federation.among(who)
         if data is not self.federation:
             data = on_device(data, self.device)
+        plans = [
+            padded(one, number, task.stream, data, who, turn, self.device)
+            for number, one in enumerate(task.passes)
+        ]
+        rows = torch.tensor([train_rows(self.federation, c) for c in who])
+        steps = torch.tensor([first_steps(task, self.federation, c) for c in who])
+        ready = Prepared(who, rows, steps.to(self.device), plans)
+        if data is self.federation:
+            while len(self._ahead) >= MOST_PLANS:
+                self._ahead.pop(next(iter(self._ahead)))
+            self._ahead[key] = ready
+        return ready
+
+    def _run(self, task: Task, request: Ask[Any], ready: Prepared, turn: Turn) -> Stack:
+        who = ready.who
         to_device: Callable[[Tensor], Tensor] = lambda t: t.to(self.device)  # noqa: E731
         shared = map_leaves(to_device, request.shared)
         own = map_leaves(to_device, request.each.at(who).body) if request.each else {}
         # Moved before they are stacked: a client that was never asked still has its memory on the host.
         memory = stack_messages([map_leaves(to_device, self.memories[c]) for c in who])
-        rows = torch.tensor([train_rows(self.federation, c) for c in who])
-        steps = torch.tensor([first_steps(task, self.federation, c) for c in who])
 
         def start(own: Message, memory: Message, rows: Tensor, steps: Tensor) -> Carry:
             return task.start({**shared, **own}, memory, Facts(rows, steps, turn.round))
 
         with torch.no_grad():
-            carry: Carry = vmap(start)(own, memory, rows.to(self.device), steps.to(self.device))
-        for number, one in enumerate(task.passes):
-            plan = self._padded(one, number, task.stream, data, who, turn)
-            carry = (
-                self._fit(one, carry, plan, turn) if isinstance(one, Fit) else self._sweep(one, carry, plan)
-            )
+            carry: Carry = vmap(start)(own, memory, ready.rows.to(self.device), ready.steps)
+        for one, plan in zip(task.passes, ready.plans, strict=True):
+            carry = self._pass(one, carry, plan, turn)
         reply, kept = _finish(task, carry)
         if kept is not None:
             for i, c in enumerate(who):
                 self.memories[c] = map_leaves(lambda t, i=i: t[i].clone(), kept)  # type: ignore[misc]
-        return Stack(who, rows, reply)
+        return Stack(who, ready.rows, reply)
 
-    def _padded(
-        self, one: Fit | Sweep, number: int, stream: str, data: Federation, who: Sequence[Client], turn: Turn
-    ) -> Padded:
-        split = data.splits[one.plan.split]
-        mine = [split.rows(data.place(c)).numpy() for c in who]
-        plans = [
-            batches(one.plan, len(m), turn.seed.numpy(stream, turn.round, c, number))
-            for c, m in zip(who, mine, strict=True)
-        ]
-        steps = max(map(len, plans), default=0)
-        width = max((len(b) for p in plans for b in p), default=1)
-        row = np.zeros((steps, len(who), width), dtype=np.int64)
-        pool = np.zeros_like(row)
-        weight = np.zeros(row.shape, dtype=np.float32)
-        for i, (plan, m) in enumerate(zip(plans, mine, strict=True)):
-            # Padding repeats a row of the same batch. Any other, say of a client whose rows overflow,
-            # might have a loss that is not finite, and 0 times that is not 0.
-            for t, b in enumerate(plan):
-                row[t, i], pool[t, i], weight[t, i, : len(b)] = b[0], m[b[0]], 1
-                row[t, i, : len(b)], pool[t, i, : len(b)] = b, m[b]
-            pool[len(plan) :, i] = m[0] if len(m) else 0
-        active: np.ndarray[Any, Any] = np.asarray(weight.any(axis=2))
-        whole = [bool(w.all()) for w in weight]
-        everyone = [bool(a.all()) for a in active]
-        put = [torch.from_numpy(array).to(self.device) for array in (pool, row, weight, active)]
-        return Padded(data, put[0], put[1], put[2], put[3], whole, everyone)
-
-    def _fit(self, fit: Fit, carry: Carry, plan: Padded, turn: Turn) -> Carry:
+    def _pass(self, one: Fit | Sweep, carry: Carry, plan: Padded, turn: Turn) -> Carry:
         carry = dict(carry)
-        for part in {d.part for d in fit.descents}:
+        rates = [d.rate(turn.round) for d in one.descents] if isinstance(one, Fit) else []
+        if self._record and len(plan) >= WORTH_RECORDING and plan.data is self.federation:
+            carry, states = self._recorded(one, carry, plan).run(carry, plan, rates)
+            return {**carry, **optimiser_parts(states)}
+        for part in {d.part for d in one.descents} if isinstance(one, Fit) else ():
             carry[part] = owned(carry[part])
-        states = [d.optimiser.init({n: carry[d.part][n] for n in d.names}) for d in fit.descents]
+        states = first_states(one, carry) if isinstance(one, Fit) else []
         for step in range(len(plan)):
-            rows = plan.batch(step)
-            for i, descent in enumerate(fit.descents):
-                old_model, old_state = carry[descent.part], states[i]
-                buffers = owned({n: t for n, t in old_model.items() if n not in descent.names})
-                params, grads = _gradients(descent, carry, buffers, rows, plan.whole[step])
-                new, state = descent.optimiser.update(
-                    params, grads, old_state, step, descent.rate(turn.round), plan.weight[step].sum(1)
+            rows, whole = plan.batch(step), plan.whole[step]
+            active = None if plan.everyone[step] else plan.active[step]
+            if isinstance(one, Fit) and active is None and writes_over(one):
+                fit_in_place(one, carry, states, rows, whole, step, rates, self._gradients)
+            elif isinstance(one, Fit):
+                carry, states = fit_step(
+                    one, carry, states, rows, active, whole, step, rates, self._gradients
                 )
-                model = {n: new[n] if n in new else buffers[n] for n in old_model}
-                if not plan.everyone[step]:
-                    model = _keep_idle(plan.active[step], model, old_model)
-                    state = {k: _keep_idle(plan.active[step], v, old_state[k]) for k, v in state.items()}
-                carry[descent.part], states[i] = model, state
+            else:
+                carry = sweep_step(one, carry, rows, active, whole)
         return {**carry, **optimiser_parts(states)}
 
-    def _sweep(self, sweep: Sweep, carry: Carry, plan: Padded) -> Carry:
-        for step in range(len(plan)):
-            whole = plan.whole[step]
-
-            def one(
-                carry: Carry, x: Tensor, y: Tensor, row: Tensor, weight: Tensor, whole: bool = whole
-            ) -> Carry:
-                return sweep.step(carry, Batch(x, y, row, None if whole else weight))
-
-            with torch.no_grad():
-                new = vmap(one)(carry, *plan.batch(step))
-            carry = new if plan.everyone[step] else _keep_idle_parts(plan.active[step], new, carry)
-        return carry
+    def _recorded(self, one: Fit | Sweep, carry: Carry, plan: Padded) -> Recorded:
+        """The recording for chunks of this shape, kept for the rounds to come."""
+        key = (id(one), plan.pool.shape[1:], _shape(carry))
+        known = self._recordings.get(key)
+        if known is None or len(known.pool) < len(plan):
+            if len(self._recordings) >= MOST_RECORDINGS:
+                self._recordings.pop(next(iter(self._recordings)))
+            known = self._recordings[key] = Recorded(one, carry, plan, self._memory)
+        return known
 
 
-def _gradients(
-    descent: Descent, carry: Carry, buffers: Tree, rows: tuple[Tensor, Tensor, Tensor, Tensor], whole: bool
-) -> tuple[Tree, Tree]:
-    """(parameters, gradients) of all clients; they do not mix, so the sum's gradient is each one's own."""
-    params = {n: carry[descent.part][n] for n in descent.names}
-    leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-
-    def one(
-        leaves: Tree, buffers: Tree, carry: Carry, x: Tensor, y: Tensor, row: Tensor, weight: Tensor
-    ) -> Tensor:
-        return descent.objective({**leaves, **buffers}, Batch(x, y, row, None if whole else weight), carry)
-
-    with torch.enable_grad():  # the caller may have switched gradients off
-        total = vmap(one)(leaves, buffers, carry, *rows).sum()
-    grads = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
-    named = dict(zip(leaves, grads, strict=True))
-    if descent.clip:
-        named = vmap(lambda g: clip(g, descent.clip))(named)
-    return params, named
+def _shape(carry: Carry) -> tuple[Any, ...]:
+    """What must be alike for a recording to serve: names, shapes, types, and what is shared by all."""
+    return tuple(
+        (key, name, t.shape, t.dtype, t.dim() > 0 and t.stride(0) == 0) for key, name, t in leaves(carry)
+    )
 
 
 def _finish(task: Task, carry: Carry) -> tuple[Message, Message | None]:
@@ -203,22 +203,3 @@ def _finish(task: Task, carry: Carry) -> tuple[Message, Message | None]:
     with torch.no_grad():
         reply, memory = vmap(one)(carry)
     return reply, memory if kept[0] else None
-
-
-def _keep_idle(active: Tensor, new: Tree, old: Tree) -> Tree:
-    """The new values where a client took the step, the old ones where it had finished."""
-    return {
-        n: torch.where(active.reshape(-1, *[1] * (t.dim() - 1)), t, old[n]) if t is not old[n] else t
-        for n, t in new.items()
-    }
-
-
-def _keep_idle_parts(active: Tensor, new: Carry, old: Carry) -> Carry:
-    return {
-        key: value  # a part that this step added: idle clients have no older one
-        if key not in old
-        else _keep_idle(active, value, old[key])
-        if isinstance(value, dict)
-        else _keep_idle(active, {key: value}, {key: old[key]})[key]
-        for key, value in new.items()
-    }

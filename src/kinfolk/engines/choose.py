@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import torch
 
 from kinfolk.engines.batched import Batched
+from kinfolk.engines.heap import keep_heap
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Engine
 from kinfolk.engines.wire import Wire
-from kinfolk.engines.workers import Workers, cores
+from kinfolk.engines.workers import Inner, Workers, cores
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.batchable import Cost
@@ -26,8 +27,14 @@ ENGINES = ("loop", "batched", "workers", "wire")
 # arithmetic, and one call for many clients wins on a CPU too.
 SMALL_STEP = 2e7
 
-# More clients a call than this give a CPU nothing but cache misses.
+# A round of fewer operations than this is over before other processes have read what they were sent.
+SMALL_ROUND = 3e8
+
+# More clients a call than this give a device nothing.
 MOST_CLIENTS = {"cpu": 32, "cuda": 256}
+
+# Bytes of models, gradients and the like that stay near a core while a call goes over them again and again.
+NEAR = 24 << 20
 
 
 @dataclass(frozen=True)
@@ -53,15 +60,16 @@ class Choice:
     warning: str = ""
 
 
-def choose(wanted: Wanted, cost: Cost, batch: int, clients: int, obstacle: str) -> Choice:
-    """Pick an engine. It depends on sizes, never on timings, so that the same machine chooses alike.
+def choose(wanted: Wanted, cost: Cost, batch: int, clients: int, obstacle: str, steps: float = 5) -> Choice:
+    """Pick an engine for clients that take about so many steps of so many rows in a round.
+
+    It depends on sizes, never on timings, so that the same machine chooses alike.
 
     >>> small = Cost(flops=5000, floats=42, parameters=2410)
     >>> choose(Wanted(device="cpu"), small, 20, 24, "").name
     'batched'
     """
     device = _device(wanted)
-    chunk = wanted.chunk or _chunk(cost, batch, device, wanted.memory)
     processes = min(wanted.processes or cores(), clients)
     step = 3 * cost.flops * batch
     name, why, warning = wanted.name, "as asked", ""
@@ -73,15 +81,15 @@ def choose(wanted: Wanted, cost: Cost, batch: int, clients: int, obstacle: str) 
         why = f"not batched: {obstacle}"
     elif name == "auto" and device.type == "cuda":
         name, why = "batched", "a GPU is here"
-    elif name == "auto" and (step < SMALL_STEP or processes == 1):
-        small = step < SMALL_STEP
-        name = "batched" if small else "loop"
-        why = f"{'small' if small else 'large'} steps of {step:.2g} operations on a CPU"
     elif name == "auto":
-        name, why = "workers", f"no GPU, {processes} cores and steps of {step:.2g} operations"
-    return Choice(
-        name, device if name in ("loop", "batched") else torch.device("cpu"), chunk, processes, why, warning
-    )
+        work = step * steps * clients
+        name = "workers" if processes > 1 and work > SMALL_ROUND else "batched"
+        why = f"no GPU, {processes} cores, rounds of {work:.2g} operations in steps of {step:.2g}"
+    where = device if name in ("loop", "batched") else torch.device("cpu")
+    chunk = wanted.chunk or _chunk(cost, batch, where, wanted.memory)
+    if name == "workers" and obstacle:
+        chunk = 0  # one client after another in each process
+    return Choice(name, where, chunk, processes, why, warning)
 
 
 def make(choice: Choice, federation: Federation, table: Table, memories: Memories) -> Engine:
@@ -91,7 +99,10 @@ def make(choice: Choice, federation: Federation, table: Table, memories: Memorie
     if choice.name == "batched":
         return Batched(federation, table, memories, choice.chunk, choice.device)
     if choice.name == "workers":
-        return Workers(federation, table, memories, choice.processes)
+        if choice.chunk == 0:
+            return Workers(federation, table, memories, choice.processes)
+        inner: Inner = lambda held: Batched(federation, table, held, choice.chunk)  # noqa: E731
+        return Workers(federation, table, memories, choice.processes, inner, choice.chunk)
     return Wire(federation, table, memories)
 
 
@@ -107,6 +118,7 @@ def arithmetic(device: torch.device, precision: str) -> Iterator[None]:
     try:
         if device.type == "cpu":
             torch.set_num_threads(1)
+            keep_heap()
         else:
             cudnn.allow_tf32 = matmul.allow_tf32 = precision == "tf32"
             cudnn.deterministic, cudnn.benchmark = True, False
@@ -138,4 +150,9 @@ def _chunk(cost: Cost, batch: int, device: torch.device, gib: float) -> int:
     budget = gib * 2**30 if gib else total / 4
     # Parameters, their old copy, gradients, two moments and a reply; every layer's output and its gradient.
     client = 4 * (8 * cost.parameters + 3 * max(batch, 64) * cost.floats)
-    return int(max(1, min(MOST_CLIENTS[device.type], budget / client)))
+    most = min(MOST_CLIENTS[device.type], budget / client)
+    if device.type == "cpu":
+        # A large step keeps a core busy by itself; of small ones, as many as stay near the core.
+        near = NEAR / (8 * cost.parameters + 8 * batch * cost.floats)
+        most = min(most, near if 3 * cost.flops * batch < SMALL_STEP else 1)
+    return int(max(1, most))

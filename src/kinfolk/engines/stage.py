@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from kinfolk.engines.guard import inspect
 from kinfolk.engines.memory import Memories
+from kinfolk.fold import Mergeable
 from kinfolk.script import Ask, Exchange, Request
 from kinfolk.streams import Turn
 from kinfolk.task import Expected, Real, Swap, Table, Task, Whole
-from kinfolk.types import Client, Stack, nbytes
+from kinfolk.types import Client, Message, Stack, nbytes
 
 
 class Engine(Protocol):
@@ -36,6 +38,25 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back what is held."""
+        ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """The replies of some clients, checked and folded where they were made."""
+
+    total: Message
+    heard: tuple[Client, ...]  # whose replies are in the total
+    rejected: dict[Client, str]  # whose are not, and why
+    sent: int  # bytes of all their replies
+
+
+@runtime_checkable
+class FoldsInParts(Protocol):
+    """An engine of several processes, each of which can fold what its own clients reply."""
+
+    def parts(self, request: Ask[Any], turn: Turn) -> Iterator[Part]:
+        """The parts of a request whose fold is `Mergeable`, in a fixed order."""
         ...
 
 
@@ -101,7 +122,7 @@ class Stage:
         task = self.engine.table[request.task]
         assert isinstance(task, Task), f"{request.task} is an exchange, not a task"
         sent = nbytes(request.shared) * len(present)
-        sent += nbytes(request.each.at(present).body) if request.each else 0
+        sent += request.each.nbytes(present) if request.each else 0
         self.ledger.add_bytes(request.task, "down", sent)
         request = Ask(request.task, present, request.shared, request.each, request.fold)
         chunks = self._checked(request, task, turn) if present else iter(())
@@ -109,28 +130,50 @@ class Stage:
             replies = list(chunks)
             return Stack.join(replies) if replies else _nobody(task.reply)
         total = request.fold.begin()
+        if isinstance(self.engine, FoldsInParts) and isinstance(request.fold, Mergeable):
+            for part in self._parts(self.engine, request, turn) if present else ():
+                total = request.fold.merge(total, part.total)
+            return request.fold.end(total)
         for chunk in chunks:
             total = request.fold.add(total, chunk)
         return request.fold.end(total)
 
     def _checked(self, request: Ask[Any], task: Task, turn: Turn) -> Iterator[Stack]:
         heard: set[Client] = set()
+        asked = set(request.to)
         for chunk in self.engine.replies(request, turn):
             self.ledger.add_bytes(request.task, "up", nbytes(chunk.body))
-            strangers = [c for c in chunk.clients if c in heard or c not in request.to]
-            for client in strangers:
-                reason = "answered twice" if client in heard else "was not asked"
-                self.log("rejected", round=turn.round, client=client, task=request.task, reason=reason)
+            strangers = {
+                c: "answered twice" if c in heard else "was not asked"
+                for c in chunk.clients
+                if c in heard or c not in asked
+            }
+            self._reject(strangers, request, turn)
             if strangers:
                 chunk = chunk.at([c for c in chunk.clients if c not in strangers])
             if not chunk.clients:
                 continue
             good, bad = inspect(chunk, task.reply)
-            for client, reason in bad.items():
-                self.log("rejected", round=turn.round, client=client, task=request.task, reason=reason)
+            self._reject(bad, request, turn)
             heard.update(good.clients)
             if good.clients:
                 yield good
+        self._heard(request, heard)
+
+    def _parts(self, engine: FoldsInParts, request: Ask[Any], turn: Turn) -> Iterator[Part]:
+        heard: set[Client] = set()
+        for part in engine.parts(request, turn):
+            self.ledger.add_bytes(request.task, "up", part.sent)
+            self._reject(part.rejected, request, turn)
+            heard.update(part.heard)
+            yield part
+        self._heard(request, heard)
+
+    def _reject(self, bad: dict[Client, str], request: Ask[Any], turn: Turn) -> None:
+        for client, reason in bad.items():
+            self.log("rejected", round=turn.round, client=client, task=request.task, reason=reason)
+
+    def _heard(self, request: Ask[Any], heard: set[Client]) -> None:
         # Whoever fails once in a round has not taken part in it, whatever came before and comes after.
         self.failed.update(set(request.to) - heard)
         self.answered = (self.answered | heard) - self.failed
@@ -150,6 +193,30 @@ class Stage:
         for c in missing:
             self.log("absent", round=turn.round, client=c)
         return tuple(sorted(set(who) - set(missing)))
+
+
+class _Open:
+    """A fold that is not ended: the total itself is what is wanted."""
+
+    def __init__(self, fold: Mergeable) -> None:
+        self.begin, self.add = fold.begin, fold.add
+
+    def end(self, total: Message) -> Message:
+        """The total as it is."""
+        return total
+
+
+def fold_part(engine: Engine, request: Ask[Any], fold: Mergeable, turn: Turn) -> Part:
+    """Perform a request by an engine of this process and fold the replies that may pass."""
+    rejected: dict[Client, str] = {}
+
+    def note(event: str, **facts: Any) -> None:
+        rejected[facts["client"]] = facts["reason"]
+
+    stage = Stage(engine, note)
+    total = stage.perform(replace(request, fold=_Open(fold)), turn)
+    sent = stage.ledger.bytes[request.task].get("up", 0)
+    return Part(total, tuple(sorted(stage.answered)), rejected, sent)
 
 
 def _nobody(expected: Expected) -> Stack:

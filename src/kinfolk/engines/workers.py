@@ -1,34 +1,51 @@
 """Engine `workers`: one single-threaded process per core, for machines without a GPU.
 
 Small networks gain nothing from several threads and lose when the machine is busy; whole clients
-side by side use every core. The rows are inherited by the processes, not sent; messages travel as
-bytes of safetensors, never as pickles. Memories stay with the parent, so any process may serve any client.
+side by side use every core. Each process has an engine of its own and is given a few clients at a
+time. Rows are inherited, not sent; messages travel through shared memory as safetensors, never as
+pickles; where the fold allows it a process sums what its clients reply and sends one total. Memories
+stay with the parent, so any process may serve any client.
 """
 
 from __future__ import annotations
 
+import json
+import mmap
 import multiprocessing
 import os
 import signal
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from kinfolk.codec import decode, encode
-from kinfolk.engines import one
+from kinfolk.engines import parcel, trace
+from kinfolk.engines.heap import keep_heap
+from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories, swap_in_process
+from kinfolk.engines.stage import Engine, Part, fold_part
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
+from kinfolk.fold import Mergeable, from_words
 from kinfolk.script import Ask
 from kinfolk.streams import Seed, Turn
-from kinfolk.task import Swap, Table, Task
+from kinfolk.task import Swap, Table
 from kinfolk.types import Client, Message, Stack
 
 _ENDED = "a worker process ended unexpectedly (out of memory?); use fewer processes"
+# A message up to this size fits into a pipe; a larger one goes through memory that both sides see, up to
+# as much as that holds. Pages that are never written cost nothing.
+_SMALL, _SHARED = 1 << 15, 1 << 29
+# A fold is cut into this many parts whatever the number of processes, so that the sums have the same bits.
+PARTS = 8
+
+Inner = Callable[[Memories], Engine]
+R = TypeVar("R")
 
 
 def cores() -> int:
@@ -36,51 +53,102 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class Channel:
+    """One end of the way between the parent and a worker."""
+
+    def __init__(self, pipe: Connection, out: mmap.mmap, into: mmap.mmap) -> None:
+        self.pipe, self.out, self.into = pipe, out, into
+
+    def put(self, data: bytes) -> None:
+        """Send; the other side has read what was sent before."""
+        if _SMALL < len(data) <= len(self.out):
+            self.out[: len(data)] = data
+            self.pipe.send_bytes(b"m" + len(data).to_bytes(8, "little"))
+        else:
+            self.pipe.send_bytes(b"p" + data)
+
+    def take(self) -> bytes:
+        """The next message."""
+        got = self.pipe.recv_bytes()
+        return self.into[: int.from_bytes(got[1:], "little")] if got[:1] == b"m" else got[1:]
+
+
 class Workers:
-    """Performs a task on several clients at once, each in a process of its own."""
+    """Performs a task on several clients at once, some in each process."""
 
     name = "workers"
 
-    def __init__(self, federation: Federation, table: Table, memories: Memories, processes: int = 0) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        table: Table,
+        memories: Memories,
+        processes: int = 0,
+        inner: Inner | None = None,
+        together: int = 1,
+    ) -> None:
         self.federation, self.table, self.memories = federation, table, memories
         self.device = torch.device("cpu")
         self.processes = processes or cores()
-        self.note = f"workers: {self.processes} single-threaded processes"
-        self._pipes: list[Connection] = []
+        self.together = together  # clients that a process is given at once
+        self.inner: Inner = inner or (lambda memories: Loop(self.federation, self.table, memories))
+        self.note = f"workers: {self.processes} single-threaded processes, {together} clients at a time"
+        self._channels: list[Channel] = []
         self._running: list[Any] = []
 
     def replies(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
-        """The replies to a request, one client each, in order of names whatever the order of arrival."""
+        """The replies to a request, in order of names whatever the order of arrival."""
+        who = sorted(request.to)
+        jobs = [who[i : i + self.together] for i in range(0, len(who), self.together)]
+        return self._all(request, turn, {}, jobs, self._stack)
+
+    def parts(self, request: Ask[Any], turn: Turn) -> Iterator[Part]:
+        """What the processes made of their clients' replies, in order of names."""
+        assert isinstance(request.fold, Mergeable)
+        who = sorted(request.to)
+        parts = min(PARTS, len(who))
+        cuts = [len(who) * i // parts for i in range(parts + 1)]
+        jobs = [who[a:b] for a, b in pairwise(cuts)]
+        return self._all(request, turn, request.fold.words(), jobs, self._part)
+
+    def _all(
+        self,
+        request: Ask[Any],
+        turn: Turn,
+        words: dict[str, str],
+        jobs: list[list[Client]],
+        read: Callable[[bytes], R],
+    ) -> Iterator[R]:
         self._start()
         finished = False
         try:
-            yield from self._served(request, turn)
+            header = {"task": request.task, "run": str(turn.seed.run), "round": str(turn.round)}
+            shared = encode(request.shared, {**header, "words": json.dumps(words)})
+            for channel in self._channels:
+                self._send(channel, shared)
+                self._take(channel)  # it has read what all were sent
+            yield from self._served(request, jobs, read)
             finished = True
         finally:
             if not finished:  # answers may be on their way still; they must not be taken for later ones
                 self.close()
 
-    def _served(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
-        header = {"task": request.task, "run": str(turn.seed.run), "round": str(turn.round)}
-        shared = encode(request.shared, header)
-        for pipe in self._pipes:
-            self._send(pipe, shared)
-        todo, done, shown = sorted(request.to), dict[Client, Stack](), 0
-        idle, busy, given = list(self._pipes), set[Connection](), 0
-        while shown < len(todo):
-            while idle and given < len(todo):
-                self._give(idle[-1], request, todo[given])
-                busy.add(idle.pop())
+    def _served(self, request: Ask[Any], jobs: list[list[Client]], read: Callable[[bytes], R]) -> Iterator[R]:
+        idle, busy, given, shown = list(self._channels), dict[Connection, tuple[Channel, int]](), 0, 0
+        done: dict[int, R] = {}
+        while shown < len(jobs):
+            while idle and given < len(jobs):
+                channel = idle.pop()
+                self._give(channel, request, jobs[given])
+                busy[channel.pipe] = channel, given
                 given += 1
-            for ready in wait(list(busy)):
-                pipe = next(p for p in busy if p is ready)
-                stack = self._take(pipe)
-                done[stack.clients[0]] = stack
-                busy.remove(pipe)
-                idle.append(pipe)
-            # Sums in order of names give the same bits whoever is fastest.
-            while shown < len(todo) and todo[shown] in done:
-                yield done.pop(todo[shown])
+            for pipe in wait(list(busy)):
+                channel, number = busy.pop(pipe)  # type: ignore[call-overload]
+                done[number] = read(self._take(channel))
+                idle.append(channel)
+            # In order of names, the sums have the same bits whoever is fastest.
+            while shown in done:
+                yield done.pop(shown)
                 shown += 1
 
     def swap(self, swap: Swap, among: tuple[Client, ...], turn: Turn) -> dict[tuple[Client, Client], int]:
@@ -89,101 +157,142 @@ class Workers:
 
     def close(self) -> None:
         """End the processes, even amid a task: they hold nothing that is not here as well."""
-        for pipe in self._pipes:
-            pipe.close()
+        for channel in self._channels:
+            channel.pipe.close()
         for process in self._running:
             process.kill()
         for process in self._running:
             process.join()
             process.close()
-        self._pipes, self._running = [], []
+        self._channels, self._running = [], []
 
     def _start(self) -> None:
-        if self._pipes:
+        if self._channels:
             return
         if "fork" not in multiprocessing.get_all_start_methods():
             raise KinfolkError(
                 "engine.name", "workers", "this system can not fork processes; use 'loop' or 'batched'"
             )
         context = multiprocessing.get_context("fork")
+        trace.warm()
+        down = mmap.mmap(-1, _SHARED)
         for _ in range(self.processes):
             ours, theirs = context.Pipe()
+            up = mmap.mmap(-1, _SHARED)
+            others = [*(channel.pipe for channel in self._channels), ours]
             process = context.Process(
-                target=_serve, args=(theirs, [*self._pipes, ours], self.federation, self.table), daemon=True
+                target=_serve, args=(Channel(theirs, up, down), others, self.inner), daemon=True
             )
             with warnings.catch_warnings():
                 # Python 3.12 warns of forking beside threads; the child runs with one thread of its own.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             theirs.close()
-            self._pipes.append(ours)
+            self._channels.append(Channel(ours, down, up))
             self._running.append(process)
 
-    def _give(self, pipe: Connection, request: Ask[Any], who: Client) -> None:
-        own = request.each.row(who) if request.each else {}
+    def _give(self, channel: Channel, request: Ask[Any], who: Sequence[Client]) -> None:
+        own = request.each.at(who).body if request.each else {}
         parts: Message = {f"own.{k}": v for k, v in own.items()}
-        parts |= {f"memory.{k}": v for k, v in self.memories[who].items()}
-        self._send(pipe, encode(parts, {"to": who}))
+        for i, client in enumerate(who):
+            parts |= {f"memory.{i}.{k}": v for k, v in self.memories[client].items()}
+        # Through the pipe: the shared memory is the same for all, and others may be reading it.
+        self._send(channel, encode(parts, {"to": json.dumps(who)}), plain=True)
 
-    def _take(self, pipe: Connection) -> Stack:
+    def _opened(self, data: bytes) -> tuple[Message, dict[str, str]]:
+        parts, header = decode(data)
+        if "error" in header:
+            raise RuntimeError(f"client {header['of']} failed in a worker process:\n{header['error']}")
+        kept = json.loads(header["kept"])
+        self.memories.update(zip(kept, _memories(parts, len(kept)), strict=True))
+        return {k: v for k, v in parts.items() if not k.startswith("memory.")}, header
+
+    def _stack(self, data: bytes) -> Stack:
+        return parcel.stack(*self._opened(data))
+
+    def _part(self, data: bytes) -> Part:
+        total, header = self._opened(data)
+        heard, rejected, sent = json.loads(header["part"])
+        return Part(total, tuple(heard), rejected, sent)
+
+    def _take(self, channel: Channel) -> bytes:
         try:
-            parts, header = decode(pipe.recv_bytes())
+            return channel.take()
         except (EOFError, OSError) as end:
             raise KinfolkError("engine.name", "workers", _ENDED) from end
-        if "error" in header:
-            raise RuntimeError(f"client {header['from']} failed in a worker process:\n{header['error']}")
-        who = Client(header["from"])
-        if header["kept"] == "yes":
-            self.memories[who] = _part(parts, "memory.")
-        return Stack.of({who: (int(header["rows"]), _part(parts, "reply."))})
 
-    def _send(self, pipe: Connection, data: bytes) -> None:
+    def _send(self, channel: Channel, data: bytes, plain: bool = False) -> None:
         try:
-            pipe.send_bytes(data)
+            if plain:
+                channel.pipe.send_bytes(b"p" + data)
+            else:
+                channel.put(data)
         except OSError as end:
             raise KinfolkError("engine.name", "workers", _ENDED) from end
 
 
-def _part(parts: Message, prefix: str) -> Message:
-    return {key.removeprefix(prefix): value for key, value in parts.items() if key.startswith(prefix)}
+def _memories(parts: Message, count: int) -> list[Message]:
+    """The memories in a message, by number."""
+    found: list[Message] = [{} for _ in range(count)]
+    for path, value in parts.items():
+        if path.startswith("memory."):
+            _, number, key = path.split(".", 2)
+            found[int(number)][key] = value
+    return found
 
 
-def _serve(pipe: Connection, others: list[Connection], federation: Federation, table: Table) -> None:
-    """A worker's life: a shared message sets the request, every other one names a client to serve."""
+def _serve(channel: Channel, others: list[Connection], inner: Inner) -> None:
+    """A worker's life: a shared message sets the request, every other one names clients to serve."""
     torch.set_num_threads(1)
+    keep_heap()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what the parent has made of it
     for other in others:
         other.close()  # the parent's ends: holding them would keep us from seeing the parent go
+    engine = inner(Memories(lambda who: {}))
     shared: Message = {}
     header: dict[str, str] = {}
     while True:
         try:
-            parts, given = decode(pipe.recv_bytes())
+            parts, given = decode(channel.take())
+            if "task" in given:
+                shared, header = parts, given
+                channel.put(b"")
+                continue
         except (EOFError, OSError):
             return
-        if "task" in given:
-            shared, header = parts, given
-            continue
+        who = [Client(c) for c in json.loads(given["to"])]
         try:
-            answer = _answer(parts, shared, header, Client(given["to"]), federation, table)
+            answer = _answer(engine, parts, shared, header, who)
         except Exception:
-            answer = encode({}, {"from": given["to"], "error": traceback.format_exc()})
+            names = who[0] if len(who) == 1 else f"{who[0]} or one of the {len(who) - 1} after it"
+            answer = encode({}, {"of": names, "error": traceback.format_exc()})
         try:
-            pipe.send_bytes(answer)
+            channel.put(answer)
         except OSError:
             return
 
 
 def _answer(
-    parts: Message, shared: Message, header: dict[str, str], who: Client, federation: Federation, table: Table
+    engine: Engine, parts: Message, shared: Message, header: dict[str, str], who: list[Client]
 ) -> bytes:
-    task = table[header["task"]]
-    assert isinstance(task, Task)
-    turn = Turn(Seed(int(header["run"])), int(header["round"]), federation.clients)
-    message = {**shared, **_part(parts, "own.")}
-    reply, kept = one.perform(task, message, _part(parts, "memory."), federation, who, turn)
-    body: Message = {f"reply.{k}": v for k, v in reply.items()}
-    body |= {f"memory.{k}": v for k, v in (kept or {}).items()}
-    rows = str(one.train_rows(federation, who))
-    return encode(body, {"from": who, "rows": rows, "kept": "no" if kept is None else "yes"})
+    """Perform the task for these clients: their replies, or the total of them, and what they keep."""
+    own = {k.removeprefix("own."): v for k, v in parts.items() if k.startswith("own.")}
+    each = Stack(tuple(who), torch.zeros(len(who), dtype=torch.int64), own) if own else None
+    before = dict(zip(who, _memories(parts, len(who)), strict=True))
+    engine.memories.clear()
+    engine.memories.update(before)
+    turn = Turn(Seed(int(header["run"])), int(header["round"]), tuple(who))
+    request: Ask[Any] = Ask(header["task"], tuple(who), shared, each)
+    words = json.loads(header["words"])
+    if words:
+        part = fold_part(engine, request, from_words(words), turn)
+        body, told = part.total, {"part": json.dumps([part.heard, part.rejected, part.sent])}
+    else:
+        stack = Stack.join(list(engine.replies(request, turn)))
+        body = {"size": stack.size, **{f"body.{key}": value for key, value in stack.body.items()}}
+        told = {"clients": json.dumps(stack.clients)}
+    kept = [c for c in who if engine.memories[c] is not before[c]]
+    for i, client in enumerate(kept):
+        body |= {f"memory.{i}.{k}": v for k, v in engine.memories[client].items()}
+    return encode(body, {**told, "kept": json.dumps(kept)})

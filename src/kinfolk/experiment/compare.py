@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.algorithms import ALGORITHMS
+from kinfolk.engines.link import follows
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import Network, build_parts, title
 from kinfolk.experiment.record import write_json
@@ -54,7 +55,8 @@ def compare(
     if len(set(titles)) < len(titles):
         twice = next(t for t in titles if titles.count(t) > 1)
         raise KinfolkError("--algorithm", twice, "is named twice; leave one out or change its options")
-    if (folder / "compare.json").exists() and not resume:
+    leads = not follows(spec.engine.name)
+    if leads and (folder / "compare.json").exists() and not resume:
         raise KinfolkError(
             "--out", str(folder), "a comparison is there already; add --resume or choose another"
         )
@@ -64,7 +66,8 @@ def compare(
     for one in specs:  # every spec is checked before the first of them runs
         build_parts(one, data[spec.run.seed], network)
     names = [f"{t.replace(' ', '-')}-seed{k}" for t in titles for k in numbers]
-    write_json(folder / "compare.json", {"runs": names})
+    if leads:
+        write_json(folder / "compare.json", {"runs": names})
     results = []
     for one, name in zip(specs, titles, strict=True):
         for k in numbers:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import torch
 
 from kinfolk.engines.choose import Choice, Wanted, arithmetic, choose, make
+from kinfolk.engines.distributed import Distributed, serve
+from kinfolk.engines.link import Link, linked
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Stage, drop_outs
+from kinfolk.engines.stage import Engine, Stage, drop_outs
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import Network, Parts, build_parts, first_rows, parameters
 from kinfolk.experiment.checkpoint import load_latest, save
@@ -75,41 +78,87 @@ def run(
     resume: bool = False,
     watch: Watch = lambda event, facts: None,
 ) -> Result:
-    """Run an experiment into its folder; with `resume`, go on from the last checkpoint to the same end."""
+    """Run an experiment into its folder; with `resume`, go on from the last checkpoint to the same end.
+
+    Of the ranks of the distributed engine all but the first serve it, and return when it has finished.
+    """
+    if spec.engine.name != "distributed":
+        return _lead(spec, folder, federation, network, resume, watch, None)
+    with linked(spec.engine.timeout, spec.engine.device) as link:
+        if link.rank == 0:
+            return _lead(spec, folder, federation, network, resume, watch, link)
+        _follow(lambda: build_parts(spec, federation, network), link)
+        return Result(Path(folder or "runs"), "", 0, f"rank {link.rank} has served", {}, None, {})
+
+
+def _follow(build: Callable[[], Parts], link: Link) -> None:
+    """Serve rank 0 with the same parts, which are built here from the same spec."""
+    with ExitStack() as held:
+
+        def engine() -> tuple[Engine, Federation]:
+            parts = build()
+            choice = _choose(parts, link)
+            held.enter_context(arithmetic(choice.device, parts.spec.engine.precision))
+            memories = _memories(parts, choice.device)
+            return make(choice, parts.federation, installed(parts.algorithm), memories), parts.federation
+
+        serve(engine, link)
+
+
+def _lead(
+    spec: Experiment,
+    folder: Path | None,
+    federation: Federation | None,
+    network: Network | None,
+    resume: bool,
+    watch: Watch,
+    link: Link | None,
+) -> Result:
     parts = build_parts(spec, federation, network)
     folder = Path(folder or Path("runs") / f"{parts.title.replace(' ', '-')}-{run_id(spec)}")
     if not resume and (folder / "run.json").exists():
         raise KinfolkError(
             "run folder", str(folder), "a run is there already; add --resume or choose another folder"
         )
-    choice = _choose(parts)
+    choice = _choose(parts, link)
     with arithmetic(choice.device, spec.engine.precision):
-        running = _Running(parts, folder, choice, watch)
+        running = _Running(parts, folder, choice, watch, link)
         try:
             return running.go(resume)
         finally:
             running.stage.engine.close()
 
 
-def _choose(parts: Parts) -> Choice:
+def _choose(parts: Parts, link: Link | None) -> Choice:
     engine, federation = parts.spec.engine, parts.federation
     wanted = Wanted(engine.name, engine.device, engine.chunk, engine.processes, engine.memory)
+    if link is not None:  # one process of its own, which is all it may use
+        wanted = replace(wanted, name=engine.inner, processes=1)
     x, y = first_rows(federation, 2)
     blocked = obstacle(parts.learner, x, y)
     size = cost(parts.learner, x[:1])
-    return choose(wanted, size, parts.spec.local.batch, len(federation.clients), blocked)
+    local, rows = parts.spec.local, federation.splits["train"].counts().double().mean()
+    steps = local.steps or local.epochs * float(rows) / local.batch
+    cohort = max(1, round(parts.spec.run.participation * len(federation.clients)))
+    choice = choose(wanted, size, local.batch, cohort, blocked, steps)
+    return replace(choice, device=link.device) if link and choice.device.type == "cuda" else choice
+
+
+def _memories(parts: Parts, device: torch.device) -> Memories:
+    remember = parts.algorithm.remember if isinstance(parts.algorithm, Remembers) else lambda who: {}
+    return Memories(lambda who: map_leaves(lambda t: t.to(device), remember(who)))
 
 
 class _Running:
     """A run in progress: where it stands, and what it writes."""
 
-    def __init__(self, parts: Parts, folder: Path, choice: Choice, watch: Watch) -> None:
+    def __init__(self, parts: Parts, folder: Path, choice: Choice, watch: Watch, link: Link | None) -> None:
         self.parts, self.folder, self.choice, self.watch = parts, folder, choice, watch
         self.spec, self.algorithm, self.clients = parts.spec, parts.algorithm, parts.federation.clients
         self.records = Records(folder)
-        remember = self.algorithm.remember if isinstance(self.algorithm, Remembers) else lambda who: {}
-        self.memories = Memories(lambda who: self._here(remember(who)))
+        self.memories = _memories(parts, choice.device)
         engine = make(choice, parts.federation, installed(self.algorithm), self.memories)
+        engine = engine if link is None else Distributed(engine, link, parts.federation)
         self.stage = Stage(engine, self.records.audit, drop_outs(self.spec.run.absent))
         self.state = self.algorithm.init(self._here(parts.learner.first), self.clients, parts.seed)
         self.done = self.saved = 0
@@ -135,15 +184,15 @@ class _Running:
             self._save()
         self._describe("finished", reason)
         self.watch("end", {"reason": reason, "folder": self.folder})
-        return Result(
-            self.folder, self.parts.title, self.done, reason, self.summary, self.state, dict(self.memories)
-        )
+        held = self.memories.everyones()
+        return Result(self.folder, self.parts.title, self.done, reason, self.summary, self.state, held)
 
     def _round(self) -> None:
         spec = self.spec.run
         turn = Turn(self.parts.seed, self.done, self.clients)
         cohort = sample(self.parts.seed, self.done, self.clients, spec.participation)
-        before, kept = self.state, dict(self.memories)
+        before = self.state
+        self.memories.mark()
         self.stage.begin()
         began = time.perf_counter()
         asked_before = sum(self.stage.ledger.seconds.values())
@@ -154,7 +203,7 @@ class _Running:
         answered = len(self.stage.answered)
         void = answered < max(1, spec.quorum * len(cohort))
         if void:
-            self._void(kept, answered, len(cohort))
+            self._void(answered, len(cohort))
         else:
             self.state, self.voids = after, 0
         self.done += 1
@@ -165,10 +214,9 @@ class _Running:
         last = self.done >= spec.rounds
         self._finish_round(facts, evaluate=last or self.done % spec.evaluate_every == 0)
 
-    def _void(self, kept: dict[Client, Message], answered: int, asked: int) -> None:
+    def _void(self, answered: int, asked: int) -> None:
         """Too few usable replies: models and memories stay as they were."""
-        self.memories.clear()
-        self.memories.update(kept)
+        self.memories.undo()
         self.voids += 1
         self.records.audit("void", round=self.done, answered=answered, asked=asked)
         if self.voids >= VOID_LIMIT:
@@ -250,7 +298,7 @@ class _Running:
 
     def _save(self) -> None:
         tensors, plain = to_message(self.state)
-        held = memories_to_message(self.memories, self.clients)
+        held = memories_to_message(self.memories.everyones(), self.clients)
         facts = {
             "state": plain,
             "voids": self.voids,
@@ -274,7 +322,7 @@ class _Running:
             raise KinfolkError("checkpoint", str(self.folder), "the data are not those the run began with")
         device = self.stage.engine.device
         self.state = from_message(self.state, loaded.tensors["state"], loaded.facts["state"], device)
-        self.memories.update(memories_from_message(self._here(loaded.tensors["memory"]), self.clients))
+        self.memories.restore(memories_from_message(self._here(loaded.tensors["memory"]), self.clients))
         self.done = self.saved = loaded.number
         self.voids = loaded.facts["voids"]
         self.summary = loaded.facts["summary"]

@@ -61,7 +61,7 @@ class AlgorithmSpec:
 class EngineSpec:
     """The `[engine]` table: what performs the work. It may differ when a run is resumed."""
 
-    # "loop", "batched", "workers", "wire", or "auto" to choose.
+    # "loop", "batched", "workers", "wire", "distributed" (started by torchrun), or "auto" to choose.
     name: str = "auto"
     # "cpu", "cuda", or "auto" to choose.
     device: str = "auto"
@@ -73,6 +73,10 @@ class EngineSpec:
     precision: str = "float32"
     # GiB the batched engine may use; 0: a quarter of what the device has.
     memory: float = 0.0
+    # What each rank of the distributed engine uses: "loop", "batched", or "auto" to choose.
+    inner: str = "auto"
+    # Seconds one rank of the distributed engine waits for another before it gives up.
+    timeout: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,8 @@ SECTIONS: dict[str, type[Any]] = get_type_hints(Experiment)
 CHOICES = {
     "local.optimiser": ("sgd", "adam"),
     "local.loss": ("auto", "cross_entropy", "mse"),
-    "engine.name": ("auto", "loop", "batched", "workers", "wire"),
+    "engine.name": ("auto", "loop", "batched", "workers", "wire", "distributed"),
+    "engine.inner": ("auto", "loop", "batched"),
     "engine.device": ("auto", "cpu", "cuda"),
     "engine.precision": ("float32", "tf32"),
     "run.split": ("test", "valid"),
@@ -134,7 +139,7 @@ RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
     (lambda v: v >= 1, "give 1 or more", "local.batch run.rounds run.evaluate_every run.checkpoint_every"),
     (lambda v: v >= 0, "give 0 or more", "local.epochs local.steps local.weight_decay local.clip"),
     (lambda v: v >= 0, "give 0 or more", "engine.chunk engine.processes engine.memory run.seed"),
-    (lambda v: v > 0, "give a number above 0", "local.lr"),
+    (lambda v: v > 0, "give a number above 0", "local.lr engine.timeout"),
     (lambda v: 0 < v <= 1, "give a number above 0 and at most 1", "local.decay run.participation"),
     (lambda v: 0 <= v < 1, "give a number from 0 to below 1", "local.momentum run.absent"),
     (lambda v: 0 <= v <= 1, "give a number from 0 to 1", "run.quorum"),

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from kinfolk.learning import metrics
+from kinfolk.learning import conv, linear, metrics
+from kinfolk.learning.layers import exchange_layers
 from kinfolk.learning.losses import Loss
-from kinfolk.learning.norm import has_batch_norm, leave_padding_out, row_weights
+from kinfolk.learning.norm import has_batch_norm, row_weights, without_padding
 from kinfolk.learning.optim import SGD
+from kinfolk.learning.pool import fast_pool
 from kinfolk.task import Batch, Carry, Descent, Expected, Facts, Fit, Objective, Optimiser, Plan, Sweep, Task
 from kinfolk.types import Message, Tree
 
@@ -68,7 +70,7 @@ class Learner:
     _constants: Tree = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        plain = leave_padding_out(copy.deepcopy(self.module))
+        plain = exchange_layers(copy.deepcopy(self.module), _for_many)
         object.__setattr__(self, "_training", plain.train())
         object.__setattr__(self, "_scoring", copy.deepcopy(plain).eval())
         known = plain.state_dict()
@@ -162,6 +164,11 @@ class Learner:
         plan = Plan(self.score_batch, shuffle=False, split=self.score_split)
         expected = metrics.blank(classes, torch.device("cpu"))
         return Task(begin, _reply_tally, (*fits, Sweep(count, plan)), expected, stream="tune")
+
+
+def _for_many(layer: nn.Module) -> nn.Module:
+    """The layer, or its equal for many clients in one call."""
+    return linear.for_clients(conv.for_clients(fast_pool(without_padding(layer))))
 
 
 def _reply_tally(carry: Carry) -> tuple[Message, None]:

@@ -16,12 +16,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from kinfolk.errors import KinfolkError, near
+from kinfolk.learning.pool import relu_pool
 
 NORMS = ("bn", "gn", "none")
+
+
+# Whoever traces a network sees this as one step.
+fx.wrap("relu_pool")
 
 
 def _norm(kind: str, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> nn.Module:
@@ -63,8 +68,8 @@ class LeNet(nn.Module):
         """Logits [rows, classes]."""
         if self.border:
             x = F.pad(x, [self.border] * 4, mode="replicate")
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = relu_pool(self.conv1(x))
+        x = relu_pool(self.conv2(x))
         x = F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))
         return self.head(x)  # type: ignore[no-any-return]
 
@@ -81,8 +86,8 @@ class FemnistCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [rows, classes]."""
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = relu_pool(self.conv1(x))
+        x = relu_pool(self.conv2(x))
         return self.head(F.relu(self.fc1(x.flatten(1))))  # type: ignore[no-any-return]
 
 
@@ -117,7 +122,7 @@ class TinyCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [rows, classes]."""
-        x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
+        x = relu_pool(self.norm1(self.conv1(x)))
         x = F.relu(self.norm2(self.conv2(x)))
         return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
 

@@ -93,23 +93,13 @@ class RowBatchNorm(nn.Module):
         return out
 
 
-def leave_padding_out(module: nn.Module) -> nn.Module:
-    """Replace every BatchNorm layer inside a module; names, parameters and buffers stay.
+def without_padding(layer: nn.Module) -> nn.Module:
+    """The layer, or if it is a BatchNorm one that leaves padding out.
 
-    A layer that stands in several places stays one layer. One whose `forward` is the user's own is kept.
+    One whose `forward` is the user's own is kept.
     """
-    made: dict[nn.Module, nn.Module] = {}
-
-    def fresh(old: nn.Module) -> nn.Module:
-        if old not in made:
-            known = isinstance(old, _BatchNorm) and type(old).forward in _KNOWN
-            made[old] = RowBatchNorm(cast(_BatchNorm, old)) if known else old
-            for name, child in list(old._modules.items()):
-                if child is not None:
-                    setattr(old, name, fresh(child))
-        return made[old]
-
-    return fresh(module)
+    known = isinstance(layer, _BatchNorm) and type(layer).forward in _KNOWN
+    return RowBatchNorm(cast(_BatchNorm, layer)) if known else layer
 
 
 def has_batch_norm(module: nn.Module) -> bool:

@@ -43,7 +43,13 @@ class SGD:
         return {"velocity": _zeros(params)} if self.momentum else {}
 
     def update(
-        self, params: Tree, grads: Tree, state: Message, step: int, lr: float, rows: Tensor | float
+        self,
+        params: Tree,
+        grads: Tree,
+        state: Message,
+        step: int | Tensor,
+        lr: float | Tensor,
+        rows: Tensor | float,
     ) -> tuple[Tree, Message]:
         """One step downhill."""
         move = _decayed(params, grads, self.weight_decay)
@@ -52,7 +58,43 @@ class SGD:
             torch._foreach_add_(velocity, move)
             move = list(velocity)
             state = {"velocity": _named(params, move)}
-        return _named(params, torch._foreach_add(list(params.values()), move, alpha=-lr)), state
+        return _named(params, _moved(list(params.values()), move, lr)), state
+
+    def update_(
+        self,
+        params: Tree,
+        grads: Tree,
+        state: Message,
+        step: int | Tensor,
+        lr: float | Tensor,
+        rows: Tensor | float,
+    ) -> None:
+        """The same step, written into the parameters and the state."""
+        p = list(params.values())
+        g = [
+            new if new.stride() == old.stride() else new.contiguous()
+            for old, new in zip(p, grads.values(), strict=True)
+        ]
+        velocity = list(state["velocity"].values()) if self.momentum else []
+        torch._fused_sgd_(
+            p,
+            g,
+            velocity,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+
+
+def _moved(params: list[Tensor], move: list[Tensor], lr: float | Tensor) -> list[Tensor]:
+    """params - lr * move; a rate that lies on the device is read there."""
+    if isinstance(lr, Tensor):
+        return [torch.addcmul(p, m, lr, value=-1) for p, m in zip(params, move, strict=True)]
+    return list(torch._foreach_add(params, move, alpha=-lr))
 
 
 @dataclass(frozen=True)
@@ -68,7 +110,13 @@ class Adam:
         return {"first": _zeros(params), "second": _zeros(params)}
 
     def update(
-        self, params: Tree, grads: Tree, state: Message, step: int, lr: float, rows: Tensor | float
+        self,
+        params: Tree,
+        grads: Tree,
+        state: Message,
+        step: int | Tensor,
+        lr: float | Tensor,
+        rows: Tensor | float,
     ) -> tuple[Tree, Message]:
         """One step downhill."""
         g = _decayed(params, grads, self.weight_decay)
@@ -77,9 +125,17 @@ class Adam:
         second = torch._foreach_mul(list(state["second"].values()), b2)
         torch._foreach_addcmul_(second, g, g, 1 - b2)
         root = torch._foreach_sqrt(second)
-        torch._foreach_div_(root, math.sqrt(1 - b2 ** (step + 1)))
-        torch._foreach_add_(root, self.eps)
-        moved = torch._foreach_addcdiv(list(params.values()), first, root, -lr / (1 - b1 ** (step + 1)))
+        if isinstance(step, Tensor):  # on a device, where the step counts itself
+            count = step.double() + 1
+            torch._foreach_mul_(root, (1 - b2**count).rsqrt().float())
+            torch._foreach_add_(root, self.eps)
+            rate = (lr / (1 - b1**count)).float()
+            move = torch._foreach_div(first, root)
+            moved = tuple(_moved(list(params.values()), list(move), rate))
+        else:
+            torch._foreach_div_(root, math.sqrt(1 - b2 ** (step + 1)))
+            torch._foreach_add_(root, self.eps)
+            moved = torch._foreach_addcdiv(list(params.values()), first, root, -lr / (1 - b1 ** (step + 1)))
         return _named(params, moved), {"first": _named(params, first), "second": _named(params, second)}
 
 
@@ -92,7 +148,13 @@ class SumGradients:
         return {"sum": _zeros(params)}
 
     def update(
-        self, params: Tree, grads: Tree, state: Message, step: int, lr: float, rows: Tensor | float
+        self,
+        params: Tree,
+        grads: Tree,
+        state: Message,
+        step: int | Tensor,
+        lr: float | Tensor,
+        rows: Tensor | float,
     ) -> tuple[Tree, Message]:
         """Add one batch."""
 

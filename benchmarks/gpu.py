@@ -1,0 +1,205 @@
+"""What one GPU does: samples a second of FedAvg by engine, against ceilings measured in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from itertools import count
+
+import torch
+from torch import Tensor, nn
+
+from kinfolk.algorithms import build_algorithm
+from kinfolk.engines.batched import Batched
+from kinfolk.engines.choose import arithmetic
+from kinfolk.engines.memory import Memories
+from kinfolk.engines.stage import Stage
+from kinfolk.experiment.bench import bare_round
+from kinfolk.federation.federation import Federation, client_names, pack
+from kinfolk.federation.own import from_arrays
+from kinfolk.learning.batchable import cost
+from kinfolk.learning.conv import TRIED
+from kinfolk.learning.learner import Learner
+from kinfolk.learning.losses import find_loss
+from kinfolk.learning.models import build_model
+from kinfolk.learning.optim import SGD
+from kinfolk.script import installed, play
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Plan
+
+
+class PflCNN(nn.Module):
+    """The network of pfl's own CIFAR-10 benchmark."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(64 * 14 * 14, 128), nn.ReLU(),
+        )  # fmt: skip
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+# name: (shape of a row, classes, clients, rows, batch)
+WORK = {
+    "mlp": ((784,), 10, 384, 250, 50),
+    "lenet": ((1, 28, 28), 10, 192, 250, 50),
+    "pfl_cnn": ((3, 32, 32), 10, 50, 50, 10),
+    "femnist_cnn": ((1, 28, 28), 62, 50, 50, 10),
+    "femnist_cnn_small": ((1, 28, 28), 62, 256, 50, 10),
+    "resnet18": ((3, 32, 32), 10, 12, 250, 50),
+}
+
+
+def ceilings() -> dict[str, float]:
+    """Bytes a second of a copy, operations a second of a large product in float32 and in TF32."""
+
+    def best(go, repeats=10):
+        go()
+        times = []
+        for _ in range(repeats):
+            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            a.record(), go(), b.record(), b.synchronize()
+            times.append(a.elapsed_time(b) / 1e3)
+        return sorted(times)[len(times) // 2]
+
+    a, b = torch.randn(8192, 8192, device="cuda"), torch.randn(8192, 8192, device="cuda")
+    big, other = torch.randn(2**29, device="cuda"), torch.empty(2**29, device="cuda")
+    out = {"copy_bytes": 8 * 2**29 / best(lambda: other.copy_(big))}
+    for name, tf32 in (("float32", False), ("tf32", True)):
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        out[name] = 2 * 8192**3 / best(lambda: a @ b)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return out
+
+
+def setting(name: str) -> tuple[Learner, object, int]:
+    shape, classes, clients, rows, batch = WORK[name]
+    draw = Seed(0).torch("bench")
+    given = [
+        (torch.randn(rows, *shape, generator=draw), torch.randint(classes, (rows,), generator=draw))
+        for _ in range(clients)
+    ]
+    federation = from_arrays(given, test={}, classes=classes)
+    with Seed(0).borrowed("init"):
+        module = PflCNN() if name == "pfl_cnn" else build_model(name, shape, classes, {})
+    return (
+        Learner(module, find_loss("cross_entropy"), classes, SGD(), Plan(batch), lr=0.05),
+        federation,
+        batch,
+    )
+
+
+def engine(learner, federation, chunk: int, record: bool):
+    algorithm = build_algorithm("fedavg", learner, {})
+    made = Batched(federation, installed(algorithm), Memories(lambda who: {}), chunk, "cuda", record=record)
+    stage = Stage(made)
+    first = {n: t.cuda() for n, t in learner.first.items()}
+    state = algorithm.init(first, federation.clients, Seed(0))
+    rounds = count()
+
+    def go():
+        turn = Turn(Seed(0), next(rounds), federation.clients)
+        out, _ = play(algorithm.round(state, federation.clients, turn), lambda r: stage.perform(r, turn))
+        torch.cuda.synchronize()
+        return out.model
+
+    return go
+
+
+def femnist(clients: int = 3550, rows: int = 227) -> None:
+    """A round at the size of the whole of FEMNIST: made-up images, 5 epochs, batches of 10, everybody."""
+    draw = Seed(0).torch("femnist")
+    x = torch.randint(256, (clients * rows, 1, 28, 28), dtype=torch.uint8, generator=draw)
+    y = torch.randint(62, (clients * rows,), generator=draw)
+    sets = list(torch.arange(clients * rows).split(rows))
+    none = pack([torch.zeros(0, dtype=torch.int64)] * clients)
+    splits = {"train": pack(sets), "valid": none, "test": none}
+    federation = Federation(tuple(client_names(clients)), x, y, splits, 62, scale=(1 / 255, 0.0))
+    with Seed(0).borrowed("init"):
+        module = build_model("femnist_cnn_small", (1, 28, 28), 62, {})
+    learner = Learner(module, find_loss("cross_entropy"), 62, SGD(), Plan(10, epochs=5), lr=0.03)
+    for precision in ("tf32", "float32"):
+        with arithmetic(torch.device("cuda"), precision):
+            go = engine(learner, federation, 256, True)
+            times = []
+            for _ in range(2):
+                began = time.perf_counter()
+                go()
+                times.append(time.perf_counter() - began)
+            print(
+                f"FEMNIST, {clients} clients x {rows} rows x 5 epochs, {precision}: s a round",
+                times,
+                flush=True,
+            )
+
+
+def seconds(go, repeats: int = 3) -> float:
+    go()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        go()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def apart(a, b, first) -> float:
+    """How far two models are from each other, as a part of how far training has moved them."""
+    names = [n for n in a if a[n].is_floating_point()]
+    gap = sum(float((a[n] - b[n]).double().square().sum()) for n in names)
+    moved = sum(float((b[n] - first[n].to(b[n].device)).double().square().sum()) for n in names)
+    return (gap / moved) ** 0.5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(WORK))
+    parser.add_argument("--chunk", type=int, default=0)
+    options = parser.parse_args()
+    if options.names == ["femnist"]:
+        femnist()
+        return
+    top = ceilings()
+    print({k: f"{v:.3g}" for k, v in top.items()}, flush=True)
+    for name in options.names:
+        learner, federation, batch = setting(name)
+        shape, _, clients, rows, _ = WORK[name]
+        samples = clients * rows
+        size = cost(learner, federation.x[:1])
+        for precision in ("float32", "tf32"):
+            with arithmetic(torch.device("cuda"), precision):
+                bare = seconds(bare_round(learner, federation, torch.device("cuda")), 1)
+                line = {"bare": samples / bare}
+                models = {}
+                for label, record in (("vmap", False), ("recorded", True)):
+                    torch.cuda.reset_peak_memory_stats()
+                    go = engine(learner, federation, options.chunk or clients, record)
+                    line[label] = samples / seconds(go)
+                    models[label] = go()
+                    line[label + "_GiB"] = torch.cuda.max_memory_allocated() / 2**30
+                    torch.cuda.empty_cache()
+                steps = -(-rows // batch)
+                floor = max(
+                    3 * size.flops * samples / top[precision],
+                    (8 * size.parameters * clients * steps + 4 * samples * torch.Size(shape).numel())
+                    / top["copy_bytes"],
+                )
+                line |= {"floor": samples / floor, "reached_%": 100 * floor * line["recorded"] / samples}
+                line["apart"] = apart(models["recorded"], models["vmap"], learner.first)
+                for key in ("bare", "vmap", "recorded", "floor"):
+                    line[key] = round(line[key])
+                print(
+                    name, precision, json.dumps({k: float(f"{v:.4g}") for k, v in line.items()}), flush=True
+                )
+    for key, took in TRIED.items():
+        print(key[0], key[1], key[3:], {n: round(t, 3) for n, t in took.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Which neuron of one network is which of another: a layer matched under an Indian-buffet prior.
+
+Yurochkin et al.: Bayesian Nonparametric Federated Learning of Neural Networks (PFNM). ICML 2019.
+Wang et al.: Federated Learning with Matched Averaging (FedMA). ICLR 2020.
+
+Global neurons are drawn from N(mu0, sigma0^2), a client's neuron from N(its global neuron, sigma^2). With
+running sums g and G and the number n of clients of each global neuron, the best assignment of one
+client's neurons, given all others, is a linear assignment problem; clients take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from kinfolk.errors import KinfolkError, at_least
+from kinfolk.streams import Seed
+
+Array = NDArray[Any]
+# Popularity counts no more than this in the prior, as in the papers' code.
+MOST_POPULAR = 10
+
+
+@dataclass(frozen=True)
+class Prior:
+    """The Gaussian and buffet parameters; the values of FeSEM's runs (FedMA has gamma = 7)."""
+
+    sigma: float = 1.0  # of a client's neuron around its global neuron
+    sigma0: float = 1.0  # of global neurons around mu0
+    gamma: float = 1.0  # mass of the buffet: how readily new neurons appear
+    mu0: float = 0.0
+    kappa: float = 2.0  # weight of popularity: 2 by the derivation, 1 in the code of PFNM
+
+    def __post_init__(self) -> None:
+        for name in ("sigma", "sigma0", "gamma"):
+            if not getattr(self, name) > 0:
+                raise KinfolkError(f"prior.{name}", getattr(self, name), "give a number above 0")
+
+
+@dataclass(frozen=True)
+class Matched:
+    """A layer's matching. `neurons` are MAP values: they are drawn towards mu0."""
+
+    assignments: list[Array]  # by client, [L_j]: the global neuron of each of its neurons
+    neurons: Array  # [L, D]: g / G
+    counts: Array  # [L]: clients that have the neuron
+    sums: tuple[Array, Array]  # g [L, D], G [L]
+
+
+def match_layer(
+    neurons: Sequence[Array], seed: Seed, prior: Prior | None = None, sweeps: int = 8, cap: int | None = None
+) -> Matched:
+    """Match the neurons [L_j, D] of several clients to at most `cap` global ones (default: the widest L_j).
+
+    The widest client seeds the global layer, the others are matched in falling order of width; then in
+    each sweep every client, in random order, is taken out (a neuron nobody else has goes with it) and
+    matched again. Sweeps end early when one changes nothing, since no later one could.
+
+    >>> a = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> [m.tolist() for m in match_layer([a, a[::-1]], Seed(0)).assignments]
+    [[0, 1], [1, 0]]
+    """
+    prior, layers = prior or Prior(), [np.asarray(v, dtype=np.float64) for v in neurons]
+    cap = _check(layers, sweeps, cap)
+    order = sorted(range(len(layers)), key=lambda j: -len(layers[j]))
+    table = _Table(layers, prior, cap)
+    for j in order:
+        table.put(j)
+    draw = seed.numpy("matching")
+    for _ in range(sweeps if len(layers) > 1 else 0):
+        before = [a.tolist() for a in table.assigned]
+        for j in draw.permutation(len(layers)):
+            table.take(int(j))
+            table.put(int(j))
+        if before == [a.tolist() for a in table.assigned]:
+            break
+    return Matched(
+        table.assigned, table.g / table.precision[:, None], table.counts, (table.g, table.precision)
+    )
+
+
+def gains(
+    neurons: Array, g: Array, precision: Array, counts: Array, clients: int, new: int, prior: Prior
+) -> Array:
+    """The gain of matching each neuron [l, D] to each of the L global ones and to each of `new` new ones.
+
+    `precision` is G, the same for all entries of a neuron, [L]. Answers [l, L + new].
+
+    >>> gains(np.array([[2.0]]), np.array([[2.0]]), np.array([2.0]), np.array([1]), 2, 1, Prior()).round(3)
+    array([[3.333, 0.614]])
+    """
+    one, first = prior.sigma**-2, prior.sigma0**-2
+    scaled = neurons * one
+    lengths = (scaled**2).sum(1)[:, None]
+    squares = (g**2).sum(1)
+    joined = (lengths + 2 * scaled @ g.T + squares) / (one + precision) - squares / precision
+    popular = np.minimum(np.minimum(counts, MOST_POPULAR), clients - 0.5)
+    old = joined + prior.kappa * np.log(popular / (clients - popular))
+    start = prior.mu0 * first
+    fresh = ((scaled + start) ** 2).sum(1) / (one + first) - neurons.shape[1] * start**2 / first
+    rank = -2 * np.log(np.arange(1, new + 1)) + 2 * np.log(prior.gamma / clients)
+    return np.concatenate([old, fresh[:, None] + rank], axis=1)
+
+
+class _Table:
+    """The running sums over the clients who sit at the table at the moment."""
+
+    def __init__(self, layers: list[Array], prior: Prior, cap: int) -> None:
+        self.layers, self.prior, self.cap = layers, prior, cap
+        self.g: Array = np.zeros((0, layers[0].shape[1]))
+        self.precision: Array = np.zeros(0)
+        self.counts: Array = np.zeros(0, dtype=np.int64)
+        self.assigned: list[Array] = [np.zeros(0, dtype=np.int64) for _ in layers]
+
+    def put(self, j: int) -> None:
+        """Match client j to who is there and add it to the sums."""
+        layer, prior, old = self.layers[j], self.prior, len(self.g)
+        new = max(min(len(layer), self.cap - old), len(layer) - old)
+        worth = gains(layer, self.g, self.precision, self.counts, len(self.layers), new, prior)
+        # At an empty table every order is worth the same: keep the client's own.
+        rows, columns = linear_sum_assignment(worth, maximize=True) if old else (np.arange(new),) * 2
+        # New neurons that nobody took leave no gap: those taken are numbered in order.
+        taken = np.unique(columns[columns >= old])
+        columns = np.where(columns >= old, old + np.searchsorted(taken, columns), columns)
+        self.assigned[j] = columns[np.argsort(rows)]
+        blank = np.full((len(taken), layer.shape[1]), prior.mu0 * prior.sigma0**-2)
+        self.g = np.concatenate([self.g, blank])
+        self.precision = np.concatenate([self.precision, np.full(len(taken), prior.sigma0**-2)])
+        self.counts = np.concatenate([self.counts, np.zeros(len(taken), dtype=np.int64)])
+        self._add(j, 1)
+
+    def take(self, j: int) -> None:
+        """Subtract client j; neurons it leaves without anybody are deleted and the others move up."""
+        self._add(j, -1)
+        self.assigned[j] = np.zeros(0, dtype=np.int64)
+        kept = self.counts > 0
+        place = np.cumsum(kept) - 1
+        self.g, self.precision, self.counts = self.g[kept], self.precision[kept], self.counts[kept]
+        self.assigned = [place[a] for a in self.assigned]
+
+    def _add(self, j: int, sign: int) -> None:
+        where, one = self.assigned[j], self.prior.sigma**-2  # no neuron of a client is there twice
+        self.g[where] += sign * one * self.layers[j]
+        self.precision[where] += sign * one
+        self.counts[where] += sign
+
+
+def _check(layers: list[Array], sweeps: int, cap: int | None) -> int:
+    at_least("sweeps", sweeps, 0)
+    if not layers or any(v.ndim != 2 or v.shape[1:] != layers[0].shape[1:] or not len(v) for v in layers):
+        raise KinfolkError("neurons", [v.shape for v in layers], "give [L_j, D] with one D for each client")
+    if not all(np.isfinite(v).all() for v in layers):
+        raise KinfolkError("neurons", None, "they hold NaN or infinity; leave those clients out")
+    widest = max(len(v) for v in layers)
+    if cap is not None and cap < widest:
+        raise KinfolkError("cap", cap, f"give {widest} or more, the width of the widest client")
+    return widest if cap is None else cap

@@ -1,0 +1,146 @@
+"""A pass over rows as a CUDA graph: one step is recorded, then replayed without a word from the host.
+
+Everything a recorded step reads or writes lies at a fixed address: the carry of the chunk, the
+optimisers' states, the plan and the number of the step, which the step itself counts up. Between
+steps nothing is launched, copied or waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfolk.engines.padded import Padded
+from kinfolk.engines.steps import first_states, fit_in_place, fit_step, gradients, sweep_step, writes_over
+from kinfolk.task import Carry, Fit, Sweep
+from kinfolk.types import Message
+
+# Runs before a step is recorded: libraries choose and load their kernels in them.
+_WARM_UP = 2
+
+
+class Recorded:
+    """One pass for chunks of one shape; a step with padding, or with idle clients, has its own recording."""
+
+    def __init__(self, one: Fit | Sweep, carry: Carry, plan: Padded, memory: Any) -> None:
+        self.one, self.memory = one, memory
+        self.carry = _fixed(carry, {d.part for d in one.descents} if isinstance(one, Fit) else set())
+        self.states = first_states(one, self.carry) if isinstance(one, Fit) else []
+        self.data = plan.data
+        self.pool, self.row = torch.zeros_like(plan.pool), torch.zeros_like(plan.row)
+        self.weight, self.active = torch.zeros_like(plan.weight), torch.zeros_like(plan.active)
+        self.step = torch.zeros((), dtype=torch.int64, device=plan.pool.device)
+        count = len(one.descents) if isinstance(one, Fit) else 0
+        self.rates = [torch.zeros((), device=plan.pool.device) for _ in range(count)]
+        self.graphs: dict[tuple[bool, bool], torch.cuda.CUDAGraph] = {}
+
+    def run(self, carry: Carry, plan: Padded, rates: list[float]) -> tuple[Carry, list[Message]]:
+        """Go through the plan; the carry and the optimisers' states at its end."""
+        _copy(self.carry, carry)
+        if isinstance(self.one, Fit):
+            for mine, fresh in zip(self.states, first_states(self.one, self.carry), strict=True):
+                _copy(mine, fresh)
+        fixed = (self.pool, self.row, self.weight, self.active)
+        for place, given in zip(fixed, plan.tensors(), strict=True):
+            place[: len(given)].copy_(given)
+        for place, rate in zip(self.rates, rates, strict=True):
+            place.fill_(rate)
+        self.step.zero_()
+        for kind in zip(plan.whole, plan.everyone, strict=True):
+            if kind not in self.graphs:
+                self.graphs[kind] = self._record(*kind)
+            self.graphs[kind].replay()
+        return _clone(self.carry), [_clone(state) for state in self.states]
+
+    def _record(self, whole: bool, everyone: bool) -> torch.cuda.CUDAGraph:
+        body: Callable[[], None] = lambda: self._body(whole, everyone)  # noqa: E731
+        kept = [t.clone() for t in self._fixed_tensors()]
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):
+                self.step.zero_()  # a step beyond the plan would read outside it
+                body()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.memory):
+            body()
+        for tensor, old in zip(self._fixed_tensors(), kept, strict=True):
+            tensor.copy_(old)
+        return graph
+
+    def _fixed_tensors(self) -> Iterator[Tensor]:
+        for part in (self.carry, *self.states):
+            yield from _leaves(part)
+        yield self.step
+
+    def _body(self, whole: bool, everyone: bool) -> None:
+        now = self.step.reshape(1)
+        pool, row, weight, active = (
+            t.index_select(0, now)[0] for t in (self.pool, self.row, self.weight, self.active)
+        )
+        rows = (*self.data.take(pool), row, weight)
+        idle = None if everyone else active
+        if isinstance(self.one, Sweep):
+            _copy(self.carry, sweep_step(self.one, self.carry, rows, idle, whole))
+        elif everyone and writes_over(self.one):
+            fit_in_place(self.one, self.carry, self.states, rows, whole, self.step, self.rates, gradients)
+        else:
+            carry, states = fit_step(
+                self.one, self.carry, self.states, rows, idle, whole, self.step, self.rates, gradients
+            )
+            _copy(self.carry, carry)
+            for mine, new in zip(self.states, states, strict=True):
+                _copy(mine, new)
+        self.step.add_(1)
+
+
+def _fixed(carry: Carry, trained: set[str]) -> Carry:
+    """Copies at addresses that will not change.
+
+    What one tensor holds for all clients is held once, unless it is trained and they part.
+    """
+
+    def fixed(t: Tensor, parts: bool) -> Tensor:
+        if _base(t) is not t and not parts:
+            return _base(t).clone().expand_as(t)
+        return t.clone(memory_format=torch.contiguous_format)
+
+    return {
+        key: {n: fixed(t, key in trained) for n, t in value.items()}
+        if isinstance(value, dict)
+        else fixed(value, key in trained)
+        for key, value in carry.items()
+    }
+
+
+def _leaves(part: Message) -> Iterator[Tensor]:
+    for value in part.values():
+        yield from (_base(t) for t in (value.values() if isinstance(value, dict) else [value]))
+
+
+def _base(t: Tensor) -> Tensor:
+    return t[:1] if t.dim() and t.shape[0] > 1 and t.stride(0) == 0 else t
+
+
+def _copy(to: Message, new: Message) -> None:
+    """Write what differs; a part that a step adds can not be kept at a fixed address."""
+    for key, value in new.items():
+        mine = to[key]
+        pairs = [(mine[n], t) for n, t in value.items()] if isinstance(value, dict) else [(mine, value)]
+        for old, t in pairs:
+            if old.data_ptr() != t.data_ptr():
+                _base(old).copy_(t[: len(_base(old))] if old.dim() else t)
+
+
+def _clone(part: Message) -> Message:
+    def clone(t: Tensor) -> Tensor:
+        return _base(t).clone().expand_as(t)
+
+    return {
+        key: {n: clone(t) for n, t in value.items()} if isinstance(value, dict) else clone(value)
+        for key, value in part.items()
+    }

@@ -1,0 +1,197 @@
+"""Bytes between the ranks of a process group, and one clear error when a rank is gone.
+
+Everything goes over gloo except what rank 0 tells all at once, which takes NCCL where every rank has a GPU of
+its own. A letter's length is sent ahead of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kinfolk.codec import encode
+from kinfolk.errors import KinfolkError
+
+LAUNCH = "torchrun --nproc-per-node 2 -m kinfolk run SPEC --set engine.name=distributed"
+# Seconds that rank 0 waits for the others to hear that the run is over.
+FAREWELL = 5.0
+
+# A letter on its way: the work, and the tensors that must live until it is done.
+Posted = list[tuple[Any, Tensor]]
+
+
+def follows(engine: str) -> bool:
+    """Whether this process is one that serves rank 0: it neither prints nor writes.
+
+    >>> follows("loop")
+    False
+    """
+    return engine == "distributed" and os.environ.get("RANK", "0") != "0"
+
+
+@dataclass
+class Link:
+    """One rank's end of the connections to all others."""
+
+    rank: int
+    size: int
+    seconds: float
+    device: torch.device  # where this rank computes, if it is to be a GPU
+    gloo: Any
+    nccl: Any = None
+    gone: list[int] | None = None  # once rank 0 has said farewell: those who were not there any more
+
+    def post(self, data: bytes, to: int) -> Posted:
+        """Send without waiting until it has arrived; hold on to what is returned until `settle`."""
+        with self._noticing(to):
+            return self._start(data, to)
+
+    def settle(self, posted: Posted, to: int) -> None:
+        """Wait until a letter has arrived."""
+        with self._noticing(to):
+            for work, _ in posted:
+                work.wait()
+
+    def send(self, data: bytes, to: int) -> None:
+        """Send and wait until it has arrived."""
+        self.settle(self.post(data, to), to)
+
+    def take(self, source: int) -> bytes:
+        """The next letter from a rank."""
+        count = torch.zeros(1, dtype=torch.int64)
+        with self._noticing(source):
+            dist.recv(count, source, group=self.gloo)
+            data = torch.empty(int(count), dtype=torch.uint8)
+            dist.recv(data, source, group=self.gloo)
+        return data.numpy().tobytes()
+
+    def spread(self, data: bytes, count: int) -> bytes:
+        """Send from rank 0 to all; the others give nothing and the number of bytes, which they were told."""
+        group, device = (self.nccl, self.device) if self.nccl else (self.gloo, torch.device("cpu"))
+        given = bytearray(data) if self.rank == 0 else bytearray(count)
+        tensor = torch.frombuffer(given, dtype=torch.uint8).to(device)
+        with self._noticing(None):
+            dist.broadcast(tensor, 0, group=group)
+        return data if self.rank == 0 else tensor.cpu().numpy().tobytes()
+
+    def farewell(self) -> list[int]:
+        """Rank 0 tells all that the run is over; the ranks that can not be told because they are gone."""
+        if self.gone is not None:
+            return self.gone
+        self.gone, posted = [], []
+        for rank in range(1, self.size):
+            try:
+                posted += self._start(encode({}, {"do": "end"}), rank)
+            except RuntimeError:
+                self.gone.append(rank)
+        until = time.monotonic() + FAREWELL
+        for work, _ in posted:
+            with suppress(RuntimeError):  # it is busy, and will find the connection closed
+                work.wait(timedelta(seconds=max(0.01, until - time.monotonic())))
+        return self.gone
+
+    def _start(self, data: bytes, to: int) -> Posted:
+        parts = [torch.tensor([len(data)]), torch.frombuffer(bytearray(data), dtype=torch.uint8)]
+        return [(dist.isend(part, to, group=self.gloo), part) for part in parts]
+
+    def lost(self, rank: int | None, silent: bool) -> KinfolkError:
+        """The error for a rank that does not answer, which the others are told."""
+        if self.rank:
+            return KinfolkError(
+                "rank 0" if rank is None else f"rank {rank}", None, "can not be reached any more"
+            )
+        gone = sorted({*self.farewell(), *([] if rank is None else [rank])})
+        name = "rank " + ", ".join(map(str, gone)) if gone else "a rank"
+        end = f"was silent for {self.seconds:g} s (see engine.timeout)" if silent else "has ended"
+        return KinfolkError(name, None, f"{end}; look at what it printed and add --resume to go on")
+
+    @contextmanager
+    def _noticing(self, rank: int | None) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # all that torch says of a broken or a silent connection
+            raise self.lost(rank, "timed out" in str(error).lower()) from error
+
+
+@contextmanager
+def linked(seconds: float, wish: str) -> Iterator[Link]:
+    """Join the other ranks for one run; when it ends here, however it does, the others are told."""
+    link = _join(seconds, wish)
+    with _signals(link):
+        try:
+            yield link
+        finally:
+            if link.rank == 0:
+                link.farewell()
+    for group in filter(None, (link.gloo, link.nccl)):
+        dist.destroy_process_group(group)
+
+
+def _join(seconds: float, wish: str) -> Link:
+    """Connect to all ranks; `wish` is "cpu", "cuda" or "auto"."""
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise KinfolkError("engine.name", "distributed", "this PyTorch has no gloo; use another engine")
+    if not {"RANK", "WORLD_SIZE"} <= set(os.environ):
+        raise KinfolkError("engine.name", "distributed", f"start it with {LAUNCH}")
+    patience = timedelta(seconds=seconds)
+    local, cuda = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count() if wish != "cpu" else 0
+    try:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", timeout=patience)
+            atexit.register(_leave)
+        gloo, nccl = dist.new_group(backend="gloo", timeout=patience), None
+        # All must agree, or some would wait for what others send elsewhere.
+        alone = torch.tensor(int(dist.is_nccl_available() and local < cuda))
+        dist.all_reduce(alone, dist.ReduceOp.MIN, group=gloo)
+        if alone:
+            torch.cuda.set_device(local)
+            nccl = dist.new_group(backend="nccl", timeout=patience)
+    except (RuntimeError, ValueError) as error:
+        first = str(error).splitlines()[0][:120]
+        remedy = f"the ranks did not find one another ({first}); start it with {LAUNCH}"
+        raise KinfolkError("engine.name", "distributed", remedy) from error
+    device = torch.device("cuda", local % cuda) if cuda else torch.device("cpu")
+    return Link(dist.get_rank(), dist.get_world_size(), seconds, device, gloo, nccl)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _signals(link: Link) -> Iterator[None]:
+    """Rank 0 decides what a signal means. A launcher sends SIGTERM to the rest when one rank has died."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def told(*_: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        gone = link.farewell()
+        if gone:
+            raise link.lost(gone[0], silent=False)
+        raise KinfolkError("run", None, "was told to stop (SIGTERM); add --resume to go on")
+
+    number = signal.SIGINT if link.rank else signal.SIGTERM
+    before = signal.signal(number, signal.SIG_IGN if link.rank else told)
+    try:
+        yield
+    except BaseException:
+        if link.rank == 0:  # the error is on its way out; a second one would only hide it
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise
+    else:
+        signal.signal(number, before)

@@ -1,0 +1,127 @@
+"""The row plans of a chunk of clients, padded to one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kinfolk.engines.steps import Rows
+from kinfolk.federation.federation import Federation, Split
+from kinfolk.learning.plan import batches
+from kinfolk.streams import Turn
+from kinfolk.task import Fit, Plan, Sweep
+from kinfolk.types import Client
+
+
+@dataclass(frozen=True)
+class Padded:
+    """The plans of a chunk of clients for one pass; the flags live on the host."""
+
+    data: Federation
+    pool: Tensor  # [steps, clients, batch] rows of the pool
+    row: Tensor  # [steps, clients, batch] positions among the client's rows
+    weight: Tensor  # [steps, clients, batch] 1 for real rows, 0 for padding
+    active: Tensor  # [steps, clients] whether the client takes this step
+    whole: list[bool]  # per step: no padding at all
+    everyone: list[bool]  # per step: every client takes it
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(pool, row, weight, active)."""
+        return self.pool, self.row, self.weight, self.active
+
+    def batch(self, step: int) -> Rows:
+        """(x, y, row, weight) of one step, every leaf [clients, batch, ...]."""
+        return *self.data.take(self.pool[step]), self.row[step], self.weight[step]
+
+
+class _Count:
+    """Stands for a generator that draws 0, 1, 2, ...: a plan of such draws shows where each one goes."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def permutation(self, n: int) -> NDArray[np.int64]:
+        """The next n numbers."""
+        self.drawn += n
+        return np.arange(self.drawn - n, self.drawn)
+
+
+@lru_cache(maxsize=4096)
+def _layout(plan: Plan, n: int) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
+    """Of a client of n rows: which draw goes where, [steps, batch]; the sizes of its batches; its draws.
+
+    Padding repeats a row of the same batch. Any other, say of a client whose rows overflow, might have a
+    loss that is not finite, and 0 times that is not 0.
+    """
+    count = _Count()
+    steps = batches(replace(plan, shuffle=True), n, cast(np.random.Generator, count))
+    sizes = np.array([len(drawn) for drawn in steps], dtype=np.int32)
+    places = np.zeros((len(steps), max(sizes, default=1)), dtype=np.int64)
+    for t, drawn in enumerate(steps):
+        places[t], places[t, : len(drawn)] = drawn[0], drawn
+    return places, sizes, count.drawn
+
+
+def padded(
+    one: Fit | Sweep,
+    number: int,
+    stream: str,
+    data: Federation,
+    who: Sequence[Client],
+    turn: Turn,
+    device: torch.device,
+) -> Padded:
+    """The plans of these clients for pass number `number` of a task.
+
+    Each is what `batches` gives for the client; they are laid out for many at once.
+    """
+    split = data.splits[one.plan.split]
+    counts = [split.count(data.place(c)) for c in who]
+    layouts = [_layout(one.plan, n) for n in counts]
+    steps = max((len(places) for places, _, _ in layouts), default=0)
+    width = max((places.shape[1] for places, _, _ in layouts if len(places)), default=1)
+    row = np.zeros((steps, len(who), width), dtype=np.int32)
+    size = np.zeros((steps, len(who)), dtype=np.int32)
+    for i, (c, n, (places, sizes, drawn)) in enumerate(zip(who, counts, layouts, strict=True)):
+        if not len(places):
+            continue
+        if one.plan.shuffle:
+            draw = turn.seed.numpy(stream, turn.round, c, number)
+            order = np.concatenate([draw.permutation(n) for _ in range(drawn // n)])
+            places = order[places]
+        t, w = places.shape
+        row[:t, i, :w], size[:t, i] = places % n if not one.plan.shuffle else places, sizes
+        if w < width:
+            row[:t, i, w:] = row[:t, i, :1]
+    return _on_device(data, split, who, row, size, device)
+
+
+def _on_device(
+    data: Federation,
+    split: Split,
+    who: Sequence[Client],
+    row: NDArray[np.int32],
+    size: NDArray[np.int32],
+    device: torch.device,
+) -> Padded:
+    """Only rows and sizes travel; the rest is worked out where it is needed."""
+    # A client without rows takes no step; where it points matters to nobody, but it must point somewhere.
+    first = torch.tensor([split.first(data.place(c)) for c in who]).clamp(max=max(len(split.row) - 1, 0))
+    there = torch.from_numpy(row).to(device).long()
+    sizes = torch.from_numpy(size).to(device)
+    place = first.to(device)[:, None] + there
+    pool = split.row.to(device)[place] if len(split.row) else place
+    weight = (torch.arange(row.shape[2], device=device) < sizes[:, :, None]).float()
+    whole = [bool(full) for full in (size == row.shape[2]).all(axis=1)]
+    everyone = [bool(fewest > 0) for fewest in size.min(axis=1, initial=1)]
+    return Padded(data, pool, there, weight, sizes > 0, whole, everyone)

@@ -1,0 +1,163 @@
+"""One step of a pass for a whole chunk of clients: every tensor has the clients in front."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from kinfolk.learning.optim import clip
+from kinfolk.task import Batch, Carry, Descent, Fit, Sweep
+from kinfolk.types import Message, Tree
+
+# (x, y, row, weight) of one step, each [clients, batch, ...].
+Rows = tuple[Tensor, Tensor, Tensor, Tensor]
+# (descent, carry, buffers, rows, whole) -> (parameters, gradients): `gradients`, or a faster way to the same.
+Gradients = Callable[[Descent, Carry, Tree, Rows, bool], tuple[Tree, Tree]]
+
+
+def first_states(fit: Fit, carry: Carry) -> list[Message]:
+    """The optimisers' states before the first step."""
+    return [d.optimiser.init({n: carry[d.part][n] for n in d.names}) for d in fit.descents]
+
+
+def fit_step(
+    fit: Fit,
+    carry: Carry,
+    states: Sequence[Message],
+    rows: Rows,
+    active: Tensor | None,
+    whole: bool,
+    step: int | Tensor,
+    rates: Sequence[float | Tensor],
+    by: Gradients,
+) -> tuple[Carry, list[Message]]:
+    """Each descent in turn. `active`: who takes the step (None: everyone); `whole`: no row is padding.
+
+    Nothing given is written to, so whoever is idle can be kept as it was.
+    """
+    carry, states = dict(carry), list(states)
+    for i, descent in enumerate(fit.descents):
+        old_model, old_state = carry[descent.part], states[i]
+        buffers = {n: t.clone() for n, t in old_model.items() if n not in descent.names}
+        params, grads = by(descent, carry, buffers, rows, whole)
+        new, state = descent.optimiser.update(params, grads, old_state, step, rates[i], rows[3].sum(1))
+        model = {n: new[n] if n in new else buffers[n] for n in old_model}
+        if active is not None:
+            model = _keep_idle(active, model, old_model)
+            state = {k: _keep_idle(active, v, old_state[k]) for k, v in state.items()}
+        carry[descent.part], states[i] = model, state
+    return carry, states
+
+
+def fit_in_place(
+    fit: Fit,
+    carry: Carry,
+    states: Sequence[Message],
+    rows: Rows,
+    whole: bool,
+    step: int | Tensor,
+    rates: Sequence[float | Tensor],
+    by: Gradients,
+) -> None:
+    """The same where everyone takes the step: nobody's old values are needed, so models are written over."""
+    for descent, state, rate in zip(fit.descents, states, rates, strict=True):
+        model = carry[descent.part]
+        buffers = {n: t for n, t in model.items() if n not in descent.names}
+        params, grads = by(descent, carry, buffers, rows, whole)
+        with torch.no_grad():
+            descent.optimiser.update_(params, grads, state, step, rate, rows[3].sum(1))  # type: ignore[attr-defined]
+
+
+def writes_over(fit: Fit) -> bool:
+    """Whether all optimisers of a loop can work in place."""
+    return all(hasattr(d.optimiser, "update_") for d in fit.descents)
+
+
+def gradients(descent: Descent, carry: Carry, buffers: Tree, rows: Rows, whole: bool) -> tuple[Tree, Tree]:
+    """(parameters, gradients) of all clients; they do not mix, so the sum's gradient is each one's own.
+
+    `buffers` are updated on the way.
+    """
+    params = {n: carry[descent.part][n] for n in descent.names}
+    leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
+
+    def one(
+        leaves: Tree, buffers: Tree, carry: Carry, x: Tensor, y: Tensor, row: Tensor, weight: Tensor
+    ) -> Tensor:
+        return descent.objective({**leaves, **buffers}, Batch(x, y, row, None if whole else weight), carry)
+
+    with torch.enable_grad():  # the caller may have switched gradients off
+        total = vmap(one)(leaves, buffers, carry, *rows).sum()
+    grads = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+    named = dict(zip(leaves, grads, strict=True))
+    if descent.clip:
+        named = vmap(lambda g: clip(g, descent.clip))(named)
+    return params, named
+
+
+def sweep_step(sweep: Sweep, carry: Carry, rows: Rows, active: Tensor | None, whole: bool) -> Carry:
+    """One step without gradients."""
+
+    def one(carry: Carry, x: Tensor, y: Tensor, row: Tensor, weight: Tensor) -> Carry:
+        return sweep.step(carry, Batch(x, y, row, None if whole else weight))
+
+    shared = {key: _shared(value) for key, value in carry.items()}
+    given = {key: _one(value, shared[key]) for key, value in carry.items()}
+    dims = {key: _dims(value, shared[key]) for key, value in carry.items()}
+    with torch.no_grad():
+        new: Carry = vmap(one, in_dims=(dims, 0, 0, 0, 0))(given, *rows)
+    # What was the same for all clients and came back untouched stays one tensor.
+    new = {
+        key: carry[key] if shared.get(key) and _same(value, given[key]) else value
+        for key, value in new.items()
+    }
+    return new if active is None else _keep_idle_parts(active, new, carry)
+
+
+def _leaves(value: Tree | Tensor) -> list[Tensor]:
+    return list(value.values()) if isinstance(value, dict) else [value]
+
+
+def _shared(value: Tree | Tensor) -> bool:
+    """Whether one tensor stands for all clients: then one product serves them all together."""
+    leaves = _leaves(value)
+    return bool(leaves) and all(t.dim() > 0 and t.shape[0] > 1 and t.stride(0) == 0 for t in leaves)
+
+
+def _one(value: Tree | Tensor, shared: bool) -> Any:
+    if not shared:
+        return value
+    return {n: t[0] for n, t in value.items()} if isinstance(value, dict) else value[0]
+
+
+def _dims(value: Tree | Tensor, shared: bool) -> Any:
+    dim = None if shared else 0
+    return dict.fromkeys(value, dim) if isinstance(value, dict) else dim
+
+
+def _same(new: Tree | Tensor, old: Tree | Tensor) -> bool:
+    a, b = _leaves(new), _leaves(old)
+    return len(a) == len(b) and all(x.data_ptr() == y.data_ptr() for x, y in zip(a, b, strict=True))
+
+
+def _keep_idle(active: Tensor, new: Tree, old: Tree) -> Tree:
+    """The new values where a client took the step, the old ones where it had finished."""
+    return {
+        n: torch.where(active.reshape(-1, *[1] * (t.dim() - 1)), t, old[n]) if t is not old[n] else t
+        for n, t in new.items()
+    }
+
+
+def _keep_idle_parts(active: Tensor, new: Carry, old: Carry) -> Carry:
+    return {
+        key: value  # a part that this step added: idle clients have no older one
+        if key not in old
+        else _keep_idle(active, value, old[key])
+        if isinstance(value, dict)
+        else _keep_idle(active, {key: value}, {key: old[key]})[key]
+        for key, value in new.items()
+    }

@@ -1,0 +1,235 @@
+"""Convolutions that stay fast when every client has weights of its own.
+
+PyTorch's batching rule turns a call for many clients into one grouped convolution, which cuDNN runs
+far below what the device can do. Three forms are known here; on a GPU each layer's shape is tried
+once with all of them, and the fastest serves it from then on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Form = Callable[[Tensor, Tensor, Tensor | None, int, int], Tensor]
+
+
+class ClientConv2d(nn.Conv2d):
+    """A convolution that takes the fastest form for its shape within vmap, and is PyTorch's own elsewhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve."""
+        stride, pad = int(self.stride[0]), int(self.padding[0])
+        if not any(torch._C._functorch.is_batchedtensor(t) for t in (x, self.weight)):
+            return _plain(x, self.weight, self.bias, stride, pad)
+        out: Tensor = _ManyClients.apply(x, self.weight, self.bias, stride, pad)  # type: ignore[no-untyped-call]
+        return out
+
+
+def for_clients(layer: nn.Module) -> nn.Module:
+    """The layer, or if it is a plain convolution one for many clients; it keeps its numbers and names.
+
+    >>> for_clients(nn.Conv2d(3, 8, 3))
+    ClientConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
+    """
+    if (
+        type(layer) is nn.Conv2d
+        and (layer.groups, layer.dilation, layer.padding_mode) == (1, (1, 1), "zeros")
+        and not isinstance(layer.padding, str)
+        and layer.stride[0] == layer.stride[1]
+        and layer.padding[0] == layer.padding[1]
+    ):
+        layer.__class__ = ClientConv2d
+    return layer
+
+
+def _plain(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, pad: int) -> Tensor:
+    """One client's convolution. On a CPU with channels innermost, which oneDNN does twice as fast."""
+    if not x.is_cuda and x.dim() == 4:
+        x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
+    return F.conv2d(x, w, bias, stride, pad)
+
+
+class _ManyClients(torch.autograd.Function):
+    """Hands a vmapped convolution, clients in front, to `client_conv`."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, pad: int) -> Tensor:
+        return _plain(x, w, bias, stride, pad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: gradients are taken outside vmap, of what `client_conv` recorded."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, x: Tensor, w: Tensor, bias: Tensor | None, stride: int, pad: int
+    ) -> Any:
+        """All clients' rows at once."""
+
+        def in_front(t: Tensor | None, dim: int | None) -> Any:
+            if t is None:
+                return None
+            return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+
+        if in_dims[1] is None and (bias is None or in_dims[2] is None):  # one model for all clients
+            rows = x.movedim(in_dims[0], 0)
+            out = _plain(rows.flatten(0, 1), w, bias, stride, pad)
+            return out.reshape(*rows.shape[:2], *out.shape[1:]), 0
+        x, w, bias = in_front(x, in_dims[0]), in_front(w, in_dims[1]), in_front(bias, in_dims[2])
+        return client_conv(x, w, bias, stride, pad), 0
+
+
+def client_conv(x: Tensor, w: Tensor, bias: Tensor | None, stride: int = 1, pad: int = 0) -> Tensor:
+    """Convolve x [clients, rows, in, h, w] with w [clients, out, in, k, k] and bias [clients, out].
+
+    >>> client_conv(torch.ones(2, 1, 1, 3, 3), torch.ones(2, 4, 1, 3, 3), None).shape
+    torch.Size([2, 1, 4, 1, 1])
+    """
+    if not x.is_cuda:
+        shift = [None] * len(x) if bias is None else bias.unbind()
+        each = [_plain(*one, stride, pad) for one in zip(x.unbind(), w.unbind(), shift, strict=True)]
+        return each[0][None] if len(each) == 1 else torch.stack(each)
+    want = torch.is_grad_enabled() and x.requires_grad, torch.is_grad_enabled() and w.requires_grad
+    tf32 = torch.backends.cudnn.allow_tf32
+    name = _fastest(tuple(x.shape), tuple(w.shape), bias is not None, stride, pad, want, x.dtype, tf32)
+    return FORMS[name](x, w, bias, stride, pad)
+
+
+def grouped(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, pad: int) -> Tensor:
+    """One convolution with a group per client, as PyTorch batches it."""
+    clients, rows = x.shape[:2]
+    flat = x.transpose(0, 1).reshape(rows, -1, *x.shape[3:])
+    out = F.conv2d(
+        flat, w.flatten(0, 1), None if bias is None else bias.flatten(), stride, pad, groups=clients
+    )
+    return out.reshape(rows, clients, -1, *out.shape[2:]).transpose(0, 1)
+
+
+def columns(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, pad: int) -> Tensor:
+    """The columns of the images written out, then one matrix product per client."""
+    clients, rows = x.shape[:2]
+    size = w.shape[-2:]
+    wide = F.pad(x, (pad, pad, pad, pad)) if pad else x
+    cut = wide.unfold(3, size[0], stride).unfold(4, size[1], stride)
+    high, across = cut.shape[3], cut.shape[4]
+    flat = cut.permute(0, 2, 5, 6, 1, 3, 4).reshape(clients, -1, rows * high * across)
+    out = w.flatten(2).bmm(flat) if bias is None else torch.baddbmm(bias[:, :, None], w.flatten(2), flat)
+    return out.reshape(clients, -1, rows, high, across).transpose(1, 2)
+
+
+class _Gathered(torch.autograd.Function):
+    """The columns gathered inside the product: `conv_kernels`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, stride: int, pad: int) -> Tensor:
+        x, w = x.contiguous(), w.contiguous()
+        ctx.save_for_backward(x, w)
+        ctx.how = stride, pad
+        ctx.bias = bias is not None
+        out: Tensor = _kernels().forward(x, w, None if bias is None else bias.contiguous(), stride, pad)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        gy = grads[0].contiguous()
+        to_x, to_w = ctx.needs_input_grad[:2]
+        gx = _kernels().to_input(gy, x, w, *ctx.how) if to_x else None
+        gw = _kernels().to_weight(gy, x, w, *ctx.how) if to_w else None
+        return gx, gw, gy.sum((1, 3, 4)) if ctx.bias else None, None, None
+
+
+def gathered(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, pad: int) -> Tensor:
+    """No columns in memory: Triton kernels for CUDA devices."""
+    out: Tensor = _Gathered.apply(x, w, bias, stride, pad)  # type: ignore[no-untyped-call]
+    return out
+
+
+FORMS: dict[str, Form] = {"grouped": grouped, "columns": columns, "gathered": gathered}
+
+
+@lru_cache(maxsize=1)
+def _kernels() -> Any:
+    return importlib.import_module("kinfolk.learning.conv_kernels")
+
+
+@lru_cache(maxsize=1)
+def _usable() -> tuple[str, ...]:
+    """The forms this machine can run; Triton comes with PyTorch's CUDA builds, but not with all."""
+    try:
+        _kernels()
+    except ImportError:
+        return ("grouped", "columns")
+    return tuple(FORMS)
+
+
+# Milliseconds of every form, by shape: what was measured, for whoever wants to know.
+TRIED: dict[tuple[Any, ...], dict[str, float]] = {}
+
+
+def _fastest(*key: Any) -> str:
+    if key not in TRIED:
+        if torch.cuda.is_current_stream_capturing():
+            return _usable()[-1]  # no room for trials now; whoever captures has warmed up before
+        TRIED[key] = _trial(*key)
+    tried = TRIED[key]
+    return min(tried, key=tried.__getitem__)
+
+
+def _trial(
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    bias: bool,
+    stride: int,
+    pad: int,
+    want: tuple[bool, bool],
+    dtype: torch.dtype,
+    tf32: bool,
+) -> dict[str, float]:
+    """Milliseconds of one call and its gradients, for every form; one that fails takes for ever."""
+
+    def ones(shape: tuple[int, ...], wanted: bool = False) -> Tensor:
+        return torch.ones(shape, device="cuda", dtype=dtype, requires_grad=wanted)
+
+    images, weight, shift = ones(x, want[0]), ones(w, want[1]), ones(w[:2]) if bias else None
+    took = {}
+    for name in _usable():
+
+        def go(form: Form = FORMS[name]) -> None:
+            out = form(images, weight, shift, stride, pad)
+            if wanted := [t for t in (images, weight) if t.requires_grad]:
+                torch.autograd.grad(out, wanted, torch.ones_like(out))
+
+        try:
+            took[name] = _milliseconds(go)
+        except RuntimeError:  # out of memory for the columns, or a shape the form can not do
+            took[name] = math.inf
+    return took
+
+
+def _milliseconds(go: Callable[[], None]) -> float:
+    """The device's own time for some work: recorded and replayed, so that the host's does not count."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        go()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        go()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    times = []
+    for _ in range(3):
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return float(min(times))

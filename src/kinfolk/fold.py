@@ -116,13 +116,20 @@ class Mean:
 
 def _sum(weights: Tensor, leaf: Tensor) -> Tensor:
     """Weighted sum over clients for floats, the largest for integers."""
-    if not leaf.is_floating_point():
-        return leaf.amax(0)
+    return weighted_sum(weights, leaf) if leaf.is_floating_point() else leaf.amax(0)
+
+
+def weighted_sum(weights: Tensor, leaf: Tensor) -> Tensor:
+    """Sums over the leading axis of `leaf` in float64, by weights [clients] or several sets of them.
+
+    >>> weighted_sum(torch.tensor([[1.0, 0.0], [1.0, 2.0]], dtype=torch.float64), torch.tensor([3.0, 4.0]))
+    tensor([ 3., 11.], dtype=torch.float64)
+    """
     flat, weights = leaf.reshape(len(leaf), -1), weights.to(leaf.device)
     # In blocks of columns, so that the doubles of a chunk never exist all at once.
     width = max(1, _BLOCK.get(leaf.device.type, 1 << 26) // len(leaf))
     parts = [weights @ part.double() for part in torch.split(flat, width, 1)]
-    return torch.cat(parts).reshape(leaf.shape[1:]) if parts else leaf.new_zeros(leaf.shape[1:]).double()
+    return torch.cat(parts, -1).reshape((*weights.shape[:-1], *leaf.shape[1:]))
 
 
 def _join(old: Tensor | None, new: Tensor) -> Tensor:

@@ -1,0 +1,123 @@
+"""Layers for many clients: every form gives what PyTorch gives client by client."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call, vmap
+
+from kinfolk.learning import conv, linear
+from kinfolk.learning.layers import exchange_layers
+from kinfolk.learning.pool import Pool2, fast_pool, relu_pool
+from kinfolk.streams import Seed
+
+# clients, rows, in, out, height, width, kernel, stride, padding
+SHAPES = [
+    (3, 4, 1, 6, 12, 12, 5, 1, 0),
+    (2, 3, 6, 17, 9, 8, 3, 1, 1),
+    (2, 2, 16, 8, 8, 8, 3, 2, 1),
+    (2, 1, 20, 5, 6, 7, 1, 2, 0),
+    (1, 5, 13, 40, 7, 7, 3, 1, 1),
+]
+USABLE = ["grouped", "columns"]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=Seed(0).torch(str(shape)), dtype=torch.float32).to(DEVICE)
+
+
+def one_by_one(x, w, bias, stride, pad):
+    """Each client by PyTorch in float64, and the gradients of a weighted sum."""
+    x, w, bias = (t.double().requires_grad_() for t in (x, w, bias))
+    out = torch.stack([F.conv2d(*one, stride, pad) for one in zip(x, w, bias, strict=True)])
+    weight = torch.cos(torch.arange(out.numel(), device=DEVICE).reshape(out.shape))
+    return [out, *torch.autograd.grad((out * weight).sum(), (x, w, bias))], weight.float()
+
+
+def close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool((a.double() - b).norm() <= 2e-6 * b.norm() + 1e-9)
+
+
+@pytest.mark.parametrize("form", [*USABLE, pytest.param("gathered", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_form_is_the_convolution_of_each_client(form, shape):
+    if form == "gathered" and DEVICE == "cpu":
+        pytest.skip("no CUDA device")
+    g, n, ci, co, h, w_, k, stride, pad = shape
+    x, w, bias = normal(g, n, ci, h, w_), normal(g, co, ci, k, k), normal(g, co)
+    expected, weight = one_by_one(x, w, bias, stride, pad)
+    given = [t.requires_grad_() for t in (x, w, bias)]
+    out = conv.FORMS[form](*given, stride, pad)
+    for got, wanted in zip([out, *torch.autograd.grad((out * weight).sum(), given)], expected, strict=True):
+        assert close(got, wanted)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_vmapped_layer_is_the_layer_of_each_client(shape):
+    g, n, ci, co, h, w_, k, stride, pad = shape
+    layer = conv.for_clients(nn.Conv2d(ci, co, k, stride, pad).to(DEVICE))
+    x, w, bias = normal(g, n, ci, h, w_), normal(g, co, ci, k, k), normal(g, co)
+    expected, weight = one_by_one(x, w, bias, stride, pad)
+    given = [t.requires_grad_() for t in (x, w, bias)]
+    out = vmap(lambda x, w, b: functional_call(layer, {"weight": w, "bias": b}, (x,)))(*given)
+    for got, wanted in zip([out, *torch.autograd.grad((out * weight).sum(), given)], expected, strict=True):
+        assert close(got, wanted)
+    # One model for everybody, as in scoring.
+    both = {"weight": w[0].detach(), "bias": bias[0].detach()}
+    out = vmap(lambda x: functional_call(layer, both, (x,)))(x.detach())
+    alone = F.conv2d(x.detach().flatten(0, 1), both["weight"], both["bias"], stride, pad)
+    assert close(out.flatten(0, 1), alone.double())
+
+
+def test_layers_that_are_not_plain_are_left_alone():
+    for layer in (
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv2d(4, 4, 3, dilation=2),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 3, padding_mode="circular", padding=1),
+        nn.Conv2d(4, 4, 3, stride=(1, 2)),
+    ):
+        assert type(conv.for_clients(layer)) is nn.Conv2d
+    net = exchange_layers(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(2, 2)), conv.for_clients)
+    assert type(net[0]) is conv.ClientConv2d
+    assert list(net.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_vmapped_linear_layer_gives_gradients_in_the_weights_own_layout(bias):
+    layer = linear.for_clients(nn.Linear(5, 3, bias=bias).to(DEVICE))
+    x, w, b = (
+        normal(4, 6, 5).requires_grad_(),
+        normal(4, 3, 5).requires_grad_(),
+        normal(4, 3).requires_grad_(),
+    )
+    given = {"weight": w, **({"bias": b} if bias else {})}
+    out = vmap(lambda given, x: functional_call(layer, given, (x,)))(given, x)
+    wanted = torch.einsum("gni,goi->gno", x, w) + (b[:, None] if bias else 0)
+    weight = torch.sin(torch.arange(out.numel(), device=DEVICE).float()).reshape(out.shape)
+    inputs = [x, *given.values()]
+    got = torch.autograd.grad((out * weight).sum(), inputs)
+    for a, e in zip(
+        [out, *got], [wanted, *torch.autograd.grad((wanted * weight).sum(), inputs)], strict=True
+    ):
+        assert torch.allclose(a, e, atol=1e-5)
+    assert got[1].is_contiguous()
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 8, 6), (2, 3, 7, 9)])
+def test_pooling_keeps_the_first_of_equals_and_what_is_not_a_number(shape):
+    x = normal(*shape).round().requires_grad_()  # many are equal
+    out, wanted = relu_pool(x), F.max_pool2d(F.relu(x), 2)
+    weight = torch.sin(torch.arange(out.numel(), device=DEVICE).float()).reshape(out.shape)
+    assert torch.equal(out, wanted)
+    assert torch.equal(*(torch.autograd.grad((y * weight).sum(), x)[0] for y in (out, wanted)))
+    pool = fast_pool(nn.MaxPool2d(2))
+    assert type(pool) is Pool2
+    assert torch.equal(pool(x), F.max_pool2d(x, 2))
+    assert torch.equal(vmap(relu_pool)(x[None].expand(2, *shape))[1], wanted)
+    bad = x.detach().clone()
+    bad[0, 0, 1, 1] = float("nan")
+    assert relu_pool(bad)[0, 0, 0, 0].isnan()

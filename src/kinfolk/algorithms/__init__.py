@@ -15,6 +15,7 @@ from kinfolk.algorithms.fedavg_tuned import FedAvgTuned
 from kinfolk.algorithms.feddist import FedDist, FedDWS
 from kinfolk.algorithms.fedprox import FedProx
 from kinfolk.algorithms.fedsgd import FedSGD
+from kinfolk.algorithms.fesem import FeSEM
 from kinfolk.algorithms.local import Local
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.learner import Learner
@@ -28,6 +29,7 @@ ALGORITHMS: dict[str, type[Any]] = {
     "fedprox": FedProx,
     "feddist": FedDist,
     "feddws": FedDWS,
+    "fesem": FeSEM,
 }
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kinfolk.algorithms.one_model import Learns
 from kinfolk.fold import Weights, client_weights, weighted_sum
+from kinfolk.streams import Seed
 from kinfolk.task import Table, Task
 from kinfolk.types import Client, Each, Message, Picked, Stack, Tree
 
@@ -49,6 +50,26 @@ def copies(model: Tree, k: int) -> Tree:
             [1.]])}
     """
     return {name: t.expand(k, *t.shape).clone() for name, t in model.items()}
+
+
+def distinct(centres: Tree, names: Sequence[str], seed: Seed) -> Tree:
+    """Different starts: the weights of all but the first model drawn anew, as large as they were.
+
+    Every matrix is shuffled, which keeps the law its entries were drawn from.
+
+    >>> start = copies({"w": torch.arange(6.0).reshape(2, 3)}, 2)
+    >>> other = distinct(start, ["w"], Seed(0))["w"]
+    >>> torch.equal(other[0], start["w"][0]), torch.equal(other[1], start["w"][1]), float(other[1].sum())
+    (True, False, 15.0)
+    """
+    out = dict(centres)
+    for name in names:
+        t = centres[name].clone()
+        for k in range(1, len(t)) if t.dim() > 2 else ():
+            order = torch.from_numpy(seed.numpy("cluster", "distinct", name, k).permutation(t[k].numel()))
+            t[k] = t[k].flatten()[order.to(t.device)].reshape(t[k].shape)
+        out[name] = t
+    return out
 
 
 def model_of_group(state: State, who: Sequence[Client]) -> Picked:

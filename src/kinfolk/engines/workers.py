@@ -42,7 +42,7 @@ _ENDED = "a worker process ended unexpectedly (out of memory?); use fewer proces
 # as much as that holds. Pages that are never written cost nothing.
 _SMALL, _SHARED = 1 << 15, 1 << 29
 # A fold is cut into this many parts whatever the number of processes, so that the sums have the same bits.
-PARTS = 8
+PARTS = 4
 
 Inner = Callable[[Memories], Engine]
 R = TypeVar("R")

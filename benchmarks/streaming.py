@@ -1,0 +1,73 @@
+"""FedAvg over more and more made-up clients: neither memory nor the time of one client may grow."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+
+import torch
+
+from kinfolk.algorithms import build_algorithm
+from kinfolk.engines.choose import Wanted, arithmetic, choose, make
+from kinfolk.engines.memory import Memories
+from kinfolk.engines.stage import Stage
+from kinfolk.federation.sources import DataSpec, build
+from kinfolk.learning.batchable import cost
+from kinfolk.learning.learner import Learner
+from kinfolk.learning.losses import find_loss
+from kinfolk.learning.models import build_model
+from kinfolk.learning.optim import SGD
+from kinfolk.script import installed, play
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Plan
+
+
+def round_of(clients: int, engine: str) -> dict[str, object]:
+    spec = DataSpec("gaussians", clients, 30, 4, "source", features=60, test="local")
+    federation = build(spec, Seed(0))
+    with Seed(0).borrowed("init"):
+        module = build_model("mlp", (60,), 10, {"hidden": [200]})
+    learner = Learner(module, find_loss("cross_entropy"), 10, SGD(), Plan(10), lr=0.05)
+    algorithm = build_algorithm("fedavg", learner, {})
+    choice = choose(Wanted(engine, "cpu"), cost(learner, torch.zeros(1, 60)), 10, clients, "", 3)
+    stage = Stage(make(choice, federation, installed(algorithm), Memories(lambda who: {})))
+    state = algorithm.init(learner.first, federation.clients, Seed(0))
+    times = []
+    with arithmetic(torch.device("cpu"), "float32"):
+        for number in range(2):
+            turn = Turn(Seed(0), number, federation.clients)
+            began = time.perf_counter()
+            state, _ = play(
+                algorithm.round(state, federation.clients, turn),
+                lambda request, turn=turn: stage.perform(request, turn),
+            )
+            times.append(time.perf_counter() - began)
+    stage.engine.close()
+    mine, others = (
+        resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    return {
+        **{"clients": clients, "engine": stage.engine.note, "seconds a round": round(times[-1], 2)},
+        **{"ms a client": round(1e3 * times[-1] / clients, 3)},
+        **{"peak MiB": mine // 1024, "peak MiB of a process it started": others // 1024},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("clients", nargs="*", type=int, default=[1000, 10_000, 100_000])
+    parser.add_argument("--engine", default="workers")
+    options = parser.parse_args()
+    if len(options.clients) == 1:
+        print(json.dumps(round_of(options.clients[0], options.engine)))
+        return
+    for clients in options.clients:  # a process each, so that peaks do not mix
+        subprocess.run([sys.executable, __file__, str(clients), "--engine", options.engine], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,13 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from kinfolk.algorithms.clustered_fl import ClusteredFL
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.fedavg_tuned import FedAvgTuned
+from kinfolk.algorithms.feddane import FedDANE
 from kinfolk.algorithms.feddist import FedDist, FedDWS
 from kinfolk.algorithms.fedprox import FedProx
 from kinfolk.algorithms.fedsgd import FedSGD
 from kinfolk.algorithms.fesem import FeSEM
+from kinfolk.algorithms.hypcluster import HypCluster
+from kinfolk.algorithms.ifca import IFCA
 from kinfolk.algorithms.local import Local
+from kinfolk.algorithms.robust import Robust
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Algorithm
@@ -30,6 +35,11 @@ ALGORITHMS: dict[str, type[Any]] = {
     "feddist": FedDist,
     "feddws": FedDWS,
     "fesem": FeSEM,
+    "feddane": FedDANE,
+    "clustered_fl": ClusteredFL,
+    "ifca": IFCA,
+    "hypcluster": HypCluster,
+    "robust": Robust,
 }
 
 

@@ -49,7 +49,10 @@ def copies(model: Tree, k: int) -> Tree:
     {'w': tensor([[1.],
             [1.]])}
     """
-    return {name: t.expand(k, *t.shape).clone() for name, t in model.items()}
+    # A plain clone of one copy would keep the stride of 0, which can not be written to disk.
+    return {
+        name: t.expand(k, *t.shape).clone(memory_format=torch.contiguous_format) for name, t in model.items()
+    }
 
 
 def distinct(centres: Tree, names: Sequence[str], seed: Seed) -> Tree:

@@ -27,7 +27,7 @@ class Recorded:
 
     def __init__(self, one: Fit | Sweep, carry: Carry, plan: Padded, memory: Any) -> None:
         self.one, self.memory = one, memory
-        self.carry = _fixed(carry, {d.part for d in one.descents} if isinstance(one, Fit) else set())
+        self.carry = _fixed(carry, changing(one, carry, plan))
         self.states = first_states(one, self.carry) if isinstance(one, Fit) else []
         self.data = plan.data
         self.pool, self.row = torch.zeros_like(plan.pool), torch.zeros_like(plan.row)
@@ -98,10 +98,22 @@ class Recorded:
         self.step.add_(1)
 
 
-def _fixed(carry: Carry, trained: set[str]) -> Carry:
+def changing(one: Fit | Sweep, carry: Carry, plan: Padded) -> set[str]:
+    """The parts of a carry that a pass changes, found for a sweep by trying one step of it.
+
+    Clients may begin with one tensor for all, a model or a tally of zeros; whatever changes must be each
+    client's own.
+    """
+    if isinstance(one, Fit):
+        return {d.part for d in one.descents}
+    tried = sweep_step(one, carry, plan.batch(0), None, plan.whole[0])
+    return {key for key, value in tried.items() if value is not carry.get(key)}
+
+
+def _fixed(carry: Carry, changed: set[str]) -> Carry:
     """Copies at addresses that will not change.
 
-    What one tensor holds for all clients is held once, unless it is trained and they part.
+    What one tensor holds for all clients is held once, unless it is changed and they part.
     """
 
     def fixed(t: Tensor, parts: bool) -> Tensor:
@@ -110,9 +122,9 @@ def _fixed(carry: Carry, trained: set[str]) -> Carry:
         return t.clone(memory_format=torch.contiguous_format)
 
     return {
-        key: {n: fixed(t, key in trained) for n, t in value.items()}
+        key: {n: fixed(t, key in changed) for n, t in value.items()}
         if isinstance(value, dict)
-        else fixed(value, key in trained)
+        else fixed(value, key in changed)
         for key, value in carry.items()
     }
 

@@ -1,0 +1,126 @@
+"""HypCluster (HypoCluster): as IFCA, with a start that spreads the models and a server's learning rate.
+
+Mansour, Mohri, Ro, Suresh: Three Approaches for Personalization with Applications to Federated Learning.
+arXiv:2002.10619, 2020. The start is that of k-means++ with a loss for a distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfolk.algorithms import many_models
+from kinfolk.algorithms.lowest_loss import choices, choose_and_train, enough_clients, training_loss, where
+from kinfolk.algorithms.many_models import GroupMeans, copies
+from kinfolk.errors import at_least
+from kinfolk.learning.learner import Learner
+from kinfolk.script import Request, Script, ask, fold
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Table
+from kinfolk.types import Client, Each, Message, Stack, Tree
+
+
+@dataclass(frozen=True)
+class State:
+    """The hypotheses, who uses which, and whether they have been spread."""
+
+    centres: Tree  # h_j: every leaf [K, ...]
+    member: Tensor  # [clients] int64
+    clients: tuple[str, ...]
+    spread: bool
+
+    @property
+    def models(self) -> many_models.State:
+        """What all methods with K models have."""
+        return many_models.State(self.centres, self.member, self.clients)
+
+
+@dataclass(frozen=True)
+class HypCluster:
+    """K models spread over the clients' own; each client trains the one of lowest training loss."""
+
+    learner: Learner
+    k: int = 3  # number of models; 1 gives FedAvg
+    server_lr: float = 1.0  # length of the server's step along the mean change
+
+    def __post_init__(self) -> None:
+        at_least("algorithm.k", self.k, 1)
+        at_least("algorithm.server_lr", self.server_lr, 0)
+
+    scored, groups = many_models.scored, many_models.groups
+
+    def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
+        """K times the first model; one model alone needs no spreading."""
+        enough_clients(self.k, clients)
+        nobody_moved = torch.zeros(len(clients), dtype=torch.int64)
+        return State(copies(first, self.k), nobody_moved, tuple(clients), spread=self.k == 1)
+
+    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+        """h_j <- h_j + server_lr sum over s_i = j of (n_i / n) (w_i - h_j), where s_i = argmin_j F_i(h_j)."""
+        if not state.spread:
+            state = yield from self.spread(state, cohort, turn)
+        if not state.spread:
+            return state, {}
+        h = state.centres
+        by = GroupMeans("model", h, "size", choices)
+        means, member, _ = yield from fold(by, "update", cohort, shared={"models": h})
+        centres = {
+            n: h[n] + self.server_lr * (t - h[n]) if t.is_floating_point() else t for n, t in means.items()
+        }
+        moved = state.models.moved(list(member), where(member))
+        return replace(state, centres=centres, member=moved), {}
+
+    def spread(self, state: State, cohort: Sequence[Client], turn: Turn) -> Generator[Request, Any, State]:
+        """The first model is a random client's; the next, that of the client worst served by those before."""
+        trained = yield from ask(
+            "train", cohort, shared={"model": {n: t[0] for n, t in state.centres.items()}}
+        )
+        if len(trained) < self.k:  # another round will have more replies
+            return state
+        draw = turn.seed.numpy("hypcluster", turn.round)
+        chosen = [trained.clients[int(draw.integers(len(trained)))]]
+        best = dict.fromkeys(trained.clients, float("inf"))
+        while len(chosen) < self.k:
+            latest = trained.row(chosen[-1])
+            got = yield from ask("loss", trained.clients, shared=latest)
+            best = lowered(best, got)
+            chosen.append(worst(best, without=chosen))
+        models = [trained.row(who)["model"] for who in chosen]
+        centres = {name: torch.stack([m[name] for m in models]) for name in state.centres}
+        return replace(state, centres=centres, spread=True)
+
+    def tasks(self) -> Table:
+        """Train the one model; say how well a model fits; choose and train."""
+        return {
+            "train": self.learner.train(),
+            "loss": training_loss(self.learner),
+            "update": choose_and_train(self.learner, self.k),
+        }
+
+    def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
+        """Everyone is served the model it chose last."""
+        return many_models.serve(self, state.models, who)
+
+
+def lowered(best: dict[Client, float], got: Stack) -> dict[Client, float]:
+    """The lowest loss of each client so far; who does not answer is as well served as anybody can be.
+
+    >>> got = Stack.of({Client("ann"): (1, {"loss": torch.tensor(2.0)})})
+    >>> lowered({Client("ann"): 3.0, Client("bob"): 9.0}, got)
+    {'ann': 2.0, 'bob': -inf}
+    """
+    now = dict(zip(got.clients, got.tensor("loss").tolist(), strict=True))
+    return {who: min(old, now.get(who, float("-inf"))) for who, old in best.items()}
+
+
+def worst(best: dict[Client, float], without: Sequence[Client]) -> Client:
+    """Whose lowest loss is highest, ties to the first name; nobody is taken twice.
+
+    >>> worst({Client("ann"): 2.0, Client("bob"): 9.0}, without=["bob"])
+    'ann'
+    """
+    return max(sorted(set(best) - set(without)), key=lambda who: best[who])

@@ -1,0 +1,147 @@
+"""Robust federated learning: group the clients' own models by trimmed k-means, then trimmed means.
+
+Ghosh, Hong, Yin, Ramchandran: Robust Federated Learning in a Heterogeneous Environment.
+arXiv:1906.06629, 2019: its three stages, with trimmed k-means (TKM) for the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kinfolk.algorithms import many_models
+from kinfolk.algorithms.lowest_loss import enough_clients
+from kinfolk.algorithms.many_models import copies, model_of_group
+from kinfolk.clustering.distances import flat
+from kinfolk.clustering.kmeans import kmeans, nearest
+from kinfolk.clustering.trimmed import trimmed_mean
+from kinfolk.errors import KinfolkError, at_least
+from kinfolk.learning.learner import Learner
+from kinfolk.script import Script, ask
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Fit, Table
+from kinfolk.types import Client, Each, Message, Stack, Tree
+
+
+@dataclass(frozen=True)
+class State:
+    """The models of the groups, and what is needed to place clients who come later."""
+
+    centres: Tree  # every leaf [K, ...]
+    member: Tensor  # [clients] int64
+    clients: tuple[str, ...]
+    placed: Tensor  # [clients] int64: 1 for those who were put into a group
+    points: Tensor  # [K, P]: the centres that k-means found
+
+    @property
+    def models(self) -> many_models.State:
+        """What all methods with a model per group have."""
+        return many_models.State(self.centres, self.member, self.clients)
+
+    def known(self, who: Sequence[Client]) -> list[Client]:
+        """Those of some clients who have a group."""
+        have = {c for c, placed in zip(self.clients, self.placed.tolist(), strict=True) if placed}
+        return [c for c in who if c in have]
+
+
+@dataclass(frozen=True)
+class Robust:
+    """K groups found once from models that clients trained alone; trimmed means inside each."""
+
+    learner: Learner
+    k: int = 3  # number of groups
+    first_epochs: int = 5  # local epochs of the first stage, which ought to reach a local optimum
+    cluster_trim: float = 0.05  # share cut off each side in k-means
+    trim: float = 0.1  # share cut off each side in the rounds; 0 gives plain means
+
+    def __post_init__(self) -> None:
+        at_least("algorithm.k", self.k, 1)
+        at_least("algorithm.first_epochs", self.first_epochs, 1)
+        for name in ("cluster_trim", "trim"):
+            value = getattr(self, name)
+            if not 0 <= value < 0.5:
+                raise KinfolkError(f"algorithm.{name}", value, "give 0 or more and less than 0.5")
+
+    scored, groups = many_models.scored, many_models.groups
+
+    def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
+        """Nobody has a group yet."""
+        enough_clients(self.k, clients)
+        none = torch.zeros(len(clients), dtype=torch.int64)
+        centres = copies(first, self.k)
+        return State(centres, none, tuple(clients), none, flat(centres, self.learner.names))
+
+    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+        """Those who have a group train its model; the others train alone and are given one."""
+        old = state.known(cohort)
+        new = [c for c in cohort if c not in set(old)]
+        if old:
+            got = yield from ask("update", old, each=model_of_group(state.models, old))
+            state = replace(state, centres=self.means(state, got))
+        if new:
+            got = yield from ask("alone", new, shared={"model": self.learner.first})
+            state = self.place(state, got, turn)
+        return state, {}
+
+    def place(self, state: State, got: Stack, turn: Turn) -> State:
+        """Trimmed k-means of the clients' models; who comes later joins the nearest centre it found."""
+        if not got.clients:
+            return state
+        points = flat(got.tree("model"), self.learner.names)
+        if bool(state.placed.any()):
+            labels, _ = nearest(points, state.points)
+            return self.joined(state, got.clients, labels)
+        if len(got) < self.k:  # another round will have more replies
+            return state
+        seed = Seed(turn.seed.number("robust", turn.round))
+        found = kmeans(points, self.k, seed, trim=self.cluster_trim)
+        state = replace(self.joined(state, got.clients, found.labels), points=found.centres)
+        return replace(state, centres=self.means(state, got))
+
+    def joined(self, state: State, who: Sequence[Client], labels: Tensor) -> State:
+        """The state with some clients placed."""
+        placed = replace(state.models, member=state.placed).moved(who, torch.ones(len(who)))
+        return replace(state, member=state.models.moved(who, labels.cpu()), placed=placed)
+
+    def means(self, state: State, got: Stack) -> Tree:
+        """In every group the trimmed mean of what its members sent."""
+        return trimmed_models(got.tree("model"), state.models.of(got.clients), state.centres, self.trim)
+
+    def tasks(self) -> Table:
+        """Train alone for the first stage; train the group's model in every round after it."""
+        plan = replace(self.learner.plan, epochs=self.first_epochs, steps=0)
+        alone = self.learner.train()
+        return {
+            "alone": replace(alone, passes=(Fit((self.learner.descent(),), plan),)),
+            "update": self.learner.train(),
+        }
+
+    def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
+        """Everyone is served the model of its group; who has none yet, that of the first."""
+        return many_models.serve(self, state.models, who)
+
+
+def trimmed_models(models: Tree, group: Tensor, keep: Tree, trim: float) -> Tree:
+    """The coordinate-wise trimmed mean of every group [K, ...]; a group of nobody keeps its model.
+
+    Buffers are trimmed like parameters; integer entries are not averaged: the largest is taken.
+
+    >>> models = {"w": torch.tensor([[0.0], [1.0], [99.0], [7.0]])}
+    >>> trimmed_models(models, torch.tensor([0, 0, 0, 1]), {"w": torch.zeros(3, 1)}, 0.4)["w"].T
+    tensor([[1., 7., 0.]])
+    """
+
+    def mean(mine: Tensor, old: Tensor) -> Tensor:
+        if not len(mine):
+            return old
+        if not mine.is_floating_point():
+            return mine.amax(0)
+        return trimmed_mean(mine.double(), trim).to(old.dtype)
+
+    return {
+        name: torch.stack([mean(models[name][(group == g).to(old.device)], old[g]) for g in range(len(old))])
+        for name, old in keep.items()
+    }

@@ -1,0 +1,247 @@
+"""IFCA and HypCluster: who chooses which model, against losses and steps computed with plain PyTorch."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+
+from kinfolk.algorithms.fedavg import FedAvg
+from kinfolk.algorithms.hypcluster import HypCluster
+from kinfolk.algorithms.ifca import IFCA
+from kinfolk.clustering.agreement import agreement
+from kinfolk.contract import toy
+from kinfolk.contract.compare import message_difference
+from kinfolk.errors import KinfolkError
+from kinfolk.script import Ask
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Facts
+from kinfolk.types import nbytes
+
+CLIENTS = toy.ragged().clients
+TURN = Turn(Seed(0), 0, CLIENTS)
+
+
+def of(centres, j):
+    return {name: t[j] for name, t in centres.items()}
+
+
+def loaded(learner, model):
+    network = copy.deepcopy(learner.module)
+    network.load_state_dict(model)
+    return network
+
+
+def training_rows(federation, who):
+    mine = federation.splits["train"].rows(federation.place(who))
+    return federation.x[mine], federation.y[mine]
+
+
+def loss_by_hand(learner, model, federation, who):
+    x, y = training_rows(federation, who)
+    with torch.no_grad():
+        return nn.functional.cross_entropy(loaded(learner, model).eval()(x), y).item()
+
+
+def trained_by_hand(learner, model, federation, who):
+    """One step over all rows; where BatchNorm meets a single row there is none."""
+    network = loaded(learner, model).train()
+    x, y = training_rows(federation, who)
+    if len(x) > 1:
+        steps = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+        nn.functional.cross_entropy(network(x), y).backward()
+        steps.step()
+    return network.state_dict()
+
+
+def perform(algorithm, federation, task, shared, engine="loop"):
+    with toy.staged(algorithm, federation, engine) as stage:
+        return stage.perform(Ask(task, federation.clients, shared), TURN)
+
+
+def uneven_models(learner, k=3):
+    """K models with BatchNorm statistics of their own, each good for some client."""
+    centres = IFCA(learner, k).init(learner.first, CLIENTS, Seed(3)).centres
+    for name, leaf in centres.items():
+        if name.endswith("running_var"):
+            leaf *= torch.tensor([1.0, 0.3, 2.5]).reshape(-1, *[1] * (leaf.dim() - 1))
+    return centres
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+def test_one_model_to_choose_from_is_fedavg(weights, engine):
+    federation = toy.ragged()
+    learner = toy.learner("tiny_cnn", federation, batch=64)  # whole batches: shuffles do not matter
+    plain = toy.play_rounds(
+        FedAvg(learner, weights), federation, engine, participation=0.8, score=False
+    ).state.model
+    methods = [IFCA(learner, 1, weights)] + ([HypCluster(learner, 1)] if weights == "size" else [])
+    for method in methods:
+        got = toy.play_rounds(method, federation, engine, participation=0.8, score=False).state.centres
+        assert message_difference(of(got, 0), plain, 1e-6) == ""
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_each_client_trains_the_model_of_lowest_training_loss(engine):
+    federation = toy.ragged()
+    learner = toy.learner("tiny_cnn", federation, batch=64)
+    centres = uneven_models(learner)
+    got = perform(IFCA(learner, 3), federation, "update", {"models": centres}, engine)
+    assert got.clients == CLIENTS
+    wanted = [
+        int(np.argmin([loss_by_hand(learner, of(centres, j), federation, who) for j in range(3)]))
+        for who in CLIENTS
+    ]
+    assert got.tensor("choice").tolist() == wanted
+    assert len(set(wanted)) > 1
+    for who, j in zip(CLIENTS, wanted, strict=True):
+        model = trained_by_hand(learner, of(centres, j), federation, who)
+        assert message_difference(got.row(who)["model"], model, 1e-5) == "", who
+
+
+def test_what_a_pass_changes_is_each_clients_own_from_the_start():
+    # A recorded pass keeps one tensor for what is the same for all: this must not be.
+    learner = toy.learner("tiny_cnn", toy.ragged())
+    method = HypCluster(learner, 3)
+    models = method.init(learner.first, CLIENTS, Seed(0)).centres
+    tasks, rows = method.tasks(), torch.tensor([3, 4])
+
+    def start(task, message):
+        return vmap(lambda n: tasks[task].start(message, {}, Facts(n, n, 0)))(rows)
+
+    carry = start("update", {"models": models})
+    changed = [carry["losses"], carry["choice"], *carry["model"].values()]
+    changed.append(start("loss", {"model": learner.first})["loss"])
+    assert all(t.stride(0) > 0 for t in changed)
+    assert carry["models"]["norm1.weight"].stride(0) == 0
+
+
+def test_a_model_without_a_loss_is_never_chosen():
+    federation = toy.ragged()
+    learner = toy.learner("mlp", federation)
+    centres = IFCA(learner, 2).init(learner.first, CLIENTS, Seed(0)).centres
+    broken = {name: torch.stack([t[0] * float("inf"), t[1]]) for name, t in centres.items()}
+    got = perform(IFCA(learner, 2), federation, "update", {"models": broken})
+    assert got.tensor("choice").tolist() == [1] * len(CLIENTS)
+    # Where every loss is asked for by itself it counts as the worst, and the reply is not refused.
+    ones = {name: t[0] for name, t in broken.items()}
+    asked = perform(HypCluster(learner, 2), federation, "loss", {"model": ones})
+    assert asked.clients == CLIENTS
+    assert (asked.tensor("loss") > 1e16).all()
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_ifca_takes_the_mean_of_those_who_chose_alike(engine):
+    federation = toy.ragged()
+    learner = toy.learner("mlp", federation, batch=64)
+    method = IFCA(learner, 3, "size")
+    before = method.init(learner.first, CLIENTS, Seed(0)).centres
+    got = perform(method, federation, "update", {"models": before})
+    choice, rows = got.tensor("choice").numpy(), got.size.numpy()
+    after = toy.play_rounds(method, federation, engine, rounds=1, seed=0)
+    assert after.groups == tuple(choice)
+    for name, leaf in got.tree("model").items():
+        for j in range(3):
+            mine = choice == j
+            mean = before[name][j].numpy()
+            if mine.any():
+                mean = np.average(leaf.numpy()[mine].astype(np.float64), axis=0, weights=rows[mine])
+            np.testing.assert_allclose(after.state.centres[name][j], mean, rtol=1e-4, atol=1e-6)
+
+
+def test_starts_differ_in_weights_and_agree_in_the_rest():
+    learner = toy.learner("lenet", toy.images28())
+    centres = IFCA(learner, 3).init(learner.first, CLIENTS, Seed(0)).centres
+    other = IFCA(learner, 3).init(learner.first, CLIENTS, Seed(1)).centres
+    for name, first in learner.first.items():
+        assert torch.equal(centres[name][0], first)
+        if first.dim() < 2:
+            assert torch.equal(centres[name][1], first)
+            continue
+        assert len({tuple(t.flatten().tolist()) for t in (*centres[name], *other[name][1:])}) == 5
+        for drawn in centres[name][1:]:
+            error = first.std() / first.numel() ** 0.5
+            assert abs(drawn.mean() - first.mean()) < 5 * error
+            assert abs(drawn.std() - first.std()) < 5 * error
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_k_models_go_down_and_one_with_a_number_comes_up(engine):
+    federation = toy.ragged()
+    learner = toy.learner("tiny_cnn", federation)
+    spent = toy.play_rounds(IFCA(learner, 3), federation, engine, rounds=1, score=False).ledger
+    size = nbytes(learner.first)
+    assert spent == {"update": {"down": 8 * 3 * size, "up": 8 * (size + 8)}}
+
+
+def groups_of_two():
+    """Ten clients; labels are turned by one for every other of them."""
+    turned = [0, 1] * 5
+    names = tuple(f"c{i}" for i in (7, 2, 9, 4, 0, 5, 1, 8, 3, 6))
+    federation = toy.grouped((24,) * 10, side=8, noise=0.3, names=names, turned=turned)
+    truth = dict(zip(names, turned, strict=True))
+    return federation, [truth[c] for c in federation.clients]
+
+
+def test_the_spread_start_finds_the_groups():
+    federation, truth = groups_of_two()
+    method = HypCluster(toy.learner("mlp", federation, epochs=5), 2)
+    outcome = toy.play_rounds(method, federation, "batched", rounds=3)
+    assert agreement(list(outcome.groups), torch.tensor(truth))["ari"] == 1.0
+
+
+def test_the_start_takes_whoever_is_served_worst():
+    federation = toy.ragged()
+    learner = toy.learner("mlp", federation, epochs=2)
+    method = HypCluster(learner, 4)
+    models = perform(FedAvg(learner), federation, "update", {"model": learner.first})
+    loss = {
+        (a, b): loss_by_hand(learner, models.row(a)["model"], federation, b) for a in CLIENTS for b in CLIENTS
+    }
+    chosen = [CLIENTS[int(Seed(0).numpy("hypcluster", 0).integers(8))]]
+    while len(chosen) < 4:
+        best = {b: min(loss[a, b] for a in chosen) for b in CLIENTS if b not in chosen}
+        chosen.append(max(best, key=best.get))
+    with toy.staged(method, federation) as stage:
+        script = method.round(method.init(learner.first, CLIENTS, Seed(0)), CLIENTS, TURN)
+        request = next(script)
+        asked = []
+        while request.task != "update":
+            asked.append(request.task)
+            request = script.send(stage.perform(request, TURN))
+    assert asked == ["train", "loss", "loss", "loss"]
+    for j, who in enumerate(chosen):
+        assert message_difference(of(request.shared["models"], j), models.row(who)["model"], 0) == ""
+
+
+def test_too_few_replies_leave_the_start_for_later():
+    federation = toy.ragged()
+    method = HypCluster(toy.learner("mlp", federation), 3)
+    few = toy.play_rounds(method, federation, rounds=1, cohort=lambda number: CLIENTS[:2]).state
+    assert not few.spread
+    both = toy.play_rounds(method, federation, cohort=lambda number: CLIENTS[: 2 + number]).state
+    assert both.spread
+
+
+def test_the_server_goes_part_of_the_way():
+    federation = toy.ragged()
+    learner = toy.learner("mlp", federation, batch=64)
+    there = toy.play_rounds(HypCluster(learner, 1), federation, rounds=1).state.centres
+    half = toy.play_rounds(HypCluster(learner, 1, server_lr=0.5), federation, rounds=1).state.centres
+    for name, first in learner.first.items():
+        middle = (first.double().numpy() + there[name][0].double().numpy()) / 2
+        np.testing.assert_allclose(half[name][0].numpy(), middle, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", [IFCA, HypCluster])
+def test_options_out_of_range_are_refused(kind):
+    learner = toy.learner("mlp", toy.ragged())
+    with pytest.raises(KinfolkError, match=r"algorithm.k = 0: give 1 or more"):
+        kind(learner, k=0)
+    with pytest.raises(KinfolkError, match=r"algorithm.k = 9: give at most 8"):
+        kind(learner, k=9).init(learner.first, CLIENTS, Seed(0))
+    with pytest.raises(KinfolkError, match=r"algorithm.server_lr = -1"):
+        HypCluster(learner, server_lr=-1)

@@ -1,0 +1,136 @@
+"""Robust: trimmed k-means of models trained alone, then trimmed means, against NumPy and scikit-learn."""
+
+import numpy as np
+import pytest
+import torch
+
+from kinfolk.algorithms.fedavg import FedAvg
+from kinfolk.algorithms.robust import Robust, trimmed_models
+from kinfolk.clustering.agreement import agreement
+from kinfolk.contract import toy
+from kinfolk.contract.compare import message_difference
+from kinfolk.contract.spoil import Passing
+from kinfolk.errors import KinfolkError
+from kinfolk.streams import Seed
+from kinfolk.types import Client, Stack
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_one_group_without_trimming_is_fedavg(engine):
+    federation = toy.ragged()
+    learner = toy.learner("tiny_cnn", federation)
+    plain = toy.play_rounds(FedAvg(learner, "uniform"), federation, engine, score=False).state.model
+    method = Robust(learner, k=1, first_epochs=1, cluster_trim=0.0, trim=0.0)
+    got = toy.play_rounds(method, federation, engine, score=False).state.centres
+    assert message_difference({n: t[0] for n, t in got.items()}, plain, 1e-5) == ""
+    longer = toy.play_rounds(
+        Robust(learner, k=1, trim=0.0), federation, engine, rounds=1, score=False
+    ).state.centres
+    assert message_difference({n: t[0] for n, t in longer.items()}, plain, 1e-3) != ""
+
+
+def three_groups():
+    """Twelve clients whose names tell nothing; labels are turned by 0, 1 or 2."""
+    order = Seed(6).numpy("names").permutation(12)
+    names, turned = tuple(Client(f"c{i:02}") for i in order), [i % 3 for i in range(12)]
+    federation = toy.grouped((24,) * 12, side=8, noise=0.3, names=names, turned=turned)
+    truth = dict(zip(names, turned, strict=True))
+    return federation, torch.tensor([truth[c] for c in federation.clients])
+
+
+def test_the_groups_are_found_once_and_kept():
+    federation, truth = three_groups()
+    method = Robust(toy.learner("mlp", federation), k=3)
+    found = [toy.play_rounds(method, federation, "batched", rounds=r) for r in (1, 3)]
+    assert agreement(list(found[0].groups), truth)["ari"] == 1.0
+    assert found[1].groups == found[0].groups
+    assert torch.equal(found[1].state.points, found[0].state.points)
+    assert message_difference(found[1].state.centres, found[0].state.centres, 1e-4) != ""
+    assert {way: spent for way, spent in found[1].ledger.items() if way == "alone"} == found[0].ledger
+
+
+def test_who_comes_later_joins_the_nearest_group():
+    federation, truth = three_groups()
+    method = Robust(toy.learner("mlp", federation), k=3)
+    late = federation.clients[2:4]
+    early = [c for c in federation.clients if c not in late]
+    outcome = toy.play_rounds(
+        method, federation, "batched", rounds=2, cohort=lambda number: federation.clients if number else early
+    )
+    assert agreement(list(outcome.groups), truth)["ari"] == 1.0
+    first = toy.play_rounds(method, federation, "batched", rounds=1, cohort=lambda number: early)
+    assert first.state.placed.tolist() == [int(c in early) for c in federation.clients]
+    # Newcomers are placed by a model that they trained alone, which is in nobody's mean.
+    only_old = toy.play_rounds(method, federation, "batched", rounds=2, cohort=lambda number: early)
+    assert message_difference(outcome.state.centres, only_old.state.centres, 1e-6) == ""
+
+
+def test_fewer_replies_than_groups_leave_the_grouping_for_later():
+    federation = toy.ragged()
+    method = Robust(toy.learner("mlp", federation), k=3)
+    start = method.init(method.learner.first, federation.clients, Seed(0))
+    few = toy.play_rounds(method, federation, rounds=2, cohort=lambda number: federation.clients[:2]).state
+    assert not few.placed.any()
+    assert message_difference(few.centres, start.centres, 0) == ""
+
+
+def poisoned(bad):
+    """One client sends a model of -1000 everywhere."""
+
+    def change(request, reply):
+        if reply.clients[0] != bad:
+            return reply
+        model = {name: torch.full_like(t, -1000) for name, t in reply.tree("model").items()}
+        return Stack(reply.clients, reply.size, {"model": model})
+
+    return lambda engine: Passing(engine, change)
+
+
+def test_a_poisoned_client_is_trimmed():
+    federation = toy.grouped((24,) * 10, side=8, noise=0.3, names=[Client(f"c{i}") for i in range(10)])
+    learner = toy.learner("mlp", federation)
+
+    def centre(trim, bad):
+        method = Robust(learner, k=1, trim=trim)
+        outcome = toy.play_rounds(method, federation, rounds=2, wrap=poisoned(bad), score=False)
+        return torch.cat([t.flatten() for t in outcome.state.centres.values()])
+
+    clean = centre(0.1, "nobody")
+    assert (centre(0.1, "c4") - clean).abs().max() < 0.2
+    assert (centre(0.0, "c4") - clean).abs().min() > 50
+
+
+def test_trimmed_models_against_numpy():
+    draw = np.random.Generator(np.random.PCG64(1))
+    points, group = draw.normal(size=(25, 2, 3)), draw.integers(2, size=25)
+    models = {"w": torch.from_numpy(points).float(), "n": torch.arange(25)}
+    keep = {"w": torch.full((3, 2, 3), 7.0), "n": torch.tensor([1, 2, 3])}
+    got = trimmed_models(models, torch.from_numpy(group), keep, 0.2)
+    for g in range(2):
+        ranked = np.sort(points[group == g], axis=0)
+        cut = int(0.2 * len(ranked))
+        assert cut > 0
+        np.testing.assert_allclose(got["w"][g], ranked[cut : len(ranked) - cut].mean(0), rtol=1e-5, atol=1e-6)
+        assert got["n"][g] == np.flatnonzero(group == g).max()
+    assert got["w"][2].tolist() == keep["w"][2].tolist()
+    assert got["n"][2] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"k": 0}, "algorithm.k = 0: give 1 or more"),
+        ({"first_epochs": 0}, "algorithm.first_epochs = 0: give 1 or more"),
+        ({"trim": 0.5}, "algorithm.trim = 0.5: give 0 or more and less than 0.5"),
+        ({"cluster_trim": -0.1}, "algorithm.cluster_trim = -0.1: give 0 or more and less than 0.5"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, words):
+    with pytest.raises(KinfolkError, match=words):
+        Robust(toy.learner("mlp", toy.ragged()), **options)
+
+
+def test_more_groups_than_clients_are_refused():
+    method = Robust(toy.learner("mlp", toy.alike()), k=5)
+    with pytest.raises(KinfolkError, match=r"algorithm.k = 5: give at most 4"):
+        method.init(method.learner.first, toy.alike().clients, Seed(0))

@@ -1,0 +1,44 @@
+"""What a recorded pass holds for each client and what it holds once for all."""
+
+from __future__ import annotations
+
+import torch
+from toys import federation, learner, turn
+
+from kinfolk.engines.capture import _fixed, changing
+from kinfolk.engines.padded import padded
+from kinfolk.engines.steps import sweep_step
+from kinfolk.task import Plan, Sweep
+from kinfolk.types import Client
+
+
+def test_what_a_sweep_changes_is_each_clients_own_and_the_model_stays_one():
+    data = federation()
+    who = tuple(data.clients[1:])
+    sweep = Sweep(
+        lambda carry, batch: {**carry, "sum": carry["sum"] + batch.sum(batch.x).sum()}, Plan(4, shuffle=False)
+    )
+    plan = padded(sweep, 0, "batch", data, who, turn(data), torch.device("cpu"))
+    model = {n: t.expand(len(who), *t.shape) for n, t in learner().first.items()}
+    carry = {"model": model, "sum": torch.zeros(()).expand(len(who))}
+    assert changing(sweep, carry, plan) == {"sum"}
+    held = _fixed(carry, changing(sweep, carry, plan))
+    assert all(t.stride(0) == 0 for t in held["model"].values())
+    assert held["sum"].stride(0) == 1
+    # By the same steps as a recording takes: each client ends with the sum of its own rows.
+    for step in range(len(plan)):
+        active = None if plan.everyone[step] else plan.active[step]
+        new = sweep_step(sweep, held, plan.batch(step), active, plan.whole[step])
+        assert all(new["model"][n] is t for n, t in held["model"].items())
+        held["sum"].copy_(new["sum"])
+    split = data.splits["train"]
+    wanted = [float(data.x[split.rows(data.place(Client(c)))].sum()) for c in who]
+    assert torch.allclose(held["sum"], torch.tensor(wanted), atol=1e-4)
+
+
+def test_a_fit_changes_what_it_trains():
+    data = federation()
+    fit = learner().train().passes[0]
+    plan = padded(fit, 0, "batch", data, data.clients, turn(data), torch.device("cpu"))
+    carry = {"model": {}, "centre": {}}
+    assert changing(fit, carry, plan) == {"model"}

@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test check bench bench-peers format clean
 
-# The demo: seven algorithms on rotated digits, three seeds, one table and one figure.
+# The demo: seven methods on rotated digits, three seeds, one table and one figure.
+DEMO := local fedavg fedavg_tuned fedprox feddist ifca,k=4 fesem,k=4
 demo: $(READY)
 	@rm -rf runs/demo
-	@$(BIN)/kinfolk compare configs/digits.toml --seeds 3 --out runs/demo
+	@$(BIN)/kinfolk compare configs/digits.toml $(DEMO:%=-a %) --seeds 3 --out runs/demo
 
 # Everything CI runs: style, types, tests, doctests, README commands, configs.
 test: check
@@ -34,4 +35,14 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+PEERS := benchmarks/peers/.venv
+# Kinfolk beside pfl, Flower and a bare loop; they live in an environment of their own.
+bench-peers: $(READY) $(PEERS)/.ready
+	$(BIN)/python benchmarks/peers/compare.py --repeat 3
+
+$(PEERS)/.ready: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --requirement $<
 	@touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from kinfolk.engines.distributed import Distributed, serve
 from kinfolk.engines.link import Link, linked
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Engine, Stage, drop_outs
+from kinfolk.engines.tune import tuned
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import Network, Parts, build_parts, first_rows, parameters
 from kinfolk.experiment.checkpoint import load_latest, save
@@ -122,6 +124,12 @@ def _lead(
         )
     choice = _choose(parts, link)
     with arithmetic(choice.device, spec.engine.precision):
+        if spec.engine.name == "auto" and link is None:
+            choice = (
+                _kept(choice, folder)
+                if resume
+                else tuned(choice, parts.federation, parts.learner, _work(parts))
+            )
         running = _Running(parts, folder, choice, watch, link)
         try:
             return running.go(resume)
@@ -142,6 +150,25 @@ def _choose(parts: Parts, link: Link | None) -> Choice:
     cohort = max(1, round(parts.spec.run.participation * len(federation.clients)))
     choice = choose(wanted, size, local.batch, cohort, blocked, steps)
     return replace(choice, device=link.device) if link and choice.device.type == "cuda" else choice
+
+
+def _work(parts: Parts) -> float:
+    """Operations of the whole run, by a count of one row's."""
+    local, spec = parts.spec.local, parts.spec.run
+    counts = parts.federation.splits["train"].counts().double()
+    rows = float(counts.sum()) * local.epochs if not local.steps else len(counts) * local.steps * local.batch
+    x, _ = first_rows(parts.federation, 1)
+    return 3 * cost(parts.learner, x).flops * rows * spec.participation * spec.rounds
+
+
+def _kept(choice: Choice, folder: Path) -> Choice:
+    """The choice of the run that is resumed, if it was of the same kind: another has other bits."""
+    try:
+        old = json.loads((folder / "run.json").read_text())["choice"]
+        same = (old["name"], old["device"]) == (choice.name, choice.device.type)
+        return replace(choice, chunk=int(old["chunk"]), why=str(old["why"])) if same else choice
+    except (OSError, ValueError, KeyError, TypeError):
+        return choice
 
 
 def _memories(parts: Parts, device: torch.device) -> Memories:
@@ -282,6 +309,12 @@ class _Running:
             "rounds": self.done,
             "engine": self.stage.engine.note,
             "why": self.choice.why,
+            "choice": {
+                "name": self.choice.name,
+                "device": self.choice.device.type,
+                "chunk": self.choice.chunk,
+                "why": self.choice.why,
+            },
             "federation": {
                 "name": federation.name,
                 "clients": len(federation.clients),

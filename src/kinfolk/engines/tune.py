@@ -1,0 +1,67 @@
+"""A short trial before a long run: how many clients a call are fastest here.
+
+Sizes alone decide for short runs, so that they begin at once and the same machine chooses alike. A run that
+will take minutes first trains a few clients with several sizes of chunk; what it chose stands in its
+records, and a resumed run keeps to it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import torch
+
+from kinfolk.engines.choose import Choice, make
+from kinfolk.engines.memory import Memories
+from kinfolk.federation.federation import Federation
+from kinfolk.learning.learner import Learner
+from kinfolk.script import Ask
+from kinfolk.streams import Seed, Turn
+from kinfolk.types import map_leaves
+
+# Operations of a whole run beyond which a trial pays: about two minutes.
+LONG = {"cpu": 1e13, "cuda": 1e16}
+# A size that is not clearly faster is not worth other bits.
+CLEARLY = 1.1
+TIMES = (0.25, 0.5, 1, 2)
+
+
+def tuned(choice: Choice, federation: Federation, learner: Learner, work: float) -> Choice:
+    """The choice with the chunk that trained the most clients a second, if the run is long enough to ask.
+
+    `work` counts the operations of the whole run.
+    """
+    if work < LONG[choice.device.type] or choice.name not in ("workers", "batched") or choice.chunk < 1:
+        return choice
+    sizes = sorted({max(1, int(choice.chunk * f)) for f in TIMES})
+    most = max(sizes) * (choice.processes if choice.name == "workers" else 1)
+    sizes = [size for size in sizes if size <= len(federation.clients)] or [choice.chunk]
+    rates = {size: _rate(replace(choice, chunk=size), federation, learner, most) for size in sizes}
+    best = max(rates, key=rates.__getitem__)
+    if rates[best] < CLEARLY * rates.get(choice.chunk, 0):
+        best = choice.chunk
+    tried = ", ".join(f"{size}: {rate:.3g}" for size, rate in rates.items())
+    return replace(choice, chunk=best, why=f"{choice.why}; clients a second by clients a call: {tried}")
+
+
+def _rate(choice: Choice, federation: Federation, learner: Learner, count: int) -> float:
+    """Clients trained in a second, after a round that warms up; 0 if it does not fit."""
+    who = federation.clients[:count]
+    engine = make(choice, federation, {"try": learner.train()}, Memories(lambda who: {}))
+    model = {"model": learner.first}
+    request: Ask[None] = Ask("try", who, map_leaves(lambda t: t.to(choice.device), model))
+    seconds = 0.0
+    try:
+        for number in range(2):
+            began = time.perf_counter()
+            for _ in engine.replies(request, Turn(Seed(0), number, federation.clients)):
+                pass
+            if choice.device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds = time.perf_counter() - began
+    except torch.OutOfMemoryError:
+        return 0.0
+    finally:
+        engine.close()
+    return len(who) / seconds

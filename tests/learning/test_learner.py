@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
 from kinfolk.learning.learner import Learner, keep_model, own_model
+from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD, Adam
 from kinfolk.streams import Seed
 from kinfolk.task import Batch, Carry, Facts, Plan
@@ -271,3 +272,29 @@ def test_buffers_outside_of_the_state_follow_the_rows():
         assert_models(got, {w: by_hand(learner, w, lambda p: torch.optim.SGD(p, 0.1)) for w in SIZES})
     elsewhere = {n: t.to("meta") for n, t in learner.first.items()}
     assert learner.apply(elsewhere, DATA.x[:3].to("meta")).device.type == "meta"
+
+
+@pytest.mark.parametrize("norm", ["none", "bn", "gn"])
+def test_half_precision_is_near_and_everything_kept_is_float32(norm):
+    with Seed(0).borrowed("init"):
+        module = build_model("tiny_cnn", (1, 8, 8), 4, {"norm": norm})
+    exact, coarse = (Learner(module, CE, 4, half=half) for half in (False, True))
+    draw = Seed(1).torch("rows")
+    x, y = torch.randn(12, 1, 8, 8, generator=draw), torch.randint(4, (12,), generator=draw)
+    weight = torch.ones(12)
+    weight[-2:] = 0
+    for padding in (None, weight):
+        batch = Batch(x, y, torch.arange(12), padding)
+        models = [
+            {n: t.clone().requires_grad_(n in exact.names) for n, t in exact.first.items()} for _ in "ab"
+        ]
+        losses = [one.objective(model, batch, {}) for one, model in zip((exact, coarse), models, strict=True)]
+        assert losses[1].dtype == torch.float32
+        assert 0 < abs(float(losses[0].detach() - losses[1].detach())) < 0.02
+        a, b = (
+            torch.cat([g.flatten() for g in torch.autograd.grad(loss, [model[n] for n in exact.names])])
+            for loss, model in zip(losses, models, strict=True)
+        )
+        assert b.dtype == torch.float32
+        assert (a - b).norm() < 0.05 * a.norm()
+    assert coarse.apply(exact.first, x).dtype == torch.float32

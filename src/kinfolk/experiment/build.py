@@ -96,6 +96,7 @@ def _learner(spec: Experiment, module: nn.Module, loss: Loss, outputs: int) -> L
         decay=local.decay,
         clip=local.clip,
         score_split=spec.run.split,
+        half=spec.engine.precision == "bf16",
     )
 
 

@@ -69,7 +69,7 @@ class EngineSpec:
     chunk: int = 0
     # Processes of the workers engine; 0: one per core.
     processes: int = 0
-    # "float32", or "tf32" for faster and coarser products on a GPU.
+    # "float32"; "tf32": coarser products on a GPU; "bf16": coarser still, products alone, anywhere.
     precision: str = "float32"
     # GiB the batched engine may use; 0: a quarter of what the device has.
     memory: float = 0.0
@@ -129,7 +129,7 @@ CHOICES = {
     "engine.name": ("auto", "loop", "batched", "workers", "wire", "distributed"),
     "engine.inner": ("auto", "loop", "batched"),
     "engine.device": ("auto", "cpu", "cuda"),
-    "engine.precision": ("float32", "tf32"),
+    "engine.precision": ("float32", "tf32", "bf16"),
     "run.split": ("test", "valid"),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +13,7 @@ from torch.func import functional_call
 from kinfolk.learning import conv, linear, metrics
 from kinfolk.learning.layers import exchange_layers
 from kinfolk.learning.losses import Loss
-from kinfolk.learning.norm import has_batch_norm, row_weights, without_padding
+from kinfolk.learning.norm import RowBatchNorm, has_batch_norm, row_weights, without_padding
 from kinfolk.learning.optim import SGD
 from kinfolk.learning.pool import fast_pool
 from kinfolk.task import Batch, Carry, Descent, Expected, Facts, Fit, Objective, Optimiser, Plan, Sweep, Task
@@ -63,11 +63,13 @@ class Learner:
     clip: float = 0.0
     score_split: str = "test"
     score_batch: int = 256
+    half: bool = False  # products in bfloat16; parameters, gradients, norms and losses stay float32
 
     # One copy of the network in each mode, since switching modes walks the whole network.
     _training: nn.Module = field(init=False, repr=False)
     _scoring: nn.Module = field(init=False, repr=False)
     _constants: Tree = field(init=False, repr=False)
+    _coarse: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         plain = exchange_layers(copy.deepcopy(self.module), _for_many)
@@ -76,6 +78,7 @@ class Learner:
         known = plain.state_dict()
         constants = {name: b for name, b in plain.named_buffers() if name not in known}
         object.__setattr__(self, "_constants", constants)
+        object.__setattr__(self, "_coarse", frozenset(_products(plain)) if self.half else frozenset())
         if has_batch_norm(self.module):
             object.__setattr__(self, "plan", _without_singles(self.plan))
 
@@ -120,8 +123,11 @@ class Learner:
     def _call(self, network: nn.Module, model: Tree, x: Tensor) -> Tensor:
         # Buffers outside of the state (a mask, say) do not travel, but must be where the rows are.
         here = {name: b.to(x.device) for name, b in self._constants.items()}
+        if self._coarse:
+            model = {n: t.bfloat16() if n in self._coarse else t for n, t in model.items()}
+            x = x.bfloat16()
         out: Tensor = functional_call(network, {**here, **model}, (x,))
-        return out
+        return out.float() if self._coarse else out
 
     def params(self, model: Tree) -> Tree:
         """The trainable part of a model: what distances and penalties are about."""
@@ -164,6 +170,15 @@ class Learner:
         plan = Plan(self.score_batch, shuffle=False, split=self.score_split)
         expected = metrics.blank(classes, torch.device("cpu"))
         return Task(begin, _reply_tally, (*fits, Sweep(count, plan)), expected, stream="tune")
+
+
+def _products(module: nn.Module) -> Iterator[str]:
+    """The parameters of all layers but BatchNorm, whose statistics need every digit."""
+    for path, layer in module.named_modules():
+        if not isinstance(layer, RowBatchNorm):
+            yield from (
+                f"{path}.{name}" if path else name for name, _ in layer.named_parameters(recurse=False)
+            )
 
 
 def _for_many(layer: nn.Module) -> nn.Module:

@@ -70,7 +70,9 @@ class RowBatchNorm(nn.Module):
             )
         return self._by_rows(x, weights if weights is not None else x.new_ones(x.shape[0]))
 
-    def _by_rows(self, x: Tensor, weights: Tensor) -> Tensor:
+    def _by_rows(self, given: Tensor, weights: Tensor) -> Tensor:
+        # Half precision saves bytes elsewhere; sums over many rows would lose digits by it.
+        x = given.float() if given.element_size() < 4 else given
         across = [0, *range(2, x.dim())]
         shape = [1, -1, *[1] * (x.dim() - 2)]
         w = weights.to(x.dtype).reshape(-1, *[1] * (x.dim() - 1))
@@ -90,7 +92,7 @@ class RowBatchNorm(nn.Module):
         out = apart * (var + self.eps).rsqrt().reshape(shape)
         if self.weight is not None:
             out = out * self.weight.reshape(shape) + self.bias.reshape(shape)
-        return out
+        return out.to(given.dtype)
 
 
 def without_padding(layer: nn.Module) -> nn.Module:

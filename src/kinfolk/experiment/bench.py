@@ -14,10 +14,11 @@ from kinfolk.algorithms import build_algorithm
 from kinfolk.engines.choose import Choice, Wanted, arithmetic, choose, make
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Stage
+from kinfolk.engines.workers import cores
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.own import from_arrays
-from kinfolk.learning.batchable import cost, obstacle
+from kinfolk.learning.batchable import Cost, cost, obstacle
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
@@ -38,7 +39,53 @@ class Measured:
     engine: str
     seconds: float
     samples: float  # rows trained on per second
+    trainings: float  # clients trained per second
     ratio: float  # how many times the bare loop's speed
+    floor: float  # seconds below which no engine on these cores, or this GPU, can come
+    reached: float  # floor / seconds
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the device does at best: operations a second of a large product, bytes a second of a copy."""
+
+    operations: float
+    bytes: float
+
+
+def ceilings(device: torch.device) -> Ceilings:
+    """Measure a device, on a CPU one core of it.
+
+    >>> ceilings(torch.device("cpu")).operations > 1e8
+    True
+    """
+    side, length = (4096, 1 << 28) if device.type == "cuda" else (512, 1 << 24)
+    a, b = torch.ones(side, side, device=device), torch.ones(length, device=device)
+    c = torch.empty_like(b)
+
+    def seconds(go: Callable[[], object]) -> float:
+        times = []
+        for _ in range(4):
+            began = time.perf_counter()
+            go()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    return Ceilings(2 * side**3 / seconds(lambda: a @ a), 8 * length / seconds(lambda: c.copy_(b)))
+
+
+def floor_seconds(top: Ceilings, size: Cost, clients: int, rows: int, batch: int, row: int) -> float:
+    """The larger of two times: operations (forward, and twice that backward) and the fewest bytes.
+
+    Bytes: in every step each client's model is read and written once, and its rows of `row` numbers are read.
+
+    >>> floor_seconds(Ceilings(6.0, 1e9), Cost(1, 1, 1), 2, 1, 1, 1)
+    1.0
+    """
+    moved = 8 * size.parameters * clients * -(-rows // batch) + 4 * row * clients * rows
+    return max(3 * size.flops * clients * rows / top.operations, moved / top.bytes)
 
 
 def toy(model: str, clients: int, rows: int) -> Federation:
@@ -129,6 +176,7 @@ def measure(
             stages.append(stage)
     best = dict.fromkeys(rounds, float("inf"))
     with arithmetic(device, "float32"):
+        top = ceilings(device)
         for _ in range(repeats + 1):  # the first of them warms up
             for name, go in rounds.items():
                 began = time.perf_counter()
@@ -137,4 +185,12 @@ def measure(
     for stage in stages:
         stage.engine.close()
     total = clients * rows
-    return [Measured(name, s, total / s, best["bare loop"] / s) for name, s in best.items()]
+    floor = floor_seconds(top, size, clients, rows, batch, federation.x[0].numel())
+    found = []
+    for name, seconds in best.items():
+        least = floor / min(cores(), clients) if name == "workers" else floor
+        ratio = best["bare loop"] / seconds
+        found.append(
+            Measured(name, seconds, total / seconds, clients / seconds, ratio, least, least / seconds)
+        )
+    return found

@@ -88,9 +88,14 @@ class FeSEM:
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """Local updates from the centres, then E and M."""
+        given = None
         if state.rows == 0:
             state = yield from self._begin(state, turn)
-        em = EM("model", state.centres, self.weights, self.names, self.reseed_after)
+            if (
+                self.start == "random_partition"
+            ):  # all centres are one model still: the drawn groups part them
+                given = dict(zip(state.clients, state.member.tolist(), strict=True))
+        em = EM("model", state.centres, self.weights, self.names, self.reseed_after, given)
         pull = torch.tensor(self.lam * (state.rows if self.prox_scaling == "normalised" else 1.0))
         found = yield from fold(em, "update", cohort, {"pull": pull}, model_of_group(state, cohort))
         who = tuple(found.member)
@@ -243,6 +248,7 @@ class EM:
     weights: Weights
     names: Sequence[str]
     track: int  # above 0: keep the worst fit of every group
+    given: Mapping[str, int] | None = None  # groups that stand, in place of an E-step
 
     def begin(self) -> dict[str, Any]:
         """Nobody yet."""
@@ -250,7 +256,11 @@ class EM:
 
     def add(self, total: dict[str, Any], chunk: Stack) -> dict[str, Any]:
         """E: the nearest centre, ties to the lowest; M: add to its sum."""
-        distance, group = squared_distances(chunk.tree(self.key), self.centres, self.names).min(1)
+        distances = squared_distances(chunk.tree(self.key), self.centres, self.names)
+        distance, group = distances.min(1)
+        if self.given is not None:
+            group = torch.tensor([self.given[c] for c in chunk.clients], device=distances.device)
+            distance = distances.gather(1, group[:, None])[:, 0]
         farthest = dict(total["farthest"])
         for k in sorted(set(group.tolist())) if self.track else ():
             mine = torch.nonzero(group == k).flatten()

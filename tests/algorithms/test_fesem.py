@@ -1,0 +1,235 @@
+"""FeSEM against its paper: what it reduces to, that no step raises its objective, its starts, its edges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from kinfolk.algorithms.fedavg import FedAvg
+from kinfolk.algorithms.fesem import EM, FeSEM, squared_distances
+from kinfolk.algorithms.local import Local
+from kinfolk.clustering.agreement import agreement
+from kinfolk.clustering.sketch import Sketch
+from kinfolk.contract import toy
+from kinfolk.contract.compare import message_difference
+from kinfolk.errors import KinfolkError
+from kinfolk.learning.learner import Learner
+from kinfolk.learning.losses import find_loss
+from kinfolk.script import Ask, play
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Facts
+from kinfolk.types import Client, Stack
+
+
+def three_groups(rows: int = 24):
+    """Twelve clients whose names tell nothing; labels are turned by 0, 1 or 2."""
+    order = Seed(6).numpy("names").permutation(12)
+    names, turned = tuple(Client(f"c{i:02}") for i in order), [i % 3 for i in range(12)]
+    federation = toy.grouped((rows,) * 12, side=8, noise=0.3, names=names, turned=turned)
+    truth = dict(zip(names, turned, strict=True))
+    return federation, torch.tensor([truth[c] for c in federation.clients])
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("network", ["mlp", "tiny_cnn"])
+def test_one_centre_without_a_penalty_is_uniform_fedavg_exactly(network, engine):
+    federation = toy.ragged()
+    learner = toy.learner(network, federation)
+    plain = toy.play_rounds(FedAvg(learner, "uniform"), federation, engine, score=False).state.model
+    method = FeSEM(learner, k=1, lam=0.0, start="random_partition")
+    got = toy.play_rounds(method, federation, engine, score=False).state.centres
+    assert message_difference({n: t[0] for n, t in got.items()}, plain, 0) == ""
+    held = toy.play_rounds(replace(method, lam=1.0), federation, engine, score=False).state.centres
+    assert message_difference({n: t[0] for n, t in held.items()}, plain, 1e-4) != ""
+
+
+def test_a_centre_for_every_client_is_local_training():
+    federation = toy.ragged()
+    learner = toy.learner("mlp", federation)
+    method = FeSEM(learner, k=len(federation.clients), lam=0.0, start="random_partition", reseed_after=0)
+    ours = toy.play_rounds(method, federation, "loop", rounds=2, participation=1.0, score=False).state
+    alone = toy.play_rounds(Local(learner), federation, "loop", rounds=2, participation=1.0, score=False)
+    assert sorted(ours.member.tolist()) == list(range(len(federation.clients)))
+    for client, group in zip(federation.clients, ours.member.tolist(), strict=True):
+        mine = {n: t[group] for n, t in ours.centres.items()}
+        assert message_difference(mine, alone.memories[client]["model"], 0) == ""
+
+
+def test_distances_are_those_of_numpy():
+    draw = np.random.default_rng(0)
+    w, c = ({"a": draw.normal(size=(n, 3, 2)), "b": draw.normal(size=(n, 4))} for n in (5, 2))
+    flat_w, flat_c = (np.concatenate([t["a"].reshape(len(t["a"]), -1), t["b"]], 1) for t in (w, c))
+    w, c = ({n: torch.from_numpy(t) for n, t in tree.items()} for tree in (w, c))
+    wanted = ((flat_w[:, None] - flat_c[None]) ** 2).sum(2)
+    np.testing.assert_allclose(squared_distances(w, c, ["a", "b"]).numpy(), wanted, rtol=1e-12)
+    last = ((w["b"][:, None] - c["b"][None]) ** 2).sum(2)
+    np.testing.assert_allclose(squared_distances(w, c, ["b"]).numpy(), last, rtol=1e-12)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 5])
+def test_neither_e_nor_m_raises_the_objective(chunks):
+    draw = torch.Generator().manual_seed(1)
+    models = {"w": torch.randn(10, 3, 4, generator=draw), "b": torch.randn(10, 2, generator=draw)}
+    centres = {"w": torch.randn(3, 3, 4, generator=draw), "b": torch.randn(3, 2, generator=draw)}
+    names, who = ["w", "b"], [Client(f"c{i}") for i in range(10)]
+    before = torch.randint(3, (10,), generator=draw)
+
+    def spread(member: torch.Tensor, at: dict[str, torch.Tensor]) -> float:
+        return float(squared_distances(models, at, names)[torch.arange(10), member].sum())
+
+    for _ in range(4):
+        em = EM("model", centres, "uniform", names, 1)
+        total = em.begin()
+        for part in torch.arange(10).tensor_split(chunks):
+            body, size = (
+                {"model": {n: t[part] for n, t in models.items()}},
+                torch.ones(len(part), dtype=torch.int64),
+            )
+            total = em.add(total, Stack(tuple(who[i] for i in part), size, body))
+        found = em.end(total)
+        member = torch.tensor([found.member[c] for c in who])
+        old, after_e = spread(before, centres), spread(member, centres)
+        after_m = spread(member, found.centres)
+        assert after_e <= old + 1e-9
+        assert after_m <= after_e + 1e-5
+        assert found.spread == pytest.approx(after_e / 10)
+        for k in range(3):  # the mean of the members, by hand
+            mine = [i for i in range(10) if member[i] == k]
+            wanted = models["w"][mine].double().mean(0) if mine else centres["w"][k].double()
+            assert torch.allclose(found.centres["w"][k].double(), wanted, atol=1e-6)
+        for k, (distance, model) in found.farthest.items():
+            mine = [i for i in range(10) if member[i] == k]
+            worst = max(mine, key=lambda i: float(squared_distances(models, centres, names)[i, k]))
+            assert torch.equal(model["b"], models["b"][worst])
+            assert distance == pytest.approx(float(squared_distances(models, centres, names)[worst, k]))
+        centres, before = found.centres, member
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched", "workers"])
+def test_the_warm_start_finds_the_groups_and_different_networks_lock_in(engine):
+    federation, truth = three_groups()
+    learner = toy.learner("mlp", federation)
+    warm = toy.play_rounds(FeSEM(learner, k=3), federation, engine, rounds=2)
+    assert agreement(list(warm.groups), truth)["ari"] == 1.0
+    method = FeSEM(learner, k=3, start="distinct_models", reseed_after=0)
+    first, last = (toy.play_rounds(method, federation, engine, rounds=r).groups for r in (1, 4))
+    assert first == last, "nobody ever moves"
+    assert agreement(list(last), truth)["ari"] < 0.5
+
+
+def test_sketches_find_the_same_groups(monkeypatch):
+    federation, truth = three_groups()
+    monkeypatch.setattr("kinfolk.algorithms.fesem.EXACT", 0)
+    method = FeSEM(toy.learner("mlp", federation), k=3)
+    found = toy.play_rounds(method, federation, "batched", rounds=1).groups
+    assert agreement(list(found), truth)["ari"] == 1.0
+    assert isinstance(method._sketch(method.learner.first, 12, Seed(0)), Sketch)
+
+
+def test_the_penalty_is_the_papers_divided_by_the_share_of_rows():
+    federation = toy.ragged()
+    learner = toy.learner("mlp", federation)
+    method = FeSEM(learner, k=1, lam=0.3)
+    rows = federation.splits["train"].counts().double()
+    facts = Facts(torch.tensor(int(rows[0])), torch.tensor(1), 0)
+    message = {"model": learner.first, "pull": torch.tensor(method.lam * float(rows.mean()))}
+    a_i = float(rows[0] / rows.sum())
+    assert float(method.begin(message, {}, facts)["pull"]) == pytest.approx(0.3 / (len(rows) * a_i))
+    plain = replace(method, prox_scaling="plain")
+    assert float(plain.begin({**message, "pull": torch.tensor(0.3)}, {}, facts)["pull"]) == pytest.approx(0.3)
+
+
+def test_an_empty_centre_is_kept_and_then_put_where_the_fit_is_worst():
+    federation, _ = three_groups()
+    learner = toy.learner("mlp", federation)
+    method = FeSEM(learner, k=2, start="distinct_models", reseed_after=2, settle=0)
+    state = method.init(learner.first, federation.clients, Seed(0))
+    far = {
+        n: torch.stack([t[0], t[0] + 100]) if t.is_floating_point() else t for n, t in state.centres.items()
+    }
+    # Nobody begins at the second centre, and nobody is near it.
+    state = replace(state, centres=far, member=torch.zeros(12, dtype=torch.int64))
+    seen = []
+    with toy.staged(method, federation) as stage:
+        for number in range(3):
+            turn = Turn(Seed(0), number, federation.clients)
+            state, info = play(
+                method.round(state, federation.clients, turn),
+                lambda request, turn=turn: stage.perform(request, turn),
+            )
+            seen.append(
+                (state.idle.tolist(), info["reseeded"], bool(state.centres["head.bias"][1].max() > 50))
+            )
+    assert seen[0] == ([0, 1], 0, True)
+    assert seen[1] == ([0, 0], 1, False), "moved after two rounds"
+    assert set(state.member.tolist()) == {0, 1}
+
+
+def test_a_run_may_stop_when_nothing_changes():
+    federation, _ = three_groups()
+    state = toy.play_rounds(FeSEM(toy.learner("mlp", federation), k=3), federation, "loop", rounds=1).state
+    method = FeSEM(toy.learner("mlp", federation), k=3)
+    assert method.finished(state) == ""
+    assert "did not change for 5 rounds" in method.finished(replace(state, calm=5))
+    assert replace(method, settle=0).finished(replace(state, calm=50)) == ""
+
+
+def test_only_the_model_of_ones_own_group_travels():
+    federation, _ = three_groups()
+    learner = toy.learner("mlp", federation)
+    ledger = toy.play_rounds(
+        FeSEM(learner, k=3, start="random_partition"), federation, "loop", rounds=1
+    ).ledger
+    model = sum(t.numel() * t.element_size() for t in learner.first.values())
+    assert ledger["update"] == {"down": 12 * (model + 4), "up": 12 * model}
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"k": 0}, "algorithm.k"),
+        ({"lam": -1.0}, "algorithm.lam"),
+        ({"warm_epochs": 0}, "algorithm.warm_epochs"),
+    ],
+)
+def test_senseless_options_are_refused(options, line):
+    with pytest.raises(KinfolkError, match=line):
+        FeSEM(toy.learner("mlp", toy.ragged()), **options)
+
+
+def test_more_groups_than_clients_and_a_network_without_a_head_are_refused():
+    federation = toy.ragged()
+    with pytest.raises(KinfolkError, match="no more groups than the"):
+        FeSEM(toy.learner("mlp", federation), k=99).init({}, federation.clients, Seed(0))
+    nameless = Learner(nn.Linear(2, 2), find_loss("cross_entropy"), 2)
+    with pytest.raises(KinfolkError, match="no layer called 'head'"):
+        FeSEM(nameless, cluster_on="last_layer")
+    last = FeSEM(toy.learner("mlp", federation), cluster_on="last_layer")
+    assert last.names == ("head.weight", "head.bias")
+
+
+def test_a_reply_that_is_not_a_number_is_left_out_and_the_round_goes_on():
+    federation, _ = three_groups()
+    learner = toy.learner("mlp", federation)
+    method = FeSEM(learner, k=2, start="random_partition")
+    state = method.init(learner.first, federation.clients, Seed(0))
+    turn = Turn(Seed(0), 0, federation.clients)
+    bad = federation.clients[3]
+    with toy.staged(method, federation) as stage:
+        inner = stage.engine.replies
+
+        def spoiled(request: Ask, turn: Turn):
+            for chunk in inner(request, turn):
+                if bad in chunk.clients and "model" in chunk.body:
+                    chunk.tree("model")["head.bias"][list(chunk.clients).index(bad)] = float("nan")
+                yield chunk
+
+        stage.engine.replies = spoiled
+        new, _ = play(method.round(state, federation.clients, turn), lambda r: stage.perform(r, turn))
+    place = federation.clients.index(bad)
+    assert new.member[place] == state.member[place]
+    assert all(t.isfinite().all() for t in new.centres.values())

@@ -64,6 +64,11 @@ class Plan:
     drop_single: bool = False  # a batch of one has no variance: BatchNorm can not train on it
 
 
+# A number that the host knows, or one that lies on the device.
+Number = float | Tensor
+Count = int | Tensor
+
+
 class Optimiser(Protocol):
     """How gradients move parameters: element-wise, so that one tree and a stack of trees go alike."""
 
@@ -72,13 +77,7 @@ class Optimiser(Protocol):
         ...
 
     def update(
-        self,
-        params: Tree,
-        grads: Tree,
-        state: Message,
-        step: int | Tensor,
-        lr: float | Tensor,
-        rows: Tensor | float,
+        self, params: Tree, grads: Tree, state: Message, step: Count, lr: Number, rows: Number
     ) -> tuple[Tree, Message]:
         """Parameters and state after step number `step` (from 0); `rows` are the rows of the batch.
 

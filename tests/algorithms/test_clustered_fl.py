@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from turned import turned
 
 from kinfolk.algorithms.clustered_fl import ClusteredFL
 from kinfolk.algorithms.fedavg import FedAvg
@@ -32,17 +33,8 @@ def test_without_a_split_it_is_fedavg(options, weights):
     assert message_difference({n: t[0] for n, t in got.items()}, plain, 1e-6) == ""
 
 
-def four_groups():
-    """Twelve clients whose names tell nothing; labels are turned by 0 to 3."""
-    order = Seed(5).numpy("names").permutation(12)
-    names, turned = tuple(Client(f"c{i:02}") for i in order), [i % 4 for i in range(12)]
-    federation = toy.grouped((24,) * 12, side=8, noise=0.3, names=names, turned=turned)
-    truth = dict(zip(names, turned, strict=True))
-    return federation, torch.tensor([truth[c] for c in federation.clients])
-
-
 def test_successive_splits_end_with_the_true_groups():
-    federation, truth = four_groups()
+    federation, truth = turned(4, seed=5)
     method = ClusteredFL(toy.learner("mlp", federation, epochs=2), **ALWAYS, min_size=3)
     found = {r: toy.play_rounds(method, federation, "batched", rounds=r) for r in (1, 2, 5)}
     assert [outcome.state.models.k for outcome in found.values()] == [1, 2, 4]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from turned import turned
 
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.fesem import EM, FeSEM, squared_distances
@@ -23,15 +24,6 @@ from kinfolk.script import Ask, play
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Facts
 from kinfolk.types import Client, Stack
-
-
-def three_groups(rows: int = 24):
-    """Twelve clients whose names tell nothing; labels are turned by 0, 1 or 2."""
-    order = Seed(6).numpy("names").permutation(12)
-    names, turned = tuple(Client(f"c{i:02}") for i in order), [i % 3 for i in range(12)]
-    federation = toy.grouped((rows,) * 12, side=8, noise=0.3, names=names, turned=turned)
-    truth = dict(zip(names, turned, strict=True))
-    return federation, torch.tensor([truth[c] for c in federation.clients])
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -111,7 +103,7 @@ def test_neither_e_nor_m_raises_the_objective(chunks):
 
 @pytest.mark.parametrize("engine", ["loop", "batched", "workers"])
 def test_the_warm_start_finds_the_groups_and_different_networks_lock_in(engine):
-    federation, truth = three_groups()
+    federation, truth = turned(3)
     learner = toy.learner("mlp", federation)
     warm = toy.play_rounds(FeSEM(learner, k=3), federation, engine, rounds=2)
     assert agreement(list(warm.groups), truth)["ari"] == 1.0
@@ -122,7 +114,7 @@ def test_the_warm_start_finds_the_groups_and_different_networks_lock_in(engine):
 
 
 def test_sketches_find_the_same_groups(monkeypatch):
-    federation, truth = three_groups()
+    federation, truth = turned(3)
     monkeypatch.setattr("kinfolk.algorithms.fesem.EXACT", 0)
     method = FeSEM(toy.learner("mlp", federation), k=3)
     found = toy.play_rounds(method, federation, "batched", rounds=1).groups
@@ -144,7 +136,7 @@ def test_the_penalty_is_the_papers_divided_by_the_share_of_rows():
 
 
 def test_an_empty_centre_is_kept_and_then_put_where_the_fit_is_worst():
-    federation, _ = three_groups()
+    federation, _ = turned(3)
     learner = toy.learner("mlp", federation)
     method = FeSEM(learner, k=2, start="distinct_models", reseed_after=2, settle=0)
     state = method.init(learner.first, federation.clients, Seed(0))
@@ -170,7 +162,7 @@ def test_an_empty_centre_is_kept_and_then_put_where_the_fit_is_worst():
 
 
 def test_a_run_may_stop_when_nothing_changes():
-    federation, _ = three_groups()
+    federation, _ = turned(3)
     state = toy.play_rounds(FeSEM(toy.learner("mlp", federation), k=3), federation, "loop", rounds=1).state
     method = FeSEM(toy.learner("mlp", federation), k=3)
     assert method.finished(state) == ""
@@ -179,7 +171,7 @@ def test_a_run_may_stop_when_nothing_changes():
 
 
 def test_only_the_model_of_ones_own_group_travels():
-    federation, _ = three_groups()
+    federation, _ = turned(3)
     learner = toy.learner("mlp", federation)
     ledger = toy.play_rounds(
         FeSEM(learner, k=3, start="random_partition"), federation, "loop", rounds=1
@@ -213,7 +205,7 @@ def test_more_groups_than_clients_and_a_network_without_a_head_are_refused():
 
 
 def test_a_reply_that_is_not_a_number_is_left_out_and_the_round_goes_on():
-    federation, _ = three_groups()
+    federation, _ = turned(3)
     learner = toy.learner("mlp", federation)
     method = FeSEM(learner, k=2, start="random_partition")
     state = method.init(learner.first, federation.clients, Seed(0))

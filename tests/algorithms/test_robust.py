@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from turned import turned
 
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.robust import Robust, trimmed_models
@@ -29,17 +30,8 @@ def test_one_group_without_trimming_is_fedavg(engine):
     assert message_difference({n: t[0] for n, t in longer.items()}, plain, 1e-3) != ""
 
 
-def three_groups():
-    """Twelve clients whose names tell nothing; labels are turned by 0, 1 or 2."""
-    order = Seed(6).numpy("names").permutation(12)
-    names, turned = tuple(Client(f"c{i:02}") for i in order), [i % 3 for i in range(12)]
-    federation = toy.grouped((24,) * 12, side=8, noise=0.3, names=names, turned=turned)
-    truth = dict(zip(names, turned, strict=True))
-    return federation, torch.tensor([truth[c] for c in federation.clients])
-
-
 def test_the_groups_are_found_once_and_kept():
-    federation, truth = three_groups()
+    federation, truth = turned(3)
     method = Robust(toy.learner("mlp", federation), k=3)
     found = [toy.play_rounds(method, federation, "batched", rounds=r) for r in (1, 3)]
     assert agreement(list(found[0].groups), truth)["ari"] == 1.0
@@ -50,7 +42,7 @@ def test_the_groups_are_found_once_and_kept():
 
 
 def test_who_comes_later_joins_the_nearest_group():
-    federation, truth = three_groups()
+    federation, truth = turned(3)
     method = Robust(toy.learner("mlp", federation), k=3)
     late = federation.clients[2:4]
     early = [c for c in federation.clients if c not in late]

@@ -21,8 +21,9 @@ def test_what_a_sweep_changes_is_each_clients_own_and_the_model_stays_one():
     plan = padded(sweep, 0, "batch", data, who, turn(data), torch.device("cpu"))
     model = {n: t.expand(len(who), *t.shape) for n, t in learner().first.items()}
     carry = {"model": model, "sum": torch.zeros(()).expand(len(who))}
-    assert changing(sweep, carry, plan) == {"sum"}
-    held = _fixed(carry, changing(sweep, carry, plan))
+    changed, added = changing(sweep, carry, plan)
+    assert (changed, added) == ({"sum"}, {})
+    held = _fixed(carry, changed)
     assert all(t.stride(0) == 0 for t in held["model"].values())
     assert held["sum"].stride(0) == 1
     # By the same steps as a recording takes: each client ends with the sum of its own rows.
@@ -41,4 +42,13 @@ def test_a_fit_changes_what_it_trains():
     fit = learner().train().passes[0]
     plan = padded(fit, 0, "batch", data, data.clients, turn(data), torch.device("cpu"))
     carry = {"model": {}, "centre": {}}
-    assert changing(fit, carry, plan) == {"model"}
+    assert changing(fit, carry, plan) == ({"model"}, {})
+
+
+def test_a_part_that_a_sweep_adds_has_a_place():
+    data = federation()
+    sweep = Sweep(lambda carry, batch: {**carry, "last": batch.sum(batch.x).sum()}, Plan(4, shuffle=False))
+    plan = padded(sweep, 0, "batch", data, data.clients, turn(data), torch.device("cpu"))
+    changed, added = changing(sweep, {"sum": torch.zeros(len(data.clients))}, plan)
+    assert changed == {"last"}
+    assert added["last"].shape == (len(data.clients),)

@@ -27,7 +27,8 @@ class Recorded:
 
     def __init__(self, one: Fit | Sweep, carry: Carry, plan: Padded, memory: Any) -> None:
         self.one, self.memory = one, memory
-        self.carry = _fixed(carry, changing(one, carry, plan))
+        changed, added = changing(one, carry, plan)
+        self.carry = {**_fixed(carry, changed), **added}
         self.states = first_states(one, self.carry) if isinstance(one, Fit) else []
         self.data = plan.data
         self.pool, self.row = torch.zeros_like(plan.pool), torch.zeros_like(plan.row)
@@ -98,16 +99,17 @@ class Recorded:
         self.step.add_(1)
 
 
-def changing(one: Fit | Sweep, carry: Carry, plan: Padded) -> set[str]:
-    """The parts of a carry that a pass changes, found for a sweep by trying one step of it.
+def changing(one: Fit | Sweep, carry: Carry, plan: Padded) -> tuple[set[str], Carry]:
+    """(the parts of a carry that a pass changes, parts that it adds); of a sweep by trying one step of it.
 
     Clients may begin with one tensor for all, a model or a tally of zeros; whatever changes must be each
     client's own.
     """
     if isinstance(one, Fit):
-        return {d.part for d in one.descents}
+        return {d.part for d in one.descents}, {}
     tried = sweep_step(one, carry, plan.batch(0), None, plan.whole[0])
-    return {key for key, value in tried.items() if value is not carry.get(key)}
+    added = {key: value for key, value in tried.items() if key not in carry}
+    return {key for key, value in tried.items() if value is not carry.get(key)}, _fixed(added, set(added))
 
 
 def _fixed(carry: Carry, changed: set[str]) -> Carry:

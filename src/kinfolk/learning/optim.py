@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kinfolk.task import Count, Number
 from kinfolk.types import Message, Tree
 
 
@@ -43,13 +44,7 @@ class SGD:
         return {"velocity": _zeros(params)} if self.momentum else {}
 
     def update(
-        self,
-        params: Tree,
-        grads: Tree,
-        state: Message,
-        step: int | Tensor,
-        lr: float | Tensor,
-        rows: Tensor | float,
+        self, params: Tree, grads: Tree, state: Message, step: Count, lr: Number, rows: Number
     ) -> tuple[Tree, Message]:
         """One step downhill."""
         move = _decayed(params, grads, self.weight_decay)
@@ -61,13 +56,7 @@ class SGD:
         return _named(params, _moved(list(params.values()), move, lr)), state
 
     def update_(
-        self,
-        params: Tree,
-        grads: Tree,
-        state: Message,
-        step: int | Tensor,
-        lr: float | Tensor,
-        rows: Tensor | float,
+        self, params: Tree, grads: Tree, state: Message, step: Count, lr: Number, rows: Number
     ) -> None:
         """The same step, written into the parameters and the state."""
         p = list(params.values())
@@ -110,13 +99,7 @@ class Adam:
         return {"first": _zeros(params), "second": _zeros(params)}
 
     def update(
-        self,
-        params: Tree,
-        grads: Tree,
-        state: Message,
-        step: int | Tensor,
-        lr: float | Tensor,
-        rows: Tensor | float,
+        self, params: Tree, grads: Tree, state: Message, step: Count, lr: Number, rows: Number
     ) -> tuple[Tree, Message]:
         """One step downhill."""
         g = _decayed(params, grads, self.weight_decay)
@@ -148,13 +131,7 @@ class SumGradients:
         return {"sum": _zeros(params)}
 
     def update(
-        self,
-        params: Tree,
-        grads: Tree,
-        state: Message,
-        step: int | Tensor,
-        lr: float | Tensor,
-        rows: Tensor | float,
+        self, params: Tree, grads: Tree, state: Message, step: Count, lr: Number, rows: Number
     ) -> tuple[Tree, Message]:
         """Add one batch."""
 

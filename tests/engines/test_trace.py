@@ -57,6 +57,26 @@ def test_the_bits_are_the_same_and_buffers_move_once(name, whole):
     assert [run is not None for run in traces._known.values()] == [True]
 
 
+def test_a_model_that_stands_for_all_clients_keeps_its_layout():
+    learner, model, rows = setting("lenet")
+    teacher = learner.first
+
+    def taught(tree, batch, carry):
+        return (learner.apply(tree, batch.x) - learner.apply(carry["teacher"], batch.x)).square().mean()
+
+    descent, traces = learner.descent(taught), Traces()
+    for held in (
+        {n: t.expand(3, *t.shape) for n, t in teacher.items()},
+        {n: t.expand(3, *t.shape).clone() for n, t in teacher.items()},
+    ):
+        carry = {"model": model, "teacher": held}
+        _, wanted = gradients(descent, carry, {}, rows, True)
+        for _ in range(WORTH_TRACING + 1):
+            _, got = traces.gradients(descent, carry, {}, rows, True)
+        assert all(torch.equal(got[n], wanted[n]) for n in wanted)
+    assert [run is not None for run in traces._known.values()] == [True, True]
+
+
 def test_what_can_not_be_traced_is_computed_as_ever(monkeypatch):
     learner, model, rows = setting("mlp")
     monkeypatch.setattr(trace, "make_fx", lambda f: 1 / 0)

@@ -36,7 +36,9 @@ class Traces:
         self, descent: Descent, carry: Carry, buffers: Tree, rows: Rows, whole: bool
     ) -> tuple[Tree, Tree]:
         """As `steps.gradients`."""
-        key = (id(descent), whole, *((k, n, t.shape) for k, n, t in leaves(carry)), *(t.shape for t in rows))
+        # Strides too: a view that one layout allows another may not.
+        parts = ((k, n, t.shape, t.stride()) for k, n, t in leaves(carry))
+        key = (id(descent), whole, *parts, *(t.shape for t in rows))
         self._asked[key] = self._asked.get(key, 0) + 1
         if self._asked[key] < WORTH_TRACING:
             return gradients(descent, carry, buffers, rows, whole)
@@ -74,10 +76,15 @@ def _trace(
 
     try:
         # On copies: buffers are written to on the way, and that must not count twice.
-        graph = make_fx(flat)(*(t.clone() for t in inputs))
+        graph = make_fx(flat)(*(_alike(t) for t in inputs))
     except Exception:  # whatever a user's objective does that can not be traced
         return None
     return _without_idling(graph)
+
+
+def _alike(t: Tensor) -> Tensor:
+    """A copy of the same layout: one tensor that stands for all clients still does."""
+    return t[:1].clone().expand_as(t) if t.dim() and len(t) > 1 and t.stride(0) == 0 else t.clone()
 
 
 def _without_idling(graph: GraphModule) -> Callable[..., list[Tensor]]:

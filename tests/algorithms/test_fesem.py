@@ -11,8 +11,10 @@ from torch import nn
 from turned import turned
 
 from kinfolk.algorithms.fedavg import FedAvg
-from kinfolk.algorithms.fesem import EM, FeSEM, squared_distances
+from kinfolk.algorithms.fesem import EM, FeSEM
 from kinfolk.algorithms.local import Local
+from kinfolk.algorithms.near_centre import squared_distances
+from kinfolk.algorithms.warm_start import sketch_for
 from kinfolk.clustering.agreement import agreement
 from kinfolk.clustering.sketch import Sketch
 from kinfolk.contract import toy
@@ -115,11 +117,11 @@ def test_the_warm_start_finds_the_groups_and_different_networks_lock_in(engine):
 
 def test_sketches_find_the_same_groups(monkeypatch):
     federation, truth = turned(3)
-    monkeypatch.setattr("kinfolk.algorithms.fesem.EXACT", 0)
+    monkeypatch.setattr("kinfolk.algorithms.warm_start.EXACT", 0)
     method = FeSEM(toy.learner("mlp", federation), k=3)
     found = toy.play_rounds(method, federation, "batched", rounds=1).groups
     assert agreement(list(found), truth)["ari"] == 1.0
-    assert isinstance(method._sketch(method.learner.first, 12, Seed(0)), Sketch)
+    assert isinstance(sketch_for(method.learner.first, method.names, 12, Seed(0)), Sketch)
 
 
 def test_the_penalty_is_the_papers_divided_by_the_share_of_rows():
@@ -225,3 +227,49 @@ def test_a_reply_that_is_not_a_number_is_left_out_and_the_round_goes_on():
     place = federation.clients.index(bad)
     assert new.member[place] == state.member[place]
     assert all(t.isfinite().all() for t in new.centres.values())
+
+
+def test_means_may_be_over_what_everyone_sent_last():
+    federation, _ = turned(3)
+    learner = toy.learner("mlp", federation)
+    method = FeSEM(learner, k=2, lam=0.0, start="random_partition", members="all_last_seen", settle=0)
+    state = method.init(learner.first, federation.clients, Seed(0))
+    asked = [federation.clients[:8], federation.clients[4:]]
+    sent: dict[str, dict[str, torch.Tensor]] = {}
+    with toy.staged(method, federation) as stage:
+        for number, cohort in enumerate(asked):
+            turn, before = Turn(Seed(0), number, federation.clients), state
+            heard: list[Stack] = []
+
+            def perform(request, turn=turn, heard=heard):
+                answer = stage.perform(request, turn)
+                heard.append(answer)
+                return answer
+
+            state, _ = play(method.round(state, cohort, turn), perform)
+            for c in heard[-1].clients:
+                sent[c] = heard[-1].row(c)["model"]
+            stay = [c for c in sent if c not in cohort]
+            assert torch.equal(before.of(stay), state.of(stay)), "who was not asked keeps its group"
+            for k in range(2):  # by hand, over everybody who ever sent something
+                mine = [sent[c]["head.weight"].double() for c in sent if int(state.of([c])) == k]
+                wanted = torch.stack(mine).mean(0) if mine else before.centres["head.weight"][k].double()
+                assert torch.allclose(state.centres["head.weight"][k].double(), wanted, atol=1e-6)
+    assert len(sent) == 12
+
+
+def test_the_personal_model_is_what_the_next_round_sends():
+    federation, _ = turned(3)
+    learner = toy.learner("mlp", federation)
+    method = FeSEM(learner, k=2, lam=0.5)
+    state = toy.play_rounds(method, federation, "loop", rounds=1, score=False).state
+    turn = Turn(Seed(0), 1, federation.clients)
+    shared, each = method.serve(state, federation.clients)
+    with toy.staged(method, federation) as stage:
+        sent = stage.perform(Ask("update", federation.clients, shared, each), turn)
+        mine = stage.perform(Ask("score.personal", federation.clients, shared, each), turn)
+        alike = Ask("score.centre", federation.clients, {}, replace(sent, body={"model": sent.tree("model")}))
+        again = stage.perform(alike, turn)
+        centre = stage.perform(Ask("score.centre", federation.clients, shared, each), turn)
+    assert message_difference(mine.body, again.body, 0) == ""
+    assert message_difference(mine.body, centre.body, 1e-3) != ""

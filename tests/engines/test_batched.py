@@ -35,7 +35,7 @@ LEARNERS = {
 def by_loop(name: str) -> list[tuple[Task, Stack]]:
     one = LEARNERS[name]
     request = Ask("t", DATA.clients, {"model": one.first})
-    tasks = one.train(), one.score(tune_epochs=1)
+    tasks = one.train(), one.score(tune=one.tuning(1))
     return [(task, together(Loop(DATA, {"t": task}, empty()), request, turn(DATA))) for task in tasks]
 
 

@@ -79,7 +79,7 @@ def doing(act: Any, value: float = 1.0) -> Task:
 @pytest.mark.parametrize("processes", [1, 3, 9])
 def test_the_bits_are_those_of_the_loop(processes):
     one = learner(nn.BatchNorm1d(5), nn.Dropout(0.3))
-    table = {"train": one.train(), "count": counted(), "score": one.score(tune_epochs=1)}
+    table = {"train": one.train(), "count": counted(), "score": one.score(tune=one.tuning(1))}
     sent = {"model": one.first}
     ours, theirs = remembering(), remembering()
     loop = Loop(DATA, table, theirs)

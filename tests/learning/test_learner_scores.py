@@ -144,7 +144,7 @@ def test_scoring_after_tuning_changes_no_memory_and_equals_training_by_hand(engi
         "model": {n: t + 0.1 if t.is_floating_point() else t for n, t in learner.first.items()}
     }
     kept = {who: map_leaves(torch.clone, memories[who]) for who in DATA.clients}
-    got = asked(engine, learner.score(own_model, tune_epochs=2), {}, memories=memories)
+    got = asked(engine, learner.score(own_model, learner.tuning(2)), {}, memories=memories)
     assert set(memories) == {"bob"}
     for who in DATA.clients:
         assert all(torch.equal(t, memories[who]["model"][n]) for n, t in kept[who]["model"].items())

@@ -40,6 +40,6 @@ class FedAvgTuned:
     def scored(self) -> Mapping[str, Task]:
         """The tuned model and, beside it, the common one."""
         return {
-            "fine-tuned": self.learner.score(tune_epochs=self.tune_epochs),
+            "fine-tuned": self.learner.score(tune=self.learner.tuning(self.tune_epochs)),
             "centre": self.learner.score(),
         }

@@ -14,27 +14,24 @@ paper. E and M are one fold over chunks of replies, so no more than K + a chunk 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms import many_models
+from kinfolk.algorithms import many_models, near_centre
+from kinfolk.algorithms.lowest_loss import where
 from kinfolk.algorithms.many_models import GroupMeans, copies, model_of_group
-from kinfolk.clustering.distances import flat
-from kinfolk.clustering.kmeans import kmeans
-from kinfolk.clustering.sketch import Sketch, width_for
+from kinfolk.algorithms.near_centre import squared_distances
+from kinfolk.algorithms.warm_start import warm_kmeans, warm_task
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Request, Script, ask, fold
 from kinfolk.streams import Seed, Turn
-from kinfolk.task import Batch, Carry, Facts, Fit, Table, Task
-from kinfolk.types import Client, Message, Stack, Tree
-
-# Bytes of client models that are held for an exact k-means; beyond, distances are taken on sketches.
-EXACT = 1 << 30
+from kinfolk.task import Fit, Table, Task
+from kinfolk.types import Client, Each, Message, Stack, Tree
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,23 @@ class State(many_models.State):
     rows: float  # mean number of training rows, n / N; 0 before anybody was asked
     spread: float  # mean |w_i - c_{s_i}|^2 of the last round
     calm: int  # rounds in a row that neither memberships nor spread have changed
+    last: Tree  # what each client sent last, [clients, ...]; empty unless means are over all of them
+    seen: Tensor  # [clients] int64: the training rows behind what was sent; 0: nothing was
+
+    def after(self, got: Stack) -> tuple[State, Stack]:
+        """With what was sent now in place of what was sent last; and everything that was sent last."""
+        place = {c: i for i, c in enumerate(self.clients)}
+        rows = torch.tensor([place[c] for c in got.clients], dtype=torch.int64)
+        last = {n: t.index_copy(0, rows.to(t.device), got.tree("model")[n]) for n, t in self.last.items()}
+        seen = self.seen.cpu().index_copy(0, rows, got.size.cpu())
+        known = torch.nonzero(seen).flatten()
+        body = {"model": {n: t[known.to(t.device)] for n, t in last.items()}}
+        who = tuple(Client(self.clients[i]) for i in known.tolist())
+        return replace(self, last=last, seen=seen), Stack(who, seen[known], body)
+
+    def groups_of(self, who: Sequence[Client]) -> dict[str, int]:
+        """The groups of some clients by name."""
+        return dict(zip(who, self.of(who).tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -61,6 +75,9 @@ class FeSEM:
     # "warm_kmeans": k-means on models after `warm_epochs` from one start; "random_partition": random
     # groups of one start; "distinct_models": K different starts, which locks in.
     start: Literal["warm_kmeans", "random_partition", "distinct_models"] = "warm_kmeans"
+    # Whose models make up a mean: those of this round, or what every client sent last, which the server
+    # then has to keep. They differ only where a round asks a part of the clients.
+    members: Literal["participants", "all_last_seen"] = "participants"
     warm_epochs: int = 5  # epochs of every client before k-means
     restarts: int = 20  # of k-means; the best counts
     reseed_after: int = 3  # rounds without members before a centre is moved; 0: never
@@ -74,7 +91,8 @@ class FeSEM:
             remedy = "the network has no layer called 'head'; name its last layer so, or use 'all'"
             raise KinfolkError("algorithm.cluster_on", self.cluster_on, remedy)
 
-    serve, groups = many_models.serve, many_models.groups
+    groups = many_models.groups
+    begin, objective = near_centre.begin, near_centre.objective
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """K copies of the common start; memberships are drawn, and stand if the start is to be random."""
@@ -84,30 +102,41 @@ class FeSEM:
         centres = copies(first, self.k)
         if self.start == "distinct_models":
             centres = many_models.distinct(centres, self.learner.names, seed)
-        return State(centres, member, clients, torch.zeros(self.k, dtype=torch.int64), 0.0, 0.0, 0)
+        idle, seen = torch.zeros(self.k, dtype=torch.int64), torch.zeros(len(clients), dtype=torch.int64)
+        last = copies(first, len(clients)) if self.members == "all_last_seen" else {}
+        return State(centres, member, clients, idle, 0.0, 0.0, 0, last, seen)
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """Local updates from the centres, then E and M."""
-        given = None
+        given: dict[str, int] = {}
         if state.rows == 0:
             state = yield from self._begin(state, turn)
-            if (
-                self.start == "random_partition"
-            ):  # all centres are one model still: the drawn groups part them
+            if self.start == "random_partition":
+                # All centres are one model still: the drawn groups part them.
                 given = dict(zip(state.clients, state.member.tolist(), strict=True))
         em = EM("model", state.centres, self.weights, self.names, self.reseed_after, given)
-        pull = torch.tensor(self.lam * (state.rows if self.prox_scaling == "normalised" else 1.0))
-        found = yield from fold(em, "update", cohort, {"pull": pull}, model_of_group(state, cohort))
+        sent = {"pull": self._pull(state)}, model_of_group(state, cohort)
+        if self.members == "participants":
+            found = yield from fold(em, "update", cohort, *sent)
+        else:
+            state, everyone = state.after((yield from ask("update", cohort, *sent)))
+            absent = {c: k for c, k in state.groups_of(everyone.clients).items() if c not in cohort}
+            em = replace(em, given=absent | given)
+            found = em.end(em.add(em.begin(), everyone))
         who = tuple(found.member)
         member = state.moved(who, torch.tensor([found.member[c] for c in who], dtype=torch.int64))
         idle = torch.where(found.mass > 0, 0, state.idle + 1)
         centres, moved = self._reseed(found, idle)
         calm = torch.equal(member, state.member) and abs(found.spread - state.spread) <= 1e-4 * state.spread
-        new = State(
-            centres, member, state.clients, torch.where(moved, 0, idle), state.rows, found.spread,
-            state.calm + 1 if calm else 0,
+        new = replace(
+            state, centres=centres, member=member, idle=torch.where(moved, 0, idle), spread=found.spread,
+            calm=state.calm + 1 if calm else 0,
         )  # fmt: skip
         return new, {"spread": found.spread, "reseeded": int(moved.sum())}
+
+    def _pull(self, state: State) -> Tensor:
+        """lambda, times the mean number of rows where each client is to divide by its own."""
+        return torch.tensor(self.lam * (state.rows if self.prox_scaling == "normalised" else 1.0))
 
     def _begin(self, state: State, turn: Turn) -> Generator[Request, Any, State]:
         """Count rows, and if the start is to be warm cluster what everyone has trained from one model."""
@@ -116,27 +145,12 @@ class FeSEM:
         state = replace(state, rows=max(rows, 1.0))
         if self.start != "warm_kmeans":
             return state
-        first = {"model": {n: t[0] for n, t in state.centres.items()}}
-        exact = len(turn.clients) * 4 * sum(first["model"][n].numel() for n in self.names) <= EXACT
-        points = Points(
-            self.names, None if exact else self._sketch(first["model"], len(turn.clients), turn.seed)
-        )
-        who, table = yield from fold(points, "warm", turn.clients, first)
-        if len(who) < self.k:
+        first = {n: t[0] for n, t in state.centres.items()}
+        found = yield from warm_kmeans(first, self.names, self.k, self.restarts, self.weights, turn)
+        if found is None:
             return state
-        found = kmeans(table, self.k, turn.seed, self.restarts)
-        labels = dict(zip(who, found.labels.tolist(), strict=True))
-        # The same work again gives the same models: their means are taken without having held them all.
-        means = GroupMeans("model", state.centres, self.weights, lambda chunk: _of(labels, chunk))
-        centres, _, _ = yield from fold(means, "warm", who, first)
-        return replace(state, centres=centres, member=state.moved(who, found.labels))
-
-    def _sketch(self, model: Tree, clients: int, seed: Seed) -> Sketch | None:
-        """None where all models together are small enough to be held as they are."""
-        shapes = {n: tuple(model[n].shape) for n in self.names}
-        if 4 * clients * sum(model[n].numel() for n in self.names) <= EXACT:
-            return None
-        return Sketch.of(shapes, width_for(clients, 0.25), seed)
+        centres, labels = found
+        return replace(state, centres=centres, member=state.moved(tuple(labels), where(labels)))
 
     def _reseed(self, found: Found, idle: Tensor) -> tuple[Tree, Tensor]:
         """Put centres that were alone for long on the models that fit their own centre worst."""
@@ -169,62 +183,25 @@ class FeSEM:
 
     def tasks(self) -> Table:
         """Train from the centre with the penalty; before the first round, without it and for longer."""
-        plan = replace(self.learner.plan, epochs=self.warm_epochs, steps=0)
-        warm = self.learner.train()
+        update = self.learner.train(self.objective, self.begin)
         return {
-            # The number of rows comes with every reply; there is nothing else to say.
-            "count": Task(lambda message, memory, facts: {"rows": facts.rows}, lambda carry: ({}, None)),
-            "warm": replace(warm, passes=(Fit((self.learner.descent(),), plan),), stream="warm"),
-            "update": self.learner.train(self.objective, self.begin),
+            "count": near_centre.COUNT,
+            "warm": warm_task(self.learner, self.warm_epochs),
+            "update": update,
         }
 
-    def begin(self, message: Message, memory: Message, facts: Facts) -> Carry:
-        """Start at c_{s_i}, and remember where that was and how strongly it pulls."""
-        scale = facts.rows.clamp(min=1) if self.prox_scaling == "normalised" else 1
-        return {"model": message["model"], "centre": message["model"], "pull": message["pull"] / scale}
-
-    def objective(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
-        """F_i(w) + lambda_i |w - c|^2 over the trainable parameters."""
-        w, c = self.learner.params(model), self.learner.params(carry["centre"])
-        apart = sum(((w[n] - c[n]) ** 2).sum() for n in w)
-        loss = self.learner.objective(model, batch, carry)
-        return loss + carry["pull"] * apart if self.lam else loss
+    def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
+        """Everyone is served the centre of its group, and how strongly that pulls."""
+        return {"pull": self._pull(state)}, model_of_group(state, who)
 
     def scored(self) -> Mapping[str, Task]:
-        """The centre as it is, and after one epoch on the client's own rows."""
-        return {"centre": self.learner.score(), "fine-tuned": self.learner.score(tune_epochs=1)}
-
-
-def _put(centres: Tensor, place: Tensor, model: Tensor) -> Tensor:
-    """The centres with one of them, where `place` is true, exchanged for a model."""
-    return torch.where(place.to(centres.device).reshape(-1, *[1] * model.dim()), model, centres)
-
-
-def _of(labels: Mapping[Client, int], chunk: Stack) -> Tensor:
-    return torch.tensor([labels[c] for c in chunk.clients], dtype=torch.int64)
-
-
-@dataclass(frozen=True)
-class Points:
-    """A fold: every client's parameters as one row, or a sketch of them; (clients, [clients, D]) by name."""
-
-    names: tuple[str, ...]
-    sketch: Sketch | None
-
-    def begin(self) -> dict[Client, Tensor]:
-        """Nobody yet."""
-        return {}
-
-    def add(self, total: dict[Client, Tensor], chunk: Stack) -> dict[Client, Tensor]:
-        """The rows of a chunk."""
-        mine = {n: chunk.tree("model")[n] for n in self.names}
-        rows = flat(mine, self.names) if self.sketch is None else self.sketch.apply(mine)
-        return total | dict(zip(chunk.clients, rows.unbind(), strict=True))
-
-    def end(self, total: dict[Client, Tensor]) -> tuple[tuple[Client, ...], Tensor]:
-        """All rows in order of names."""
-        who = tuple(sorted(total))
-        return who, torch.stack([total[c] for c in who]) if who else torch.zeros(0, 1)
+        """c_{s_i} as it is; w_i, which the local update makes of it; c_{s_i} after one plain epoch."""
+        update = Fit((self.learner.descent(self.objective),), self.learner.plan)
+        return {
+            "centre": self.learner.score(),
+            "personal": self.learner.score(self.begin, update, stream="batch"),
+            "fine-tuned": self.learner.score(tune=self.learner.tuning(1)),
+        }
 
 
 @dataclass(frozen=True)
@@ -248,7 +225,7 @@ class EM:
     weights: Weights
     names: Sequence[str]
     track: int  # above 0: keep the worst fit of every group
-    given: Mapping[str, int] | None = None  # groups that stand, in place of an E-step
+    given: Mapping[str, int] = field(default_factory=dict)  # whose group stands, in place of an E-step
 
     def begin(self) -> dict[str, Any]:
         """Nobody yet."""
@@ -257,10 +234,10 @@ class EM:
     def add(self, total: dict[str, Any], chunk: Stack) -> dict[str, Any]:
         """E: the nearest centre, ties to the lowest; M: add to its sum."""
         distances = squared_distances(chunk.tree(self.key), self.centres, self.names)
-        distance, group = distances.min(1)
-        if self.given is not None:
-            group = torch.tensor([self.given[c] for c in chunk.clients], device=distances.device)
-            distance = distances.gather(1, group[:, None])[:, 0]
+        group = distances.argmin(1)
+        for i, c in enumerate(chunk.clients) if self.given else ():
+            group[i] = self.given.get(c, group[i])
+        distance = distances.gather(1, group[:, None])[:, 0]
         farthest = dict(total["farthest"])
         for k in sorted(set(group.tolist())) if self.track else ():
             mine = torch.nonzero(group == k).flatten()
@@ -278,25 +255,3 @@ class EM:
 
     def _means(self, group: Tensor | None) -> GroupMeans:
         return GroupMeans(self.key, self.centres, self.weights, lambda chunk: group)
-
-
-def squared_distances(models: Tree, centres: Tree, names: Sequence[str]) -> Tensor:
-    """|w_i - c_k|^2 over the named leaves, [clients, K] in float64.
-
-    >>> w, c = {"v": torch.tensor([[0.0], [3.0]])}, {"v": torch.tensor([[1.0], [3.0]])}
-    >>> squared_distances(w, c, ["v"])
-    tensor([[1., 9.],
-            [4., 0.]], dtype=torch.float64)
-    """
-    k = len(centres[names[0]])
-    return torch.stack(
-        [
-            torch.stack([_apart(models[n], centres[n][j]) for n in names]).sum(0)
-            for j in range(k)
-        ],
-        dim=1,
-    )  # fmt: skip
-
-
-def _apart(models: Tensor, centre: Tensor) -> Tensor:
-    return (models - centre).reshape(len(models), -1).square().sum(1, dtype=torch.float64)

@@ -150,8 +150,13 @@ class Learner:
         expected = {"model": self.first} if reply is None else reply
         return Task(start, finish, (Fit((self.descent(objective),), self.plan),), expected)
 
-    def score(self, start: Start = received_model, tune_epochs: int = 0) -> Task:
-        """A task that scores a model on the client's rows, after `tune_epochs` of training if any."""
+    def tuning(self, epochs: int) -> Fit:
+        """Some plain epochs on the client's own rows."""
+        plan = Plan(self.plan.batch, epochs, drop_single=self.plan.drop_single)
+        return Fit((self.descent(),), plan)
+
+    def score(self, start: Start = received_model, tune: Fit | None = None, stream: str = "tune") -> Task:
+        """A task that scores a model on the client's rows, after some training if any is given."""
 
         classes = self.outputs if self.loss.classification else 0
 
@@ -165,11 +170,11 @@ class Learner:
             tally = metrics.count(carry["tally"], out, batch, self.loss.row_loss(out, batch.y))
             return {**carry, "tally": tally}
 
-        tune = Plan(self.plan.batch, tune_epochs, drop_single=self.plan.drop_single)
-        fits = (Fit((self.descent(),), tune),) if tune_epochs else ()
         plan = Plan(self.score_batch, shuffle=False, split=self.score_split)
         expected = metrics.blank(classes, torch.device("cpu"))
-        return Task(begin, _reply_tally, (*fits, Sweep(count, plan)), expected, stream="tune")
+        return Task(
+            begin, _reply_tally, (*((tune,) if tune else ()), Sweep(count, plan)), expected, stream=stream
+        )
 
 
 def _products(module: nn.Module) -> Iterator[str]:

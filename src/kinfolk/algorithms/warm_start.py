@@ -1,0 +1,91 @@
+"""A start from what clients train alone: one model for everyone, some epochs, then k-means on the results."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfolk.algorithms.many_models import GroupMeans
+from kinfolk.clustering.distances import flat
+from kinfolk.clustering.kmeans import kmeans
+from kinfolk.clustering.sketch import Sketch, width_for
+from kinfolk.fold import Weights
+from kinfolk.learning.learner import Learner
+from kinfolk.script import Request, fold
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Fit, Task
+from kinfolk.types import Client, Stack, Tree
+
+# Bytes of client models that are held for an exact k-means; beyond, distances are taken on sketches.
+EXACT = 1 << 30
+
+
+def warm_task(learner: Learner, epochs: int) -> Task:
+    """A task: train the received model for so many epochs, in an order of rows of its own."""
+    plan = replace(learner.plan, epochs=epochs, steps=0)
+    return replace(learner.train(), passes=(Fit((learner.descent(),), plan),), stream="warm")
+
+
+def warm_kmeans(
+    first: Tree, names: Sequence[str], k: int, restarts: int, weights: Weights, turn: Turn
+) -> Generator[Request, Any, tuple[Tree, dict[Client, int]] | None]:
+    """Everyone does the task "warm" from `first`; (means of the groups [K, ...], group of each client).
+
+    None if fewer than k clients answered.
+    """
+    points = Points(tuple(names), sketch_for(first, names, len(turn.clients), turn.seed))
+    who, table = yield from fold(points, "warm", turn.clients, {"model": first})
+    if len(who) < k:
+        return None
+    found = kmeans(table, k, turn.seed, restarts)
+    labels = dict(zip(who, found.labels.tolist(), strict=True))
+    centres = yield from group_means_again(first, labels, k, weights)
+    return centres, labels
+
+
+def group_means_again(
+    first: Tree, labels: Mapping[Client, int], k: int, weights: Weights
+) -> Generator[Request, Any, Tree]:
+    """The same work again gives the same models: their means are taken without having held them all."""
+    keep = {n: t.expand(k, *t.shape) for n, t in first.items()}
+    means = GroupMeans("model", keep, weights, lambda chunk: _of(labels, chunk))
+    centres, _, _ = yield from fold(means, "warm", tuple(labels), {"model": first})
+    return centres
+
+
+def sketch_for(model: Tree, names: Sequence[str], clients: int, seed: Seed) -> Sketch | None:
+    """None where all models together are small enough to be held as they are."""
+    if 4 * clients * sum(model[n].numel() for n in names) <= EXACT:
+        return None
+    return Sketch.of({n: tuple(model[n].shape) for n in names}, width_for(clients, 0.25), seed)
+
+
+def _of(labels: Mapping[Client, int], chunk: Stack) -> Tensor:
+    return torch.tensor([labels[c] for c in chunk.clients], dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Points:
+    """A fold: every client's parameters as one row, or a sketch of them; (clients, [clients, D]) by name."""
+
+    names: tuple[str, ...]
+    sketch: Sketch | None
+
+    def begin(self) -> dict[Client, Tensor]:
+        """Nobody yet."""
+        return {}
+
+    def add(self, total: dict[Client, Tensor], chunk: Stack) -> dict[Client, Tensor]:
+        """The rows of a chunk."""
+        mine = {n: chunk.tree("model")[n] for n in self.names}
+        rows = flat(mine, self.names) if self.sketch is None else self.sketch.apply(mine)
+        return total | dict(zip(chunk.clients, rows.unbind(), strict=True))
+
+    def end(self, total: dict[Client, Tensor]) -> tuple[tuple[Client, ...], Tensor]:
+        """All rows in order of names."""
+        who = tuple(sorted(total))
+        return who, torch.stack([total[c] for c in who]) if who else torch.zeros(0, 1)

@@ -72,3 +72,30 @@ def test_a_recorded_pass_is_the_pass(network: str, optimiser: object) -> None:
             for other in (plain, recorded):
                 assert (other.tree("model")[name].double() - leaf).norm() <= 1e-4 * scale, name
     assert engines[2]._recordings
+
+
+def test_a_recorded_sweep_scores_every_client_by_its_own_model() -> None:
+    """Sweeps of many steps are recorded; every client has a model, rows and a tally of its own."""
+    draw = Seed(0).torch("rows")
+    sizes = (33, 40, 57, 12, 40)
+    rows = [(torch.randn(n, 20, generator=draw), torch.randint(5, (n,), generator=draw)) for n in sizes]
+    federation = from_arrays(rows, test=rows, classes=5)
+    with Seed(0).borrowed("init"):
+        module = build_model("mlp", (20,), 5, {})
+    learner = Learner(module, find_loss("cross_entropy"), 5, plan=Plan(8, epochs=2), lr=0.1, score_batch=4)
+    table = {"update": learner.train(), "score": learner.score(tune=learner.tuning(1))}
+    first = {"model": {n: t.cuda() for n, t in learner.first.items()}}
+    turn = Turn(Seed(3), 0, federation.clients)
+    found = []
+    for engine in (
+        Loop(federation, table, Memories(lambda who: {}), "cuda"),
+        Batched(federation, table, Memories(lambda who: {}), 3, "cuda", record=True),
+    ):
+        models = Stack.join(list(engine.replies(Ask("update", federation.clients, first), turn)))
+        asked = (Ask("score", federation.clients, {}, models), Ask("score", federation.clients, first))
+        found.append([Stack.join(list(engine.replies(ask, turn))).body for ask in asked])
+    for loop, recorded in zip(*found, strict=True):
+        assert loop["rows"].tolist() == list(sizes) == recorded["rows"].tolist()
+        assert torch.allclose(loop["loss"], recorded["loss"], rtol=1e-4)
+        assert torch.equal(loop["correct"], recorded["correct"])
+        assert len(set(recorded["loss"].tolist())) == len(sizes)

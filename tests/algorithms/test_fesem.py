@@ -273,3 +273,22 @@ def test_the_personal_model_is_what_the_next_round_sends():
         centre = stage.perform(Ask("score.centre", federation.clients, shared, each), turn)
     assert message_difference(mine.body, again.body, 0) == ""
     assert message_difference(mine.body, centre.body, 1e-3) != ""
+
+
+def test_shared_rounds_are_one_centre_and_then_the_clients_part():
+    federation, truth = turned(3)
+    learner = toy.learner("mlp", federation)
+    method = FeSEM(learner, k=3, shared_rounds=2)
+    shared = toy.play_rounds(method, federation, "loop", rounds=2).state
+    one = toy.play_rounds(replace(method, k=1, start="random_partition", shared_rounds=0), federation, "loop",
+                          rounds=2).state  # fmt: skip
+    for k in range(3):
+        mine = {n: t[k] for n, t in shared.centres.items()}
+        assert message_difference(mine, {n: t[0] for n, t in one.centres.items()}, 0) == ""
+    assert not shared.parted
+    assert set(shared.member.tolist()) == {0}
+    after = toy.play_rounds(method, federation, "loop", rounds=3)
+    assert after.state.parted
+    assert agreement(list(after.groups), truth)["ari"] == 1.0
+    with pytest.raises(KinfolkError, match="needs a start from one model"):
+        replace(method, start="distinct_models")

@@ -24,7 +24,7 @@ from kinfolk.algorithms import many_models, near_centre
 from kinfolk.algorithms.lowest_loss import where
 from kinfolk.algorithms.many_models import GroupMeans, copies, model_of_group
 from kinfolk.algorithms.near_centre import squared_distances
-from kinfolk.algorithms.warm_start import warm_kmeans, warm_task
+from kinfolk.algorithms.warm_start import drawn_groups, warm_kmeans, warm_task
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
@@ -40,6 +40,7 @@ class State(many_models.State):
 
     idle: Tensor  # [K] int64: rounds in a row that nobody was nearest
     rows: float  # mean number of training rows, n / N; 0 before anybody was asked
+    parted: bool  # whether the centres have become different
     spread: float  # mean |w_i - c_{s_i}|^2 of the last round
     calm: int  # rounds in a row that neither memberships nor spread have changed
     last: Tree  # what each client sent last, [clients, ...]; empty unless means are over all of them
@@ -78,42 +79,44 @@ class FeSEM:
     # Whose models make up a mean: those of this round, or what every client sent last, which the server
     # then has to keep. They differ only where a round asks a part of the clients.
     members: Literal["participants", "all_last_seen"] = "participants"
+    # Ours, not the paper's: rounds that all clients share one centre before they are parted. Without them
+    # models of clients with few classes each differ by their labels more than by anything else.
+    shared_rounds: int = 0
     warm_epochs: int = 5  # epochs of every client before k-means
     restarts: int = 20  # of k-means; the best counts
     reseed_after: int = 3  # rounds without members before a centre is moved; 0: never
     settle: int = 5  # rounds without change after which the run may stop; 0: never
 
     def __post_init__(self) -> None:
-        for name, least in (("k", 1), ("lam", 0), ("warm_epochs", 1), ("restarts", 1), ("reseed_after", 0)):
+        for name, least in (("k", 1), ("lam", 0), ("warm_epochs", 1), ("restarts", 1), ("reseed_after", 0),
+                            ("settle", 0), ("shared_rounds", 0)):  # fmt: skip
             at_least(f"algorithm.{name}", getattr(self, name), least)
-        at_least("algorithm.settle", self.settle, 0)
         if self.cluster_on == "last_layer" and not any(n.startswith("head.") for n in self.learner.names):
             remedy = "the network has no layer called 'head'; name its last layer so, or use 'all'"
             raise KinfolkError("algorithm.cluster_on", self.cluster_on, remedy)
+        if self.shared_rounds and self.start == "distinct_models":
+            raise KinfolkError("algorithm.shared_rounds", self.shared_rounds, "needs a start from one model")
 
     groups = many_models.groups
     begin, objective = near_centre.begin, near_centre.objective
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
-        """K copies of the common start; memberships are drawn, and stand if the start is to be random."""
+        """K copies of the common start; memberships are drawn unless all are to share one centre first."""
         if self.k > len(clients):
             raise KinfolkError("algorithm.k", self.k, f"no more groups than the {len(clients)} clients")
-        member = torch.from_numpy(seed.numpy("cluster", "start").permutation(len(clients)) % self.k)
+        member = drawn_groups(len(clients), self.k, seed)
         centres = copies(first, self.k)
-        if self.start == "distinct_models":
+        if self.shared_rounds:
+            member = torch.zeros_like(member)
+        elif self.start == "distinct_models":
             centres = many_models.distinct(centres, self.learner.names, seed)
         idle, seen = torch.zeros(self.k, dtype=torch.int64), torch.zeros(len(clients), dtype=torch.int64)
         last = copies(first, len(clients)) if self.members == "all_last_seen" else {}
-        return State(centres, member, clients, idle, 0.0, 0.0, 0, last, seen)
+        return State(centres, member, clients, idle, 0.0, False, 0.0, 0, last, seen)
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """Local updates from the centres, then E and M."""
-        given: dict[str, int] = {}
-        if state.rows == 0:
-            state = yield from self._begin(state, turn)
-            if self.start == "random_partition":
-                # All centres are one model still: the drawn groups part them.
-                given = dict(zip(state.clients, state.member.tolist(), strict=True))
+        state, given = yield from self._begin(state, turn)
         em = EM("model", state.centres, self.weights, self.names, self.reseed_after, given)
         sent = {"pull": self._pull(state)}, model_of_group(state, cohort)
         if self.members == "participants":
@@ -123,8 +126,10 @@ class FeSEM:
             absent = {c: k for c, k in state.groups_of(everyone.clients).items() if c not in cohort}
             em = replace(em, given=absent | given)
             found = em.end(em.add(em.begin(), everyone))
-        who = tuple(found.member)
-        member = state.moved(who, torch.tensor([found.member[c] for c in who], dtype=torch.int64))
+        if not state.parted:  # the one centre of all
+            found = replace(found, centres=copies({n: t[0] for n, t in found.centres.items()}, self.k))
+            return replace(state, centres=found.centres, spread=found.spread), {"spread": found.spread}
+        member = state.moved(tuple(found.member), where(found.member))
         idle = torch.where(found.mass > 0, 0, state.idle + 1)
         centres, moved = self._reseed(found, idle)
         calm = torch.equal(member, state.member) and abs(found.spread - state.spread) <= 1e-4 * state.spread
@@ -138,19 +143,30 @@ class FeSEM:
         """lambda, times the mean number of rows where each client is to divide by its own."""
         return torch.tensor(self.lam * (state.rows if self.prox_scaling == "normalised" else 1.0))
 
-    def _begin(self, state: State, turn: Turn) -> Generator[Request, Any, State]:
-        """Count rows, and if the start is to be warm cluster what everyone has trained from one model."""
-        counted = yield from ask("count", turn.clients)
-        rows = float(counted.size.double().mean()) if counted.clients else 1.0
-        state = replace(state, rows=max(rows, 1.0))
-        if self.start != "warm_kmeans":
-            return state
+    def _begin(self, state: State, turn: Turn) -> Generator[Request, Any, tuple[State, dict[str, int]]]:
+        """What comes before E and M: the state with its centres parted, and whose group stands for now."""
+        if state.rows == 0:
+            counted = yield from ask("count", turn.clients)
+            rows = float(counted.size.double().mean()) if counted.clients else 1.0
+            state = replace(state, rows=max(rows, 1.0))
+        if turn.round < self.shared_rounds:
+            return state, dict.fromkeys(state.clients, 0)
+        if state.parted:
+            return state, {}
+        state = replace(state, parted=True)
         first = {n: t[0] for n, t in state.centres.items()}
-        found = yield from warm_kmeans(first, self.names, self.k, self.restarts, self.weights, turn)
-        if found is None:
-            return state
-        centres, labels = found
-        return replace(state, centres=centres, member=state.moved(tuple(labels), where(labels)))
+        if self.start == "warm_kmeans":
+            found = yield from warm_kmeans(first, self.names, self.k, self.restarts, self.weights, turn)
+            if found is None:  # too few answered: share for one more round
+                return replace(state, parted=False), dict.fromkeys(state.clients, 0)
+            centres, labels = found
+            return replace(state, centres=centres, member=state.moved(tuple(labels), where(labels))), {}
+        if self.start == "random_partition":
+            # All centres are one model still: the drawn groups part them.
+            member = drawn_groups(len(state.clients), self.k, turn.seed)
+            state = replace(state, member=member)
+            return state, dict(zip(state.clients, member.tolist(), strict=True))
+        return state, {}
 
     def _reseed(self, found: Found, idle: Tensor) -> tuple[Tree, Tensor]:
         """Put centres that were alone for long on the models that fit their own centre worst."""

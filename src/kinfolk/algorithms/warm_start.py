@@ -30,6 +30,15 @@ def warm_task(learner: Learner, epochs: int) -> Task:
     return replace(learner.train(), passes=(Fit((learner.descent(),), plan),), stream="warm")
 
 
+def drawn_groups(clients: int, k: int, seed: Seed) -> Tensor:
+    """Random groups of equal size, [clients].
+
+    >>> drawn_groups(6, 3, Seed(0)).bincount()
+    tensor([2, 2, 2])
+    """
+    return torch.from_numpy(seed.numpy("cluster", "start").permutation(clients) % k)
+
+
 def warm_kmeans(
     first: Tree, names: Sequence[str], k: int, restarts: int, weights: Weights, turn: Turn
 ) -> Generator[Request, Any, tuple[Tree, dict[Client, int]] | None]:

@@ -15,6 +15,7 @@ from kinfolk.federation.sources import SOURCES
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {str(p.relative_to(ROOT / "configs"))[:-5]: p for p in (ROOT / "configs").rglob("*.toml")}
+CONFIGS = {name: path for name, path in CONFIGS.items() if path.name != "reproduce.toml"}
 PAPERS = sorted(name for name in CONFIGS if "/" in name and not name.endswith("-small"))
 DATA = ROOT.parent / "shared" / "data"
 

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from kinfolk.cli import papers
 from kinfolk.cli.data import data
-from kinfolk.cli.shared import AsJson, Sets, SpecFile, examples, out, print_json, read_spec
+from kinfolk.cli.shared import AsJson, Seeds, Sets, SpecFile, examples, out, print_json, read_spec
 from kinfolk.errors import KinfolkError
 
 app = typer.Typer(
@@ -21,10 +22,10 @@ app = typer.Typer(
 )
 
 app.add_typer(data, name="data")
+app.command(epilog=papers.EXAMPLES)(papers.reproduce)
 
 Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]
-Seeds = Annotated[int, typer.Option("--seeds", help="Number of seeds.")]
 Algorithms = Annotated[
     list[str] | None,
     typer.Option("--algorithm", "-a", metavar="NAME[,OPTION=VALUE]", help="May be repeated; left out: all."),

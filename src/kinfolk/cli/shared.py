@@ -16,6 +16,7 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="a.b=c", help="Change a setting of the spec; may be repeated."),
 ]
+Seeds = Annotated[int, typer.Option("--seeds", help="Number of seeds.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and no progress.")]
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "load",
     "override",
     "parse",
+    "read_toml",
     "run_id",
 ]
 
@@ -72,7 +73,7 @@ def _extended(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     """The tables of a file laid over those of the file it extends."""
     if path in above:
         raise KinfolkError("extends", str(path), "leads back to itself; take it out of one of the files")
-    tables = _read(_text(path), str(path))
+    tables = read_toml(path)
     base = tables.pop("extends", None)
     if base is None:
         return tables
@@ -88,6 +89,11 @@ def _extended(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         else:
             whole[section] = {**old, **table}
     return whole
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file, unchecked, with the same one-line errors as an experiment's."""
+    return _read(_text(path), str(path))
 
 
 def _text(path: Path) -> str:

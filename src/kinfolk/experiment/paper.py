@@ -1,0 +1,100 @@
+"""A paper to be reproduced, as a TOML file: its tables, which run stands for each row, what was reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from kinfolk.errors import KinfolkError, near
+from kinfolk.experiment.spec import read_toml
+
+# What a column can show: (score, how it is taken over clients), or how the found groups agree with the truth.
+GROUP_SCORES = ("ari", "nmi", "purity")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table."""
+
+    label: str
+    # The algorithm, as `kinfolk compare -a` takes it.
+    run: str
+    # Which of its models is scored; empty: the main one.
+    model: str = ""
+    # What the paper prints, column by column, as it is printed.
+    reported: list[Any] = field(default_factory=list)
+    # Why the two differ.
+    why: str = ""
+    # Settings of this row alone.
+    set: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One table: a federation, and the runs on it."""
+
+    name: str
+    title: str
+    # An experiment file beside this one.
+    spec: str
+    columns: list[list[str]]
+    rows: list[Row]
+    # Settings that all its runs change; and those that only runs at full size do.
+    set: list[str] = field(default_factory=list)
+    set_full: list[str] = field(default_factory=list)
+    # The labels of the rows whose curves are drawn; empty: all.
+    curves: list[str] = field(default_factory=list)
+    # The label of a row whose clients' models are drawn, and how many of them; 0: none.
+    picture: str = ""
+    pictured: int = 400
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What is to be run, and what was reported."""
+
+    title: str
+    sheets: list[Sheet]
+
+    def only(self, names: Sequence[str]) -> Paper:
+        """With the named tables alone; no name: all."""
+        for name in names:
+            if name not in [sheet.name for sheet in self.sheets]:
+                raise KinfolkError("--table", name, near(name, [sheet.name for sheet in self.sheets]))
+        return Paper(self.title, [s for s in self.sheets if not names or s.name in names])
+
+
+def load_paper(path: Path) -> Paper:
+    """Read a paper's file; what is wrong with it is one line.
+
+    >>> load_paper(Path("nowhere.toml"))
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: spec = 'nowhere.toml': no such file
+    """
+    held = read_toml(path)
+    sheets = [
+        _made(Sheet, {**one, "rows": [_made(Row, row, f"{path.name}: row") for row in one.get("rows", [])]},
+              f"{path.name}: table")
+        for one in held.get("tables", [])
+    ]  # fmt: skip
+    if not sheets:
+        raise KinfolkError("tables", str(path), "has none; write [[tables]] and their [[tables.rows]]")
+    for sheet in sheets:
+        for row in sheet.rows:
+            if row.reported and len(row.reported) != len(sheet.columns):
+                remedy = f"give {len(sheet.columns)} numbers, one for each column of {sheet.name}"
+                raise KinfolkError(f"{row.label}: reported", row.reported, remedy)
+    return Paper(str(held.get("title", path.stem)), sheets)
+
+
+def _made(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:
+    known = [f.name for f in fields(kind)]
+    for key in table:
+        if key not in known:
+            raise KinfolkError(where, key, f"no such key; {near(key, known)}")
+    try:
+        return kind(**table)
+    except TypeError as bad:
+        raise KinfolkError(where, table.get("name") or table.get("label"), str(bad)) from bad

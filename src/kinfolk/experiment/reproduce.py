@@ -1,0 +1,90 @@
+"""A paper's tables run again: every row with every seed, each run in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.build import build_parts, title
+from kinfolk.experiment.compare import parse_algorithm
+from kinfolk.experiment.local_models import picture
+from kinfolk.experiment.paper import Paper, Row, Sheet
+from kinfolk.experiment.record import write_json
+from kinfolk.experiment.run import Watch, run
+from kinfolk.experiment.sections import Experiment
+from kinfolk.experiment.spec import load, override
+from kinfolk.federation.federation import Federation
+from kinfolk.federation.sources import build
+from kinfolk.streams import Seed
+
+
+def row_spec(sheet: Sheet, row: Row, configs: Path, small: bool, changes: Sequence[str]) -> Experiment:
+    """The experiment behind one row."""
+    name = Path(sheet.spec)
+    path = configs / (name.with_name(f"{name.stem}-small.toml") if small else name)
+    spec = override(load(path), [*sheet.set, *(() if small else sheet.set_full), *row.set, *changes])
+    return replace(spec, algorithm=parse_algorithm(row.run, spec))
+
+
+def rounds_of(paper: Paper, seeds: int, configs: Path, small: bool, changes: Sequence[str]) -> int:
+    """How many rounds a reproduction takes in all; every spec is checked on the way."""
+    total = 0
+    for sheet in paper.sheets:
+        specs = {title(s): s for s in (row_spec(sheet, r, configs, small, changes) for r in sheet.rows)}
+        total += seeds * sum(spec.run.rounds for spec in specs.values())
+    return total
+
+
+def reproduce(
+    paper: Paper,
+    folder: Path,
+    configs: Path,
+    *,
+    seeds: int = 3,
+    small: bool = False,
+    changes: Sequence[str] = (),
+    watch: Callable[[str, int], Watch] = lambda title, seed: lambda event, facts: None,
+) -> None:
+    """Run all tables of a paper into a folder; what is finished there already is left as it is."""
+    if seeds < 1:
+        raise KinfolkError("--seeds", seeds, "give 1 or more (3 or more for error bars)")
+    for sheet in paper.sheets:
+        specs = {row.label: row_spec(sheet, row, configs, small, changes) for row in sheet.rows}
+        changed = {row.label: row.set for row in sheet.rows}
+        first = next(iter(specs.values())).run.seed
+        _note(paper, sheet, specs, folder, range(first, first + seeds), small)
+        for seed in range(first, first + seeds):
+            data: dict[str, Federation] = {}
+            for label, spec in specs.items():
+                here = replace(spec, run=replace(spec.run, seed=seed))
+                rows = data.setdefault(repr(here.data), build(here.data, Seed(seed)))
+                name = f"{title(here)} seed {seed}"
+                where = folder / sheet.name / folder_name(spec, changed[label], seed)
+                result = run(here, where, federation=rows, resume=True, watch=watch(name, seed))
+                if label == sheet.picture and seed == first:
+                    parts = build_parts(here, rows)
+                    write_json(folder / sheet.name / "picture.json", picture(parts, result, sheet.pictured))
+
+
+def folder_name(spec: Experiment, changed: Sequence[str], seed: int) -> str:
+    """Where the run of a row and a seed lies, inside its table's folder.
+
+    >>> folder_name(Experiment(), ["local.lr=0.3"], 3)
+    'fedavg-local.lr=0.3-seed3'
+    """
+    return "-".join([title(spec).replace(" ", "-"), *changed, f"seed{seed}"])
+
+
+def _note(
+    paper: Paper, sheet: Sheet, specs: dict[str, Experiment], folder: Path, seeds: range, small: bool
+) -> None:
+    """What the report needs to know, written before the first run."""
+    rows: list[dict[str, Any]] = [
+        {**asdict(row), "runs": [folder_name(specs[row.label], row.set, k) for k in seeds]}
+        for row in sheet.rows
+    ]
+    facts = {**asdict(sheet), "rows": rows, "paper": paper.title, "small": small}
+    write_json(folder / sheet.name / "reproduction.json", facts)

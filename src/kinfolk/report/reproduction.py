@@ -1,0 +1,208 @@
+"""A reproduced paper: reported next to obtained, as tables for the terminal and for Markdown, and figures."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.record import disk_errors
+from kinfolk.report.figures import COLOURS, INK, PALE, STYLES
+from kinfolk.report.read import (
+    LOWER_IS_BETTER,
+    Run,
+    last,
+    load_run,
+    mean_history,
+    overview,
+    sample_std,
+    shown,
+)
+
+GROUPS = ("ari", "nmi", "purity")
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One reproduced table as it lies on disk."""
+
+    folder: Path
+    facts: Mapping[str, Any]
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """(score, over) of every column."""
+        return [(str(score), str(over)) for score, over in self.facts["columns"]]
+
+    def runs(self, row: Mapping[str, Any]) -> list[Run]:
+        """The runs of a row that have begun."""
+        paths = [self.folder / name for name in row["runs"]]
+        return [load_run(path) for path in paths if (path / "run.json").is_file()]
+
+
+def load_sheets(folder: Path) -> list[Sheet]:
+    """The tables in a folder that `kinfolk reproduce` has written."""
+    found = sorted(folder.glob("*/reproduction.json"))
+    if not found:
+        raise KinfolkError("folder", str(folder), "holds no reproduction; run `kinfolk reproduce` into it")
+    return [Sheet(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in found]
+
+
+def obtained(runs: Sequence[Run], model: str, score: str, over: str) -> tuple[float, float, int]:
+    """(mean, sample standard deviation, number of seeds) of one cell; NaN where nothing was recorded."""
+    values = [value for run in runs if not math.isnan(value := _value(run, model, score, over))]
+    return (float(np.mean(values)), sample_std(values), len(values)) if values else (math.nan, math.nan, 0)
+
+
+def _value(run: Run, model: str, score: str, over: str) -> float:
+    if score in GROUPS:
+        told = [fact["groups"] for fact in run.rounds if fact.get("groups")]
+        return float(told[-1].get(score, math.nan)) if told else math.nan
+    kind = model or (run.models[0] if run.models else "")
+    if kind not in run.models or score not in run.metrics:
+        return math.nan
+    if over == "pooled":
+        told = [fact["summary"] for fact in run.rounds if fact.get("summary")]
+        return float(told[-1][kind][score].get("pooled", math.nan)) if told else math.nan
+    end = last(run, kind, score)
+    return overview(end["value"], end["rows"], score in LOWER_IS_BETTER)[over]
+
+
+def cells(sheet: Sheet) -> list[dict[str, Any]]:
+    """Every row: its label, and for each column what was reported and what was obtained, as text."""
+    rows = []
+    for row in sheet.facts["rows"]:
+        runs = sheet.runs(row)
+        got = [obtained(runs, row["model"], score, over) for score, over in sheet.columns]
+        text = [
+            _text(mean, std, score) for (mean, std, _), (score, _) in zip(got, sheet.columns, strict=True)
+        ]
+        reported = [str(value) for value in row["reported"]] or ["-"] * len(sheet.columns)
+        rows.append(
+            {
+                "label": row["label"],
+                "model": row["model"] or (runs[0].models[0] if runs and runs[0].models else ""),
+                "reported": reported,
+                "obtained": text,
+                "numbers": [{"mean": mean, "std": std, "seeds": n} for mean, std, n in got],
+                "why": row["why"],
+            }
+        )
+    return rows
+
+
+def _text(mean: float, std: float, score: str) -> str:
+    if score in GROUPS:
+        return "-" if math.isnan(mean) else f"{mean:.2f}" + ("" if math.isnan(std) else f" ± {std:.2f}")
+    return shown(mean, score, std)
+
+
+def _heads(sheet: Sheet) -> list[str]:
+    words = {"accuracy": "acc", "macro_f1": "F1", "top5": "top-5", "ari": "ARI", "nmi": "NMI"}
+    return [
+        words.get(score, score) if score in GROUPS else f"{over} {words.get(score, score)}"
+        for score, over in sheet.columns
+    ]
+
+
+def sheet_table(sheet: Sheet) -> Table:
+    """The table for the terminal, of at most 100 columns: for every row the reported, then the obtained."""
+    table = Table(title=Text(_title(sheet), style="bold"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.title_justify = "left"
+    table.add_column("method", overflow="fold")
+    table.add_column("model")
+    table.add_column("")
+    for head in _heads(sheet):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in cells(sheet):
+        if any(value != "-" for value in row["reported"]):
+            table.add_row(row["label"], "", "reported", *row["reported"], style="dim")
+            table.add_row("", row["model"], "obtained", *row["obtained"])
+        else:
+            table.add_row(row["label"], row["model"], "obtained", *row["obtained"])
+    return table
+
+
+def markdown(sheet: Sheet) -> str:
+    """The table for a page: reported / obtained in each cell, and the reasons below."""
+    rows, heads = cells(sheet), _heads(sheet)
+    lines = [f"**{_title(sheet)}** (reported / obtained)", ""]
+    lines += ["| method | model | " + " | ".join(heads) + " |", "| --- " * (2 + len(heads)) + "|"]
+    for row in rows:
+        both = [f"{a} / {b}" for a, b in zip(row["reported"], row["obtained"], strict=True)]
+        lines.append(f"| {row['label']} | {row['model']} | " + " | ".join(both) + " |")
+    reasons = [f"- {row['label']}: {row['why']}" for row in rows if row["why"]]
+    return "\n".join([*lines, "", *reasons, ""])
+
+
+def _title(sheet: Sheet) -> str:
+    seeds = max((len(row["runs"]) for row in sheet.facts["rows"]), default=0)
+    small = ", reduced" if sheet.facts["small"] else ""
+    return f"{sheet.facts['title']} ({seeds} seed{'s' if seeds != 1 else ''}{small})"
+
+
+def sheet_figure(sheet: Sheet, path: Path) -> Path | None:
+    """The curves of a table over the rounds, and where the clients' models lie if that was recorded."""
+    wanted = sheet.facts["curves"] or [row["label"] for row in sheet.facts["rows"]]
+    rows = [row for row in sheet.facts["rows"] if row["label"] in wanted and sheet.runs(row)]
+    held = sheet.folder / "picture.json"
+    if not rows:
+        return None
+    figure = Figure(figsize=(10, 4.2) if held.is_file() else (7, 4.2), dpi=150, facecolor="white")
+    left = figure.add_subplot(1, 2 if held.is_file() else 1, 1)
+    _curves(left, sheet, rows)
+    if held.is_file():
+        _models(figure.add_subplot(1, 2, 2), json.loads(held.read_text(encoding="utf-8")))
+    figure.tight_layout()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    with disk_errors("figure", path.parent):
+        path.write_bytes(buffer.getvalue())
+    return path
+
+
+def _curves(axes: Axes, sheet: Sheet, rows: Sequence[Mapping[str, Any]]) -> None:
+    score, over = next((c for c in sheet.columns if c[0] not in GROUPS), ("accuracy", "macro"))
+    for i, row in enumerate(rows):
+        runs = [run for run in sheet.runs(row) if run.models]
+        if not runs:
+            continue
+        curve = mean_history(runs, row["model"] or runs[0].models[0], score, over)
+        colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
+        axes.plot(curve.index, 100 * curve["mean"], style, color=colour, label=row["label"], linewidth=1.6)
+        band = (100 * (curve["mean"] + sign * curve["std"].fillna(0)) for sign in (-1, 1))
+        axes.fill_between(curve.index, *band, color=colour, alpha=0.15, linewidth=0)
+    axes.set_title(sheet.facts["title"], loc="left", fontsize=10, color=INK)
+    axes.set_xlabel("round", color=INK)
+    axes.set_ylabel(f"{over} {score}, %", color=INK)
+    axes.legend(fontsize=7, frameon=False, ncols=2 if len(rows) > 6 else 1)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#eeeeee")
+
+
+def _models(axes: Axes, held: Mapping[str, Any]) -> None:
+    group = np.array(held["group"])
+    for i, k in enumerate(sorted(set(group.tolist()))):
+        mine = group == k
+        x, y = np.array(held["x"])[mine], np.array(held["y"])[mine]
+        label, colour = f"group {k}: {mine.sum()}", COLOURS[i % len(COLOURS)]
+        axes.scatter(x, y, s=14, alpha=0.8, color=colour, label=label, linewidths=0)
+    share = [f"{100 * part:.0f} %" for part in held["share"]]
+    axes.set_title(f"{len(group)} clients' models, {held['title']}", loc="left", fontsize=10, color=INK)
+    axes.set_xlabel(f"first principal axis ({share[0]} of the variance)", color=INK)
+    axes.set_ylabel(f"second ({share[1]})", color=INK)
+    axes.legend(fontsize=8, frameon=False)
+    axes.tick_params(colors=PALE)
+    axes.spines[["top", "right"]].set_visible(False)

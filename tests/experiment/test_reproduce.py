@@ -1,0 +1,124 @@
+"""A paper's tables: read, run, shown next to what was reported, and gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.local_models import principal
+from kinfolk.experiment.paper import load_paper
+from kinfolk.experiment.reproduce import reproduce, row_spec
+from kinfolk.report.reproduction import cells, load_sheets, markdown, sheet_figure, sheet_table
+
+ROOT = Path(__file__).parents[2]
+PAPERS = sorted((ROOT / "configs").glob("*/reproduce.toml"))
+
+TINY = """
+title = "A paper"
+[[tables]]
+name = "digits"
+title = "Table 1"
+spec = "tiny.toml"
+columns = [["accuracy", "micro"], ["macro_f1", "pooled"], ["ari", ""]]
+picture = "Theirs"
+[[tables.rows]]
+label = "Theirs"
+run = "fesem,k=2"
+model = "personal"
+reported = ["90.1 ± 1.0", "88.0", "-"]
+why = "another network"
+[[tables.rows]]
+label = "Slower"
+run = "fedavg"
+set = ["local.lr=0.01"]
+"""
+SPEC = """
+[data]
+clients = 8
+[model]
+hidden = [8]
+[run]
+rounds = 2
+"""
+
+
+@pytest.fixture
+def paper(tmp_path):
+    (tmp_path / "reproduce.toml").write_text(TINY)
+    (tmp_path / "tiny.toml").write_text(SPEC)
+    return load_paper(tmp_path / "reproduce.toml")
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda p: p.parent.name)
+@pytest.mark.parametrize("small", [False, True])
+def test_every_row_of_every_paper_has_a_sound_spec(path, small):
+    for sheet in load_paper(path).sheets:
+        labels = [row.label for row in sheet.rows]
+        assert len(set(labels)) == len(labels)
+        assert set(sheet.curves) <= set(labels)
+        assert sheet.picture in ["", *labels]
+        for row in sheet.rows:
+            row_spec(sheet, row, path.parent, small, [])
+
+
+def test_a_paper_is_run_shown_and_gone_on_with(paper, tmp_path):
+    out = tmp_path / "runs"
+    reproduce(paper, out, tmp_path, seeds=2)
+    sheet = load_sheets(out)[0]
+    first, second = cells(sheet)
+    assert first["reported"] == ["90.1 ± 1.0", "88.0", "-"]
+    assert first["model"] == "personal"
+    assert [n["seeds"] for n in first["numbers"]] == [2, 2, 2]
+    assert second["model"] == "centre"
+    assert second["obtained"][2] == "-", "one model has no groups"
+    lines = (out / "digits" / "fesem-k=2-seed0" / "rounds.jsonl").read_text().splitlines()
+    told = json.loads(lines[-1])
+    by_hand = [
+        json.loads((out / "digits" / f"fesem-k=2-seed{k}" / "rounds.jsonl").read_text().splitlines()[-1])
+        for k in (0, 1)
+    ]
+    mean = np.mean([one["summary"]["personal"]["accuracy"]["micro"] for one in by_hand])
+    assert first["numbers"][0]["mean"] == pytest.approx(mean)
+    assert told["summary"]["centre"] != told["summary"]["personal"]
+    assert "another network" in markdown(sheet)
+    assert sheet_table(sheet).row_count == 3
+    assert sheet_figure(sheet, out / "digits" / "figure.png").stat().st_size > 10_000
+    held = json.loads((out / "digits" / "picture.json").read_text())
+    assert len(held["client"]) == len(held["x"]) == len(held["group"]) == 8
+    reproduce(paper, out, tmp_path, seeds=2)
+    again = (out / "digits" / "fesem-k=2-seed0" / "rounds.jsonl").read_text().splitlines()
+    assert again == lines, "seconds and all: nothing was run twice"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ('run = "fedavg"', 'runs = "fedavg"', "no such key; did you mean 'run'"),
+        ('"88.0", "-"', '"88.0"', "one for each column"),
+        ('label = "Slower"', "", "label"),
+    ],
+)
+def test_a_faulty_paper_is_one_line(old, new, match, tmp_path):
+    (tmp_path / "reproduce.toml").write_text(TINY.replace(old, new))
+    with pytest.raises(KinfolkError, match=match):
+        load_paper(tmp_path / "reproduce.toml")
+
+
+def test_a_table_that_is_not_there(paper):
+    with pytest.raises(KinfolkError, match="did you mean 'digits'"):
+        paper.only(["digit"])
+
+
+def test_principal_axes_are_those_of_the_covariance():
+    points = torch.from_numpy(np.random.default_rng(0).normal(size=(12, 5)) * [5, 3, 1, 1, 1])
+    place, share = principal(points)
+    here = points.numpy() - points.numpy().mean(0)
+    values, vectors = np.linalg.eigh(here.T @ here)
+    wanted = here @ vectors[:, ::-1][:, :2]
+    np.testing.assert_allclose(np.abs(place.numpy()), np.abs(wanted), atol=1e-9)
+    np.testing.assert_allclose(share.numpy(), values[::-1][:2] / values.sum(), atol=1e-12)

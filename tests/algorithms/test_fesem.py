@@ -292,3 +292,10 @@ def test_shared_rounds_are_one_centre_and_then_the_clients_part():
     assert agreement(list(after.groups), truth)["ari"] == 1.0
     with pytest.raises(KinfolkError, match="needs a start from one model"):
         replace(method, start="distinct_models")
+
+
+def test_of_many_clients_a_sample_finds_the_centres_and_the_others_join(monkeypatch):
+    federation, truth = turned(3)
+    monkeypatch.setattr("kinfolk.algorithms.warm_start.MOST", 8)
+    found = toy.play_rounds(FeSEM(toy.learner("mlp", federation), k=3), federation, "batched", rounds=1)
+    assert agreement(list(found.groups), truth)["ari"] == 1.0

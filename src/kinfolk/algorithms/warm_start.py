@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms.many_models import GroupMeans
+from kinfolk.algorithms.near_centre import squared_distances
 from kinfolk.clustering.distances import flat
 from kinfolk.clustering.kmeans import kmeans
 from kinfolk.clustering.sketch import Sketch, width_for
@@ -22,6 +23,8 @@ from kinfolk.types import Client, Stack, Tree
 
 # Bytes of client models that are held for an exact k-means; beyond, distances are taken on sketches.
 EXACT = 1 << 30
+# Clients whose models k-means sees; of more, a sample decides and the others join the nearest centre.
+MOST = 4096
 
 
 def warm_task(learner: Learner, epochs: int) -> Task:
@@ -46,24 +49,24 @@ def warm_kmeans(
 
     None if fewer than k clients answered.
     """
-    points = Points(tuple(names), sketch_for(first, names, len(turn.clients), turn.seed))
-    who, table = yield from fold(points, "warm", turn.clients, {"model": first})
+    asked = turn.clients
+    if len(asked) > MOST:
+        drawn = turn.seed.numpy("cluster", "sample").permutation(len(asked))[:MOST]
+        asked = tuple(turn.clients[i] for i in sorted(drawn.tolist()))
+    points = Points(tuple(names), sketch_for(first, names, len(asked), turn.seed))
+    who, table = yield from fold(points, "warm", asked, {"model": first})
     if len(who) < k:
         return None
     found = kmeans(table, k, turn.seed, restarts)
     labels = dict(zip(who, found.labels.tolist(), strict=True))
-    centres = yield from group_means_again(first, labels, k, weights)
-    return centres, labels
-
-
-def group_means_again(
-    first: Tree, labels: Mapping[Client, int], k: int, weights: Weights
-) -> Generator[Request, Any, Tree]:
-    """The same work again gives the same models: their means are taken without having held them all."""
+    # The same work again gives the same models: their means are taken without having held them all.
     keep = {n: t.expand(k, *t.shape) for n, t in first.items()}
     means = GroupMeans("model", keep, weights, lambda chunk: _of(labels, chunk))
-    centres, _, _ = yield from fold(means, "warm", tuple(labels), {"model": first})
-    return centres
+    centres, _, _ = yield from fold(means, "warm", who, {"model": first})
+    if len(asked) < len(turn.clients):
+        near = GroupMeans("model", centres, weights, lambda chunk: _nearest(chunk, centres, names))
+        centres, labels, _ = yield from fold(near, "warm", turn.clients, {"model": first})
+    return centres, labels
 
 
 def sketch_for(model: Tree, names: Sequence[str], clients: int, seed: Seed) -> Sketch | None:
@@ -71,6 +74,10 @@ def sketch_for(model: Tree, names: Sequence[str], clients: int, seed: Seed) -> S
     if 4 * clients * sum(model[n].numel() for n in names) <= EXACT:
         return None
     return Sketch.of({n: tuple(model[n].shape) for n in names}, width_for(clients, 0.25), seed)
+
+
+def _nearest(chunk: Stack, centres: Tree, names: Sequence[str]) -> Tensor:
+    return squared_distances(chunk.tree("model"), centres, names).argmin(1)
 
 
 def _of(labels: Mapping[Client, int], chunk: Stack) -> Tensor:

@@ -1,0 +1,177 @@
+"""One exchange of shares: who asks whom in which round, for what; and what a member makes of a request."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from torch import Tensor
+
+from kinfolk.errors import KinfolkError, at_least
+from kinfolk.types import Client
+
+
+@dataclass(frozen=True)
+class Context:
+    """What requester and members know of an exchange, and must agree upon.
+
+    >>> ctx = Context("ann", 3, ("bob", "cyd", "dan"), 1.2, (("conv.weight", 18), ("conv.bias", 2)))
+    >>> ctx.size, ctx.slices["conv.bias"], len(ctx.id)
+    (20, slice(18, 20, None), 32)
+    >>> Context("ann", 3, ("ann", "bob"), 1.0, ())
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: members of 'ann' = ('ann', 'bob'): must not name the requester
+    """
+
+    requester: Client
+    round: int
+    members: tuple[Client, ...]  # sorted
+    total: float  # the sum of all members' sigma, as the requester states it
+    layers: tuple[tuple[str, int], ...]  # name and length of each tensor in the vector, in order
+
+    def __post_init__(self) -> None:
+        whose = f"members of {self.requester!r}"
+        if self.requester in self.members:
+            raise KinfolkError(whose, self.members, "must not name the requester")
+        if not self.members or list(self.members) != sorted(set(self.members)):
+            raise KinfolkError(whose, self.members, "must be sorted, without repetition, and not empty")
+        if not (math.isfinite(self.total) and self.total >= 0):
+            raise KinfolkError(f"total of {self.requester!r}", self.total, "give the sum of all sigma")
+        at_least(f"round of {self.requester!r}", self.round, 0)
+
+    @cached_property
+    def id(self) -> bytes:
+        """32 bytes that differ as soon as anything differs that the members must agree upon."""
+        total = float(self.total).hex()
+        named = json.dumps([self.requester, int(self.round), self.members, total, self.layers])
+        return hashlib.sha256(named.encode()).digest()
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Where each tensor lies in the vector."""
+        found, start = {}, 0
+        for name, length in self.layers:
+            found[name] = slice(start, start + length)
+            start += length
+        return found
+
+    @property
+    def size(self) -> int:
+        """The length P of the vector."""
+        return sum(length for _, length in self.layers)
+
+    def place(self, who: Client) -> int:
+        """The position of a member in the sorted list; a stranger is refused.
+
+        >>> Context("ann", 0, ("bob", "cyd"), 1.0, ()).place("eve")
+        Traceback (most recent call last):
+        kinfolk.errors.KinfolkError: member = 'eve': is not in the list of 'ann'
+        """
+        if who not in self.members:
+            raise KinfolkError("member", who, f"is not in the list of {self.requester!r}")
+        return self.members.index(who)
+
+
+def check_split(vec: Tensor, sigma: float, me: Client, members: Sequence[Client], ctx: Context) -> None:
+    """Refuse to share what does not fit the exchange, or is not finite.
+
+    >>> import torch
+    >>> ctx = Context("ann", 0, ("bob", "cyd"), 1.0, (("w", 2),))
+    >>> check_split(torch.tensor([1.0, float("nan")]), 0.5, "bob", ["bob", "cyd"], ctx)
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: model of 'bob': holds values that are not finite; it is not shared
+    """
+    ctx.place(me)
+    if sorted(members) != list(ctx.members):
+        raise KinfolkError(f"members at {me!r}", list(members), f"differ from the list {ctx.members}")
+    if not (math.isfinite(sigma) and sigma >= 0):
+        raise KinfolkError(f"sigma of {me!r}", sigma, "give a finite number of 0 or more")
+    if tuple(vec.shape) != (ctx.size,) or not vec.is_floating_point():
+        remedy = f"must be {ctx.size} floating-point numbers"
+        raise KinfolkError(f"model of {me!r}", (tuple(vec.shape), vec.dtype), remedy)
+    if not bool(vec.isfinite().all()):
+        raise KinfolkError(f"model of {me!r}", None, "holds values that are not finite; it is not shared")
+
+
+def check_secrecy(sigma: float, me: Client, ctx: Context, min_members: int, max_share: float) -> None:
+    """Refuse an exchange whose sum would show too much of one member.
+
+    >>> check_secrecy(0.9, "bob", Context("ann", 0, ("bob", "cyd", "dan"), 1.0, ()), 3, 0.5)
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: sigma of 'bob' = 0.9: exceeds 0.5 of the sum 1 that 'ann' states
+    """
+    if len(ctx.members) < min_members:
+        remedy = f"a sum over fewer than {min_members} members hides nobody; ask more"
+        raise KinfolkError(f"members of {ctx.requester!r}", ctx.members, remedy)
+    if sigma > max_share * ctx.total * (1 + 1e-12):
+        remedy = f"exceeds {max_share:g} of the sum {ctx.total:g} that {ctx.requester!r} states"
+        raise KinfolkError(f"sigma of {me!r}", sigma, remedy)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """The last request of one requester: which exchange, how far it came, the how manieth of its round."""
+
+    round: int
+    id: bytes
+    state: str = "open"  # open, answered, aborted
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class Diary:
+    """What a member keeps of requests, so that nobody gets two sums out of one round.
+
+    Two finished sums over lists that differ in one member give that member away. A round that was
+    aborted before this member answered may be asked once more, with another list.
+
+    >>> ctx = Context("ann", 3, ("bob", "cyd", "dan"), 1.2, ())
+    >>> diary = Diary().admit(ctx, "bob", {"ann", "bob", "cyd", "dan"}).answer(ctx)
+    >>> diary.admit(ctx, "bob", {"ann", "bob", "cyd", "dan"})
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: request of 'ann' = 3: was answered in this round already
+    """
+
+    retries: int = 1
+    last: Mapping[Client, Visit] = field(default_factory=dict)
+
+    def admit(self, ctx: Context, me: Client, known: Collection[Client]) -> Diary:
+        """Take up a request, or refuse it: strangers, an old round, a second request in one round."""
+        strangers = sorted({ctx.requester, *ctx.members} - set(known))
+        if strangers:
+            raise KinfolkError(f"request of {ctx.requester!r}", strangers, "names peers that nobody knows")
+        ctx.place(me)
+        before, attempt = self.last.get(ctx.requester), 0
+        asked = f"request of {ctx.requester!r}"
+        if before is not None and before.round > ctx.round:
+            raise KinfolkError(asked, ctx.round, f"is old; round {before.round} was seen")
+        if before is not None and before.round == ctx.round:
+            attempt = before.attempt + 1
+            if before.state == "answered":
+                raise KinfolkError(asked, ctx.round, "was answered in this round already")
+            if before.state == "open":
+                raise KinfolkError(asked, ctx.round, "is the second in this round; abort the first")
+            if before.id == ctx.id or attempt > self.retries:
+                raise KinfolkError(asked, ctx.round, f"was aborted; {self.retries} new list(s) may follow")
+        return self._noted(ctx, Visit(ctx.round, ctx.id, attempt=attempt))
+
+    def answer(self, ctx: Context) -> Diary:
+        """Note that a response leaves; refused unless the exchange is the open one."""
+        return self._noted(ctx, replace(self._open(ctx), state="answered"))
+
+    def abort(self, ctx: Context) -> Diary:
+        """Note that the exchange is void: it will never be answered."""
+        return self._noted(ctx, replace(self._open(ctx), state="aborted"))
+
+    def _open(self, ctx: Context) -> Visit:
+        visit = self.last.get(ctx.requester)
+        if visit is None or visit.id != ctx.id or visit.state != "open":
+            raise KinfolkError(f"request of {ctx.requester!r}", ctx.round, "is not open; it is not answered")
+        return visit
+
+    def _noted(self, ctx: Context, visit: Visit) -> Diary:
+        return replace(self, last={**self.last, ctx.requester: visit})

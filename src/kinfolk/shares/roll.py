@@ -1,0 +1,149 @@
+"""Rolls of commitments, by which a wrong or altered share ends an exchange instead of spoiling its sum.
+
+Each sender commits (SHA-256, salted) to the share of every receiver; the list of these is its roll, and
+every share carries it. A receiver checks its share against the roll, and its response names the hash of
+each roll it saw and of its own sum; the requester goes on only if all members saw the same rolls.
+
+Caught: a share altered, swapped, cut, or of another exchange; a sender who gives some members another
+roll; members who were told another list, round or sum of sigma; a missing share or response; a response
+damaged on its way. Wrong masks make a sum of random size, which the range check in `decode`
+almost surely refuses.
+
+Not caught: a member who shares another model than its own, within the range, or adds to its response
+what such a model would; somebody who forges a whole response, hash and all, where channels are not
+authenticated; a requester who lies to all members alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from kinfolk.errors import KinfolkError
+from kinfolk.shares.context import Context
+from kinfolk.shares.fixed import SEED, Words, commitment, fresh_seeds, to_tensor, to_words
+from kinfolk.shares.plain import check_senders
+from kinfolk.shares.scheme import Response, Share
+from kinfolk.types import Client
+
+# A share is a seed, or the words themselves.
+Payload = bytes | Words
+
+
+def enrol(
+    payloads: Mapping[Client, Payload], me: Client, ctx: Context, entropy: Callable[[int], bytes]
+) -> dict[Client, Share]:
+    """A share for each receiver, with its salt and the roll of all commitments.
+
+    >>> ctx = Context("ann", 0, ("bob",), 1.0, ())
+    >>> {key: len(value) for key, value in enrol({"bob": bytes(32)}, "bob", ctx, bytes)["bob"].items()}
+    {'exchange': 32, 'salt': 32, 'seed': 32, 'roll': 1}
+    """
+    salts = dict(zip(ctx.members, fresh_seeds(len(ctx.members), entropy, me), strict=True))
+    lines = [_row(commitment(ctx, me, to, salts[to], payloads[to])) for to in ctx.members]
+    roll = torch.stack(lines)
+    shares: dict[Client, Share] = {}
+    for to in ctx.members:
+        payload = payloads[to]
+        held = {"seed": _row(payload)} if isinstance(payload, bytes) else {"part": to_tensor(payload)}
+        shares[to] = {"exchange": _row(ctx.id), "salt": _row(salts[to]), **held, "roll": roll}
+    return shares
+
+
+def opened(
+    shares: Mapping[Client, Share], me: Client, ctx: Context, as_words: Callable[[Client], bool]
+) -> dict[Client, Payload]:
+    """The payload of every sender's share, checked; `as_words` tells whose come in full, not as seeds.
+
+    >>> opened({}, "bob", Context("ann", 0, ("bob",), 1.0, ()), lambda sender: True)
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask anew
+    """
+    check_senders(shares, ctx.members, ctx.members)
+    place = ctx.place(me)
+    found: dict[Client, Payload] = {}
+    first: dict[bytes, Client] = {}
+    for sender in ctx.members:
+        share, full = shares[sender], as_words(sender)
+        _check_form(share, f"share of {sender!r}", _share_form(ctx, full), ctx)
+        payload: Payload = to_words(share["part"]) if full else _bytes(share["seed"])
+        made = commitment(ctx, sender, me, _bytes(share["salt"]), payload)
+        if made != _bytes(share["roll"][place]):
+            remedy = "is not what its sender committed to; abort"
+            raise KinfolkError(f"share of {sender!r} for {me!r}", None, remedy)
+        if isinstance(payload, bytes):
+            other = first.setdefault(payload, sender)
+            if other != sender:
+                raise KinfolkError(f"share of {sender!r}", None, f"has the seed of {other!r}; abort")
+        found[sender] = payload
+    return found
+
+
+def answer(total: Words, shares: Mapping[Client, Share], me: Client, ctx: Context) -> Response:
+    """The response: the sum, the hash of each roll seen, and a hash over all of it.
+
+    >>> ctx = Context("ann", 0, ("bob",), 1.0, ())
+    >>> share = enrol({"bob": bytes(32)}, "bob", ctx, bytes)["bob"]
+    >>> list(answer(to_words(torch.zeros(0, dtype=torch.int64)), {"bob": share}, "bob", ctx))
+    ['exchange', 'sum', 'rolls', 'digest']
+    """
+    rolls = torch.stack([_row(hashlib.sha256(_bytes(shares[m]["roll"])).digest()) for m in ctx.members])
+    made = commitment(ctx, me, ctx.requester, _bytes(rolls), total)
+    return {"exchange": _row(ctx.id), "sum": to_tensor(total), "rolls": rolls, "digest": _row(made)}
+
+
+def sums(responses: Mapping[Client, Response], ctx: Context, need: int) -> dict[Client, Words]:
+    """The sum in each response, by sender, once all are whole and agree; at least `need` of them.
+
+    >>> sums({}, Context("ann", 0, ("bob",), 1.0, ()), 1)
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask anew
+    """
+    n = len(ctx.members)
+    check_senders(responses, ctx.members, ctx.members if len(responses) < need else ())
+    found: dict[Client, Words] = {}
+    words, line = (torch.int64, (ctx.size,)), (torch.uint8, (SEED,))
+    form = {"exchange": line, "sum": words, "rolls": (torch.uint8, (n, SEED)), "digest": line}
+    for sender in sorted(responses):
+        response = responses[sender]
+        _check_form(response, f"response of {sender!r}", form, ctx)
+        found[sender] = to_words(response["sum"])
+        made = commitment(ctx, sender, ctx.requester, _bytes(response["rolls"]), found[sender])
+        if made != _bytes(response["digest"]):
+            raise KinfolkError(f"response of {sender!r}", None, "was damaged on its way; ask for it again")
+    every = torch.stack([responses[sender]["rolls"].cpu() for sender in found])
+    for i, member in enumerate(ctx.members):
+        if bool((every[:, i] != every[:1, i]).any()):
+            raise KinfolkError(f"roll of {member!r}", None, "differs from member to member; abort")
+    return found
+
+
+_Form = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+
+
+def _share_form(ctx: Context, full: bool) -> _Form:
+    line: tuple[torch.dtype, tuple[int, ...]] = (torch.uint8, (SEED,))
+    form: _Form = {"exchange": line, "salt": line, "roll": (torch.uint8, (len(ctx.members), SEED))}
+    return {**form, "part": (torch.int64, (ctx.size,))} if full else {**form, "seed": line}
+
+
+def _check_form(message: Share, field: str, form: _Form, ctx: Context) -> None:
+    if set(message) != set(form):
+        raise KinfolkError(field, sorted(message), f"must hold {sorted(form)}")
+    for key, (dtype, shape) in form.items():
+        got = message[key]
+        if not isinstance(got, Tensor) or got.dtype != dtype or tuple(got.shape) != shape:
+            raise KinfolkError(field, key, f"must be {dtype} of shape {shape}")
+    if _bytes(message["exchange"]) != ctx.id:
+        raise KinfolkError(field, None, "belongs to another exchange; it is not used")
+
+
+def _row(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().numpy().tobytes()

@@ -1,0 +1,37 @@
+"""What every way of sharing offers: split at each member, respond at each member, sum up at the requester."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from kinfolk.shares.context import Context
+from kinfolk.types import Client, Message
+
+# Flat dictionaries of tensors, ready to travel: 64-bit words as int64, seeds and hashes as uint8.
+Share = Message
+Response = Message
+
+
+class Scheme(Protocol):
+    """sum_i sigma_i * vec_i over the members of a list, in three steps."""
+
+    def split(
+        self, vec: Tensor, sigma: float, me: Client, members: Sequence[Client], ctx: Context
+    ) -> dict[Client, Share]:
+        """A member's shares, by receiver. The one under its own name is kept and never sent."""
+        ...
+
+    def respond(self, shares: Mapping[Client, Share], me: Client, ctx: Context) -> Response:
+        """The sum of what a member got (by sender), the share it kept included; for the requester."""
+        ...
+
+    def reconstruct(self, responses: Mapping[Client, Response], ctx: Context) -> Tensor:
+        """The requester's result, float64 [P], from the responses by sender."""
+        ...
+
+    def traffic(self, n: int, size: int, item: int = 4) -> int:
+        """Bytes of tensors that n members send for one requester and round; `item` bytes per number."""
+        ...

@@ -1,0 +1,123 @@
+"""Shamir's shares over GF(2**61 - 1): as `additive64`, and members may vanish after they have shared.
+
+Shamir: How to Share a Secret. 1979.
+
+Each coordinate is shared by a polynomial of degree t - 1 with t = floor(2n/3) + 1; sums of shares are
+shares of sums, so any t responses give the sum over all who shared, and t - 1 members learn nothing.
+A polynomial is free in t - 1 points: these shares are random and travel as seeds, and only the n - t
+others that are not the member's own travel as vectors: n(n - t) + n vectors instead of n**2.
+
+Why coordinates, and not the seeds of masks: with shared seeds, survivors must be asked a second time, for
+the seeds of whoever vanished, and a requester who lies about that unmasks a member unless every vector is
+masked twice. Here a member answers once, and answers beyond t show a wrong response.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from kinfolk.errors import KinfolkError
+from kinfolk.shares.context import Context, check_secrecy, check_split
+from kinfolk.shares.field import Words, add_times, reduced, signed, unsigned, value_at, weights
+from kinfolk.shares.fixed import SEED, check_room, decode, encode, expand, fresh_seeds
+from kinfolk.shares.roll import Payload, answer, enrol, opened, sums
+from kinfolk.shares.scheme import Response, Share
+from kinfolk.types import Client
+
+
+def threshold_of(n: int) -> int:
+    """How many responses are needed: floor(2n/3) + 1.
+
+    >>> [threshold_of(n) for n in (2, 3, 4, 25)]
+    [2, 3, 3, 17]
+    """
+    return 2 * n // 3 + 1
+
+
+@dataclass(frozen=True)
+class Shamir61:
+    """sum_i sigma_i * vec_i from any t of n responses; error at most n * 2**-(bits + 1).
+
+    >>> import torch
+    >>> ctx = Context("ann", 0, ("bob", "cyd", "dan", "eve"), 2.0, (("w", 1),))
+    >>> scheme, w = Shamir61(), torch.tensor([-2.0])
+    >>> sent = {m: scheme.split(w, 0.5, m, ctx.members, ctx) for m in ctx.members}
+    >>> got = {m: scheme.respond({s: sent[s][m] for s in sent}, m, ctx) for m in ctx.members[1:]}
+    >>> scheme.reconstruct(got, ctx)  # bob vanished after sharing; his model is in the sum
+    tensor([-4.], dtype=torch.float64)
+    """
+
+    bits: int = 24  # f
+    min_members: int = 3
+    max_share: float = 0.5
+    limit: float = 2.0**14
+    entropy: Callable[[int], bytes] = os.urandom
+
+    def split(
+        self, vec: Tensor, sigma: float, me: Client, members: Sequence[Client], ctx: Context
+    ) -> dict[Client, Share]:
+        """Seeds for t - 1 members; for the rest, oneself included, the values that follow from them."""
+        check_split(vec, sigma, me, members, ctx)
+        check_secrecy(sigma, me, ctx, self.min_members, self.max_share)
+        n = len(ctx.members)
+        check_room(n, self.bits, self.limit, 60)
+        secret = unsigned(encode(vec, sigma, self.bits, self.limit, me))
+        full = [to for to in ctx.members if _in_full(me, to, ctx)]
+        short = [to for to in ctx.members if to not in full]
+        points = [0, *(ctx.place(to) + 1 for to in short)]
+        factors = {to: weights(points, ctx.place(to) + 1) for to in full}
+        parts = {to: np.zeros(ctx.size, dtype=np.uint64) for to in full}
+        payloads: dict[Client, Payload] = dict(
+            zip(short, fresh_seeds(len(short), self.entropy, me), strict=True)
+        )
+        for k, to in enumerate([me, *short]):  # the point 0 holds the secret
+            value = secret if k == 0 else _value(payloads[to], ctx, me, to)
+            for other, part in parts.items():
+                add_times(part, value, factors[other][k])
+        return enrol({**payloads, **parts}, me, ctx, self.entropy)
+
+    def respond(self, shares: Mapping[Client, Share], me: Client, ctx: Context) -> Response:
+        """The sum of all shares received and of the one kept, modulo the prime."""
+        whole = np.zeros(ctx.size, dtype=np.uint64)
+        for sender, payload in opened(shares, me, ctx, lambda sender: _in_full(sender, me, ctx)).items():
+            whole = reduced(whole + _value(payload, ctx, sender, me))
+        return answer(whole, shares, me, ctx)
+
+    def reconstruct(self, responses: Mapping[Client, Response], ctx: Context) -> Tensor:
+        """The sum from the first t responses; all further ones must lie on the same polynomials."""
+        n = len(ctx.members)
+        t = threshold_of(n)
+        got = {who: reduced(part) for who, part in sums(responses, ctx, t).items()}
+        points = {who: ctx.place(who) + 1 for who in got}
+        used = list(got)[:t]
+        values, where = [got[who] for who in used], [points[who] for who in used]
+        for who in list(got)[t:]:
+            if not np.array_equal(value_at(values, where, points[who]), got[who]):
+                raise KinfolkError("responses", list(got), f"do not fit together, first at {who!r}; abort")
+        return decode(signed(value_at(values, where, 0)), n, self.bits, self.limit)
+
+    def traffic(self, n: int, size: int, item: int = 8) -> int:
+        """t - 1 seeds, n - t vectors and one response of each member.
+
+        >>> round(Shamir61().traffic(25, 11_173_962 + 9_600) / 1e9, 2)
+        20.13
+        """
+        t, vector, roll = threshold_of(n), 8 * size, n * SEED
+        short, full, response = 3 * SEED + roll, 2 * SEED + vector + roll, 2 * SEED + vector + roll
+        return n * ((t - 1) * short + (n - t) * full + response)
+
+
+def _in_full(sender: Client, receiver: Client, ctx: Context) -> bool:
+    """Whether a share travels in full: the sender's own (which stays) and those of the n - t after it."""
+    n = len(ctx.members)
+    return (ctx.place(receiver) - ctx.place(sender)) % n <= n - threshold_of(n)
+
+
+def _value(payload: Payload, ctx: Context, sender: Client, receiver: Client) -> Words:
+    """A share's words below the prime; a seed's are uniform up to 2**-61."""
+    return reduced(expand(payload, ctx, sender, receiver) if isinstance(payload, bytes) else payload)

@@ -1,0 +1,393 @@
+"""All ways of sharing give the same sum; shares that should hide do; what is wrong is refused by name."""
+
+import copy
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from kinfolk.codec import decode as from_bytes
+from kinfolk.codec import encode as to_bytes
+from kinfolk.errors import KinfolkError
+from kinfolk.shares import SCHEMES
+from kinfolk.shares.additive import Additive64
+from kinfolk.shares.context import Context, Diary
+from kinfolk.shares.layerwise import Layerwise
+from kinfolk.shares.plain import Plain
+from kinfolk.shares.shamir import Shamir61, threshold_of
+from kinfolk.shares.vector import to_tree, to_vector
+from kinfolk.streams import Seed
+from kinfolk.types import nbytes
+
+RESNET18 = 11_173_962 + 9_600  # parameters and float buffers
+SECURE = [Additive64, Shamir61]
+LAYERS = (("conv.weight", 5), ("conv.bias", 2), ("head.weight", 4))
+
+
+def context(n, layers=LAYERS, sigma=0.4, round=2):
+    return Context("ann", round, tuple(f"m{i:02}" for i in range(n)), n * sigma, layers)
+
+
+def models(ctx, scale=3.0, dtype=torch.float64):
+    draw = Seed(5).numpy("models", len(ctx.members))
+    return {m: torch.from_numpy(draw.normal(scale=scale, size=ctx.size)).to(dtype) for m in ctx.members}
+
+
+def exchange(scheme, ctx, vectors, sigma=0.4):
+    """Everybody splits: {sender: {receiver: share}}."""
+    return {m: scheme.split(vectors[m], sigma, m, ctx.members, ctx) for m in ctx.members}
+
+
+def inbox(sent, me):
+    return {sender: shares[me] for sender, shares in sent.items() if me in shares}
+
+
+def answers(scheme, ctx, sent):
+    return {m: scheme.respond(inbox(sent, m), m, ctx) for m in ctx.members}
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 25])
+@pytest.mark.parametrize("name", sorted(SCHEMES))
+def test_every_scheme_gives_the_sum(name, n):
+    scheme = SCHEMES[name](min_members=2) if name in ("additive64", "shamir61") else SCHEMES[name]()
+    ctx = context(n)
+    vectors = models(ctx)
+    sent = exchange(scheme, ctx, vectors)
+    # What travels can travel: through bytes and back.
+    sent = {s: {r: from_bytes(to_bytes(share))[0] for r, share in got.items()} for s, got in sent.items()}
+    found = scheme.reconstruct(answers(scheme, ctx, sent), ctx)
+    expected = np.sum([0.4 * v.numpy() for v in vectors.values()], axis=0)
+    assert found.dtype == torch.float64
+    loss = n * 2.0 ** -(scheme.bits + 1) if hasattr(scheme, "bits") else 0
+    assert np.abs(found.numpy() - expected).max() <= loss + 1e-12
+
+
+@settings(max_examples=25)
+@given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=4, max_size=4), st.floats(0.01, 1))
+def test_secure_sums_err_by_rounding_only(values, sigma):
+    ctx = context(4, (("w", 4),), sigma)
+    vectors = {m: torch.tensor(values).roll(i) for i, m in enumerate(ctx.members)}
+    for scheme in (Additive64(), Shamir61()):
+        found = scheme.reconstruct(answers(scheme, ctx, exchange(scheme, ctx, vectors, sigma)), ctx)
+        for k, value in enumerate(found.tolist()):
+            exact = sum(Fraction(float(v[k]) * sigma) for v in vectors.values())
+            assert abs(Fraction(value) - exact) <= Fraction(4, 2 ** (scheme.bits + 1))
+
+
+def test_error_at_25_members_and_a_large_spread():
+    ctx, scheme = context(25, (("w", 400),)), Additive64()
+    vectors = models(ctx, scale=2000.0)
+    found = scheme.reconstruct(answers(scheme, ctx, exchange(scheme, ctx, vectors)), ctx)
+    exact = [sum(Fraction(v.tolist()[k] * 0.4) for v in vectors.values()) for k in range(400)]
+    worst = max(abs(Fraction(v) - e) for v, e in zip(found.tolist(), exact, strict=True))
+    print("largest error, n = 25:", float(worst))
+    assert 0 < worst <= Fraction(25, 2**33)
+
+
+@pytest.mark.parametrize("kind", SECURE)
+def test_shares_of_a_constant_look_random(kind):
+    ctx = context(5, (("w", 8000),))
+    sent = exchange(
+        kind(entropy=Seed(3).numpy("shares").bytes), ctx, {m: torch.ones(8000) for m in ctx.members}
+    )
+    looks = 0
+    for shares in sent.values():
+        for share in shares.values():
+            if "part" in share:
+                data = share["part"].numpy().view(np.uint8).reshape(-1, 8)
+                # Of 61 bits the lowest seven bytes are full.
+                counts = np.bincount(data[:, :7].ravel(), minlength=256)
+                assert chisquare(counts).pvalue > 1e-5
+                looks += 1
+    assert looks >= 5
+    plain = np.bincount(torch.ones(8000).double().numpy().view(np.uint8), minlength=256)
+    assert chisquare(plain).pvalue < 1e-9  # the test has teeth
+
+
+@pytest.mark.parametrize("kind", SECURE)
+def test_seeds_are_fresh_and_named_streams_repeat(kind):
+    ctx, v = context(4), models(context(4))["m00"]
+    once, again = (kind().split(v, 0.4, "m00", ctx.members, ctx) for _ in range(2))
+    assert not torch.equal(once["m00"]["part"], again["m00"]["part"])
+    first, second = (
+        kind(entropy=Seed(3).numpy("share", 2, "m00").bytes).split(v, 0.4, "m00", ctx.members, ctx)
+        for _ in range(2)
+    )
+    assert all(torch.equal(first[m][k], second[m][k]) for m in first for k in first[m])
+    with pytest.raises(KinfolkError, match="entropy of 'm00'"):
+        kind(entropy=bytes).split(v, 0.4, "m00", ctx.members, ctx)
+
+
+def test_layerwise_pieces_are_multiples_and_the_kept_one_counts():
+    ctx, v = context(4), models(context(4))["m01"]
+    for granularity, pieces in (("tensor", 3), ("module", 2)):
+        scheme = Layerwise(granularity, Seed(3).numpy("cuts").bytes)
+        shares = scheme.split(v, 0.4, "m01", ctx.members, ctx)
+        ratios = torch.stack([shares[m]["part"] / (0.4 * v) for m in ctx.members])
+        assert torch.allclose(ratios.sum(0), torch.ones_like(v))
+        assert (ratios > 0).all()
+        assert len({tuple(column.round(decimals=9).tolist()) for column in ratios.T}) == pieces
+    sent = exchange(Layerwise(entropy=Seed(4).numpy("cuts").bytes), ctx, models(ctx))
+    whole = sum(0.4 * w for w in models(ctx).values())
+    without = sum(sent[s][r]["part"] for s in sent for r in sent if s != r)
+    off = (without - whole).norm() / whole.norm()
+    print("layer-wise sum without the kept share is off by", round(float(off), 2))
+    assert off > 0.15
+    with pytest.raises(KinfolkError, match="granularity"):
+        Layerwise("row")
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMES))
+def test_a_missing_or_a_strange_message_is_named(name):
+    scheme, ctx = SCHEMES[name](), context(3)
+    sent = exchange(scheme, ctx, models(ctx))
+    got = answers(scheme, ctx, sent)
+    less = {m: r for m, r in got.items() if m != "m01"}
+    with pytest.raises(KinfolkError, match="message of 'm01': is missing"):
+        scheme.reconstruct(less, ctx)
+    with pytest.raises(KinfolkError, match="message of 'eve': is not expected"):
+        scheme.reconstruct({**got, "eve": got["m00"]}, ctx)
+    if name != "plain":
+        with pytest.raises(KinfolkError, match="message of 'm02': is missing"):
+            scheme.respond({s: sent[s]["m00"] for s in ("m00", "m01")}, "m00", ctx)
+    with pytest.raises(KinfolkError, match="'eve'"):
+        scheme.respond({**inbox(sent, "m00"), "eve": sent["m00"]["m00"]}, "m00", ctx)
+
+
+@pytest.mark.parametrize("n", [4, 7, 25])
+def test_shamir_survives_those_who_vanish(n):
+    ctx, scheme = context(n), Shamir61()
+    got, t = answers(scheme, ctx, exchange(scheme, ctx, models(ctx))), threshold_of(n)
+    expected = sum(0.4 * v for v in models(ctx).values())
+    drawn = Seed(1).numpy("vanish", n).permutation(n)[:t]
+    left = {m: got[m] for m in (ctx.members[i] for i in drawn)}
+    assert torch.allclose(scheme.reconstruct(left, ctx), expected, rtol=0, atol=n * 2**-25)
+    del left[next(iter(left))]
+    with pytest.raises(KinfolkError, match="is missing"):
+        scheme.reconstruct(left, ctx)
+
+
+def forged(response, scheme, me, ctx, shares, change):
+    """A response by a member who lies, hashes and all."""
+    from kinfolk.shares.fixed import to_words
+    from kinfolk.shares.roll import answer
+
+    return answer(to_words(change(response["sum"].clone())), shares, me, ctx)
+
+
+def test_shamir_sees_a_wrong_response_beyond_the_threshold():
+    ctx, scheme = context(5), Shamir61()
+    sent = exchange(scheme, ctx, models(ctx))
+    got = answers(scheme, ctx, sent)
+    for liar in ctx.members:
+        lie = forged(got[liar], scheme, liar, ctx, inbox(sent, liar), lambda s: s + 1)
+        with pytest.raises(KinfolkError, match="do not fit together"):
+            scheme.reconstruct({**got, liar: lie}, ctx)
+
+
+@pytest.mark.parametrize("kind", SECURE)
+def test_altered_shares_and_responses_end_the_exchange(kind):
+    ctx, scheme = context(5), kind()
+    sent = exchange(scheme, ctx, models(ctx))
+    got = answers(scheme, ctx, sent)
+    for key in [k for k in sent["m01"]["m00"] if k != "exchange"]:
+        bad = copy.deepcopy(inbox(sent, "m00"))
+        bad["m01"][key].view(torch.uint8).view(-1)[3] ^= 1
+        # Damage to another member's line of the roll shows when the requester compares.
+        with pytest.raises(KinfolkError, match="'m01'"):
+            scheme.reconstruct({**got, "m00": scheme.respond(bad, "m00", ctx)}, ctx)
+    got["m02"]["sum"][0] += 1
+    with pytest.raises(KinfolkError, match="response of 'm02': was damaged"):
+        scheme.reconstruct(got, ctx)
+
+
+@pytest.mark.parametrize("kind", SECURE)
+def test_a_roll_that_differs_between_members_is_seen(kind):
+    ctx, scheme = context(5), kind()
+    sent, other = exchange(scheme, ctx, models(ctx)), exchange(scheme, ctx, models(ctx))
+    mixed = {**sent, "m03": {**sent["m03"], "m01": other["m03"]["m01"]}}  # whole, but of another splitting
+    with pytest.raises(KinfolkError, match="roll of 'm03': differs"):
+        scheme.reconstruct(answers(scheme, ctx, mixed), ctx)
+
+
+def test_wrong_masks_make_an_impossible_sum():
+    ctx, scheme = context(3), Additive64()
+    sent = exchange(scheme, ctx, models(ctx))
+    got = answers(scheme, ctx, sent)
+    lie = forged(got["m00"], scheme, "m00", ctx, inbox(sent, "m00"), lambda s: s * 3 + 12345)
+    with pytest.raises(KinfolkError, match="a share was wrong"):
+        scheme.reconstruct({**got, "m00": lie}, ctx)
+
+
+@pytest.mark.parametrize("kind", SECURE)
+def test_shares_of_another_round_and_repeated_seeds_are_refused(kind):
+    scheme, ctx, later = kind(), context(4), context(4, round=3)
+    old, new = exchange(scheme, ctx, models(ctx)), exchange(scheme, later, models(ctx))
+    with pytest.raises(KinfolkError, match="share of 'm02': belongs to another exchange"):
+        scheme.respond({**inbox(new, "m01"), "m02": old["m02"]["m01"]}, "m01", later)
+    got = {**answers(scheme, later, new), "m02": answers(scheme, ctx, old)["m02"]}
+    with pytest.raises(KinfolkError, match="response of 'm02': belongs to another exchange"):
+        scheme.reconstruct(got, later)
+    # Two members whose generators are in the same state.
+    twins = {m: kind(entropy=Seed(1).numpy("same").bytes) for m in ("m00", "m01")}
+    sent = {**new, **{m: twins[m].split(models(ctx)[m], 0.4, m, later.members, later) for m in twins}}
+    if kind is Additive64:  # the twins' second seeds meet at m02
+        with pytest.raises(KinfolkError, match="share of 'm01': has the seed of 'm00'"):
+            scheme.respond(inbox(sent, "m02"), "m02", later)
+
+
+@pytest.mark.parametrize("kind", SECURE)
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("part", torch.zeros(11)),
+        ("part", torch.zeros(3, dtype=torch.int64)),
+        ("salt", torch.zeros(31, dtype=torch.uint8)),
+        ("roll", torch.zeros(1, 32, dtype=torch.uint8)),
+        ("extra", torch.zeros(1)),
+        ("exchange", None),
+    ],
+)
+def test_malformed_shares_are_refused(kind, key, value):
+    ctx, scheme = context(4), kind()
+    sent = exchange(scheme, ctx, models(ctx))
+    with pytest.raises(KinfolkError, match="share of 'm00'"):
+        scheme.respond({**inbox(sent, "m00"), "m00": {**sent["m00"]["m00"], key: value}}, "m00", ctx)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMES))
+def test_bad_models_are_refused_with_the_member_named(name):
+    scheme, ctx = SCHEMES[name](), context(3)
+    good = models(ctx)["m00"]
+    bad = good.clone()
+    bad[4] = float("nan")
+    cases = [(bad, 0.4), (good[1:], 0.4), (good.long(), 0.4), (good, float("nan")), (good, -0.1)]
+    for vec, sigma in cases:
+        with pytest.raises(KinfolkError, match="of 'm00'"):
+            scheme.split(vec, sigma, "m00", ctx.members, ctx)
+    with pytest.raises(KinfolkError, match="'eve': is not in the list of 'ann'"):
+        scheme.split(good, 0.4, "eve", ctx.members, ctx)
+    with pytest.raises(KinfolkError, match="members at 'm00'"):
+        scheme.split(good, 0.4, "m00", ctx.members[:2], ctx)
+
+
+@pytest.mark.parametrize("kind", SECURE)
+def test_what_secure_schemes_refuse(kind):
+    scheme, ctx = kind(), context(3)
+    good = models(ctx)["m00"]
+    with pytest.raises(KinfolkError, match="fewer than 3 members"):
+        scheme.split(good, 0.4, "m00", ("m00", "m01"), context(2))
+    with pytest.raises(
+        KinfolkError, match=r"sigma of 'm00' = 0.7: exceeds 0.5 of the sum 1.2 that 'ann' states"
+    ):
+        scheme.split(good, 0.7, "m00", ctx.members, ctx)
+    for value in (2.0**14 / 0.4 * 1.001, -1e30):
+        vec = good.clone()
+        vec[2] = value
+        with pytest.raises(KinfolkError, match=r"model of 'm00' = .* beyond the range"):
+            scheme.split(vec, 0.4, "m00", ctx.members, ctx)
+    edge = torch.full_like(good, -(2.0**14))
+    vectors = dict.fromkeys(ctx.members, edge)
+    wide = Context("ann", 2, ctx.members, 3.0, LAYERS)
+    found = scheme.reconstruct(answers(scheme, wide, exchange(scheme, wide, vectors, 1.0)), wide)
+    assert (found == -3 * 2.0**14).all()
+    with pytest.raises(KinfolkError, match="overflow"):
+        kind(limit=2.0**36).split(good, 0.4, "m00", ctx.members, ctx)
+
+
+def test_a_diary_gives_nobody_two_sums():
+    known = {"ann", "dan", *(f"m{i:02}" for i in range(4))}
+    ctx, shorter = context(4), context(3)
+    assert ctx.id != shorter.id != context(3, sigma=0.5).id
+    with pytest.raises(KinfolkError, match=r"request of 'ann' = \['m03'\]: names peers that nobody knows"):
+        Diary().admit(ctx, "m00", known - {"m03"})
+    with pytest.raises(KinfolkError, match="'dan': is not in the list"):
+        Diary().admit(ctx, "dan", known)
+    diary = Diary().admit(ctx, "m00", known)
+    with pytest.raises(KinfolkError, match="second in this round"):
+        diary.admit(shorter, "m00", known)
+    void = diary.abort(ctx)
+    for call in (lambda: void.answer(ctx), lambda: void.abort(ctx), lambda: void.admit(ctx, "m00", known)):
+        with pytest.raises(KinfolkError, match="request of 'ann'"):
+            call()
+    retried = void.admit(shorter, "m00", known)
+    with pytest.raises(KinfolkError, match="not open"):
+        retried.answer(ctx)
+    with pytest.raises(KinfolkError, match="was aborted"):
+        retried.abort(shorter).admit(context(3, sigma=0.1), "m00", known)
+    done = retried.answer(shorter)
+    with pytest.raises(KinfolkError, match="was answered"):
+        done.admit(context(3, sigma=0.1), "m00", known)
+    later = done.admit(context(3, round=3), "m00", known)
+    with pytest.raises(KinfolkError, match="is old"):
+        later.admit(context(4, round=1), "m00", known)
+    other = Context("dan", 2, ctx.members, 1.6, LAYERS)
+    assert set(later.admit(other, "m00", known).last) == {"ann", "dan"}
+
+
+@pytest.mark.parametrize(
+    ("members", "total", "round", "match"),
+    [
+        (("ann", "bob"), 1.0, 0, "must not name the requester"),
+        (("cyd", "bob"), 1.0, 0, "sorted"),
+        (("bob", "bob"), 1.0, 0, "without repetition"),
+        ((), 1.0, 0, "not empty"),
+        (("bob",), float("nan"), 0, "total of 'ann'"),
+        (("bob",), -1.0, 0, "total of 'ann'"),
+        (("bob",), 1.0, -1, "round of 'ann'"),
+    ],
+)
+def test_bad_requests(members, total, round, match):
+    with pytest.raises(KinfolkError, match=match):
+        Context("ann", round, members, total, LAYERS)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMES))
+@pytest.mark.parametrize("n", [3, 4, 25])
+def test_traffic_is_what_is_sent(name, n):
+    scheme, ctx = SCHEMES[name](), context(n)
+    sent = exchange(scheme, ctx, models(ctx, dtype=torch.float32))
+    travelled = [share for s, shares in sent.items() for r, share in shares.items() if r != s]
+    travelled += answers(scheme, ctx, sent).values()
+    assert sum(map(nbytes, travelled)) == scheme.traffic(n, ctx.size)
+
+
+def test_traffic_of_a_resnet18():
+    traffic = {name: kind().traffic(25, RESNET18) / 1e9 for name, kind in SCHEMES.items()}
+    print({name: round(value, 2) for name, value in traffic.items()})
+    assert traffic["additive64"] <= 2.3
+    assert traffic["layerwise"] == pytest.approx(27.9, abs=0.1)
+    assert traffic["shamir61"] < traffic["layerwise"]
+    assert traffic["plain"] < traffic["additive64"]
+
+
+def test_a_model_as_a_vector_and_back():
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    tree = dict(net.state_dict())
+    vec, layers = to_vector(tree)
+    assert sum(length for _, length in layers) == len(vec) == 6 + 2 + 4 * 2
+    assert "1.num_batches_tracked" not in dict(layers)
+    ctx = Context("ann", 0, ("bob",), 1.0, layers)
+    back = to_tree(vec.double() * 2, tree)
+    for name, leaf in tree.items():
+        if name in ctx.slices:
+            assert torch.equal(vec[ctx.slices[name]], leaf.flatten())
+            assert torch.equal(back[name], 2 * leaf)
+            assert back[name].dtype == leaf.dtype
+        else:
+            assert torch.equal(back[name], leaf)
+    with pytest.raises(KinfolkError, match="vector"):
+        to_tree(vec[1:], tree)
+    with pytest.raises(KinfolkError, match="no floating-point"):
+        to_vector({"n": torch.tensor(1)})
+
+
+def test_plain_shows_each_model_to_the_requester():
+    ctx = context(3)
+    sent = exchange(Plain(), ctx, models(ctx))
+    assert torch.allclose(answers(Plain(), ctx, sent)["m01"]["sum"], 0.4 * models(ctx)["m01"])
+    assert set(sent["m01"]) == {"m01"}

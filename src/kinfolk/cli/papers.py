@@ -23,6 +23,7 @@ def reproduce(
     configs: Annotated[Path, typer.Option("--configs", help="Where the papers' files lie.")] = Path(
         "configs"
     ),
+    show: Annotated[bool, typer.Option("--show", help="Run nothing; show what is in the folder.")] = False,
     json_: AsJson = False,
 ) -> None:
     """Run a paper's comparison again and print what it reported next to what was obtained."""
@@ -39,11 +40,12 @@ def reproduce(
     wanted = load_paper(path).only(table or [])
     where = folder or Path("runs") / f"reproduce-{path.parent.name}{'-small' if small else ''}"
     total = rounds_of(wanted, seeds, path.parent, small, set_ or [])
-    with telling(total, quiet=json_) as teller:
-        run_all(
-            wanted, where, path.parent, seeds=seeds, small=small, changes=set_ or [],
-            watch=lambda name, k: teller.watch(name),
-        )  # fmt: skip
+    if not show:
+        with telling(total, quiet=json_) as teller:
+            run_all(
+                wanted, where, path.parent, seeds=seeds, small=small, changes=set_ or [],
+                watch=lambda name, k: teller.watch(name),
+            )  # fmt: skip
     _show(where, [sheet.name for sheet in wanted.sheets], json_)
 
 

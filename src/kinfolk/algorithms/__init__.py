@@ -11,10 +11,16 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from kinfolk.algorithms.clustered_fl import ClusteredFL
+from kinfolk.algorithms.clustered_hdbscan import ClusteredHDBSCAN
+from kinfolk.algorithms.commonest import Commonest
 from kinfolk.algorithms.fedavg import FedAvg
+from kinfolk.algorithms.fedavg_forgetful import FedAvgForgetful
 from kinfolk.algorithms.fedavg_tuned import FedAvgTuned
 from kinfolk.algorithms.feddane import FedDANE
+from kinfolk.algorithms.feddc import FedDC
 from kinfolk.algorithms.feddist import FedDist, FedDWS
+from kinfolk.algorithms.fedem import FedEM
+from kinfolk.algorithms.fedfomo import FedFomo
 from kinfolk.algorithms.fedprox import FedProx
 from kinfolk.algorithms.fedsgd import FedSGD
 from kinfolk.algorithms.fesem import FeSEM
@@ -27,16 +33,22 @@ from kinfolk.learning.learner import Learner
 from kinfolk.script import Algorithm
 
 ALGORITHMS: dict[str, type[Any]] = {
+    "commonest": Commonest,
     "local": Local,
     "fedsgd": FedSGD,
     "fedavg": FedAvg,
+    "fedavg_forgetful": FedAvgForgetful,
     "fedavg_tuned": FedAvgTuned,
     "fedprox": FedProx,
     "feddist": FedDist,
     "feddws": FedDWS,
     "fesem": FeSEM,
     "feddane": FedDANE,
+    "feddc": FedDC,
+    "fedfomo": FedFomo,
+    "fedem": FedEM,
     "clustered_fl": ClusteredFL,
+    "clustered_hdbscan": ClusteredHDBSCAN,
     "ifca": IFCA,
     "hypcluster": HypCluster,
     "robust": Robust,

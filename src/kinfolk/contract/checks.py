@@ -38,7 +38,7 @@ from kinfolk.experiment.spec import dump
 from kinfolk.experiment.state import from_message, to_message
 from kinfolk.script import Algorithm, Ask, Groups, Request, play
 from kinfolk.streams import Seed, Turn
-from kinfolk.task import Swap, Task
+from kinfolk.task import Fit, Swap, Task
 from kinfolk.types import Client, Message, Picked
 
 Make = toy.Make
@@ -363,6 +363,9 @@ def check_learns_something(make: Make) -> None:
     """Where everybody holds the same easy task, a few rounds lower the loss."""
     federation = toy.alike()
     algorithm = make(toy.learner("mlp", federation))
+    tasks = [task for task in algorithm.tasks().values() if isinstance(task, Task)]
+    if not any(isinstance(one, Fit) for task in tasks for one in task.passes):
+        raise Skip("it trains nothing")
     before, after = (toy.play_rounds(algorithm, federation, "batched", rounds=r).scores for r in (0, 4))
     for kind in algorithm.scored():
         was, now = (float(np.mean([loss for _, loss in s[kind].values()])) for s in (before, after))

@@ -1,0 +1,170 @@
+"""FedEM: every client's law is a mixture of K shared components, in shares of its own.
+
+Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a Mixture of Distributions.
+NeurIPS 2021, Algorithm 1.
+
+    E        q_k(x, y) proportional to pi_ik exp(-loss_k(x, y)), on training rows in scoring mode
+    M        pi_ik <- mean of q_k;  component k is trained on q_k-weighted rows, divided by the batch size
+    server   each component <- sum_i (n_i / n) of who replied
+    answer   sum_k pi_ik softmax_k(x)
+
+q belongs to the components as they were sent and to the old pi, both of which a client holds until its task
+ends; so q is worked out again where it is needed, and no table of rows is kept. Clipping is of all
+components' gradients together. A regression has exp(-squared error) and answers with the mean of outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from kinfolk.algorithms.many_models import copies, distinct
+from kinfolk.errors import at_least
+from kinfolk.fold import Mean, Weights
+from kinfolk.learning import metrics
+from kinfolk.learning.learner import Learner
+from kinfolk.learning.norm import row_weights
+from kinfolk.script import Script, fold
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Batch, Carry, Facts, Fit, Plan, Sweep, Table, Task
+from kinfolk.types import Client, Each, Message, Tree
+
+LEAST_SHARE = 1e-30  # a share of 0 would have no logarithm
+
+
+@dataclass(frozen=True)
+class State:
+    """The shared components."""
+
+    components: Tree  # every leaf [K, ...]
+
+
+class Weighed(NamedTuple):
+    """A batch whose mean weighs each row, and is still divided by the number of rows.
+
+    >>> half = Weighed(torch.zeros(2, 1), torch.zeros(2), torch.arange(2), None, torch.tensor([0.5, 0.5]))
+    >>> half.mean(torch.tensor([2.0, 4.0]))
+    tensor(1.5000)
+    """
+
+    x: Tensor
+    y: Tensor
+    row: Tensor
+    weight: Tensor | None
+    q: Tensor
+
+    def mean(self, values: Tensor) -> Tensor:
+        """(1 / rows) sum of q * value, padding left out."""
+        return Batch(self.x, self.y, self.row, self.weight).mean(values * self.q)
+
+
+@dataclass(frozen=True)
+class FedEM:
+    """K components for everyone and a mixture of them for each client."""
+
+    learner: Learner
+    k: int = 3  # K, number of components; 1 gives FedAvg
+    weights: Weights = "size"  # n_i / n, or the same for every client
+
+    def __post_init__(self) -> None:
+        at_least("algorithm.k", self.k, 1)
+
+    def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
+        """K different starts: alike ones would get the same q and stay alike."""
+        return State(distinct(copies(first, self.k), self.learner.names, seed))
+
+    def remember(self, who: Client) -> Message:
+        """Equal shares."""
+        return {"pi": torch.full((self.k,), 1 / self.k)}
+
+    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+        """Each component <- sum_i (n_i / n) of what clients made of it."""
+        by = Mean("components", state.components, self.weights)
+        shared = {"components": state.components}
+        return State((yield from fold(by, "update", cohort, shared))), {}
+
+    def tasks(self) -> Table:
+        """Train all components, then look what share of the rows each had."""
+        every_row = Plan(self.learner.score_batch, shuffle=False)
+        names = tuple(f"{j}.{n}" for j in range(self.k) for n in self.learner.names)
+        train = Fit((replace(self.learner.descent(self.objective), names=names),), self.learner.plan)
+        expected = {"components": copies(self.learner.first, self.k)}
+        return {"update": Task(self.start, self.finish, (train, Sweep(self.count, every_row)), expected)}
+
+    def start(self, message: Message, memory: Message, facts: Facts) -> Carry:
+        """The components to be trained and as they were sent; shares as they were and to be summed."""
+        sent = message["components"]
+        # Laid side by side for training: BatchNorm under vmap loses what it writes into a slice of a stack.
+        model = {f"{j}.{n}": leaf[j] for j in range(self.k) for n, leaf in sent.items()}
+        return {"model": model, "sent": sent, "pi": memory["pi"], "sum": memory["pi"] * 0, "rows": facts.rows}
+
+    def objective(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
+        """Sum over components of (1 / rows) sum of q_k * loss_k; nothing in one moves another."""
+        q = torch.softmax(self.joint(carry, batch), 1)
+        losses = []
+        for j in range(self.k):
+            one = {n: model[f"{j}.{n}"] for n in carry["sent"]}
+            losses.append(self.learner.objective(one, cast(Batch, Weighed(*batch, q[:, j])), carry))
+        return torch.stack(losses).sum()
+
+    def joint(self, carry: Carry, batch: Batch) -> Tensor:
+        """log pi_k - loss_k of every row, [rows, K], by the components as they were sent."""
+        outs = self.outputs(carry["sent"], batch)
+        losses = torch.stack([self.learner.loss.row_loss(out, batch.y) for out in outs], 1)
+        return _log(carry["pi"]) - losses
+
+    def outputs(self, components: Tree, batch: Batch) -> list[Tensor]:
+        """What each component says of the rows, in scoring mode."""
+        with row_weights(batch.weight):
+            return [self.learner.apply(_one(components, j), batch.x) for j in range(self.k)]
+
+    def count(self, carry: Carry, batch: Batch) -> Carry:
+        """Add the shares of a batch."""
+        return {**carry, "sum": carry["sum"] + batch.sum(torch.softmax(self.joint(carry, batch), 1))}
+
+    def finish(self, carry: Carry) -> tuple[Message, Message]:
+        """Send the components, keep pi_k = mean of q_k."""
+        model, pi = carry["model"], carry["sum"] / carry["rows"].clamp(min=1)
+        stack = {n: torch.stack([model[f"{j}.{n}"] for j in range(self.k)]) for n in carry["sent"]}
+        return {"components": stack}, {"pi": pi}
+
+    def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
+        """Everyone is served all components."""
+        return {"components": state.components}, None
+
+    def scored(self) -> Mapping[str, Task]:
+        """The client's own mixture."""
+        mine = self.learner
+        blank = metrics.blank(mine.outputs if mine.loss.classification else 0)
+
+        def begin(message: Message, memory: Message, facts: Facts) -> Carry:
+            tally = {name: t.to(facts.rows.device) for name, t in blank.items()}
+            return {"sent": message["components"], "pi": memory["pi"], "tally": tally}
+
+        def count(carry: Carry, batch: Batch) -> Carry:
+            out = self.mixture(carry, batch)
+            found = metrics.count(carry["tally"], out, batch, mine.loss.row_loss(out, batch.y))
+            return {**carry, "tally": found}
+
+        rows = Plan(mine.score_batch, shuffle=False, split=mine.score_split)
+        return {"personal": Task(begin, lambda carry: (carry["tally"], None), (Sweep(count, rows),), blank)}
+
+    def mixture(self, carry: Carry, batch: Batch) -> Tensor:
+        """log of sum_k pi_k softmax_k, which is its own log-softmax; of numbers, sum_k pi_k out_k."""
+        outs = torch.stack(self.outputs(carry["sent"], batch))
+        share: Tensor = carry["pi"].reshape(-1, *[1] * (outs.dim() - 1))
+        if not self.learner.loss.classification:
+            return (share * outs).sum(0)
+        return torch.logsumexp(_log(share) + outs.log_softmax(-1), 0)
+
+
+def _one(components: Tree, j: int) -> Tree:
+    return {name: leaf[j] for name, leaf in components.items()}
+
+
+def _log(share: Tensor) -> Tensor:
+    return share.clamp(min=LEAST_SHARE).log()

@@ -4,7 +4,14 @@ from torch import nn
 from torch.func import functional_call
 
 from kinfolk.clustering.chain import Chain, chain_of
-from kinfolk.clustering.matched import average_output, match_next, matched_average, restore_width
+from kinfolk.clustering.matched import (
+    average_output,
+    common_model,
+    cut_back,
+    match_next,
+    matched_average,
+    restore_width,
+)
 from kinfolk.clustering.matching import Prior
 from kinfolk.errors import KinfolkError
 from kinfolk.learning.layers import exchange_layers
@@ -145,6 +152,50 @@ def test_layers_grow_no_further_than_allowed_and_rows_not_had_are_zero():
         step.shared["body.0.weight"], mean / step.assignment.flatten().bincount()[:, None], atol=1e-4
     )
     assert match_next(models, chain, 0, Seed(0)).shared["body.0.weight"].shape == (8, 6)
+
+
+@pytest.mark.parametrize("name", ["mlp", "tiny", "femnist"])
+def test_a_layer_that_grew_is_cut_back_to_the_units_that_most_clients_have(name):
+    network, x = _network(name)
+    draw, chain = Seed(8).torch("far"), chain_of(network)
+    models = {
+        n: v + 10 * torch.randn(4, *v.shape, generator=draw) if v.is_floating_point() else v.expand(4)
+        for n, v in network.state_dict().items()
+    }
+    for n in (n for n in models if n.endswith("running_var")):
+        models[n] = models[n].abs()
+    layer = len(chain.layers) - 2
+    here, following = chain.layers[layer], chain.layers[layer + 1]
+    units = models[here.weight].shape[1]
+    step = match_next(models, chain, layer, Seed(0), Prior(gamma=50.0), growth=1.5)
+    small = cut_back(step, chain, layer, units)
+    counts = [int((step.assignment == unit).sum()) for unit in range(int(1.5 * units))]
+    kept = sorted(sorted(range(len(counts)), key=lambda unit: (-counts[unit], unit))[:units])
+    for n in here.leaves():
+        assert torch.equal(small.shared[n], step.shared[n][kept])
+        assert torch.equal(small.models[n][3], step.shared[n][kept])
+    # What is left computes what the wide network does once it gets nothing from the units that were cut.
+    gone = [unit for unit in range(len(counts)) if unit not in kept]
+    wide = {n: leaf[1] for n, leaf in step.models.items()}
+    wide[following.weight] = wide[following.weight].clone()
+    wide[following.weight].unflatten(1, (len(counts), -1))[:, gone] = 0
+    narrow = {n: leaf[1] for n, leaf in small.models.items()}
+    assert torch.allclose(functional_call(network, narrow, x), functional_call(network, wide, x), rtol=1e-3)
+    for own, old in zip(small.assignment.flatten().tolist(), step.assignment.flatten().tolist(), strict=True):
+        assert own == (kept.index(old) if old in kept else -1)
+    assert cut_back(step, chain, layer, 2 * units) is step
+
+
+def test_a_common_model_has_all_leaves_and_equal_rows_as_they_are():
+    network, _ = _network("tiny")
+    tree, chain = network.state_dict(), chain_of(network)
+    stack = _stack(tree, tree, tree)
+    stack["norm1.num_batches_tracked"] = torch.tensor([1, 7, 3])
+    found = common_model(stack, chain, torch.ones(3, 10))
+    assert list(found) == list(tree)
+    assert found["norm1.num_batches_tracked"] == 7
+    assert all(torch.equal(found[n], tree[n]) for n in chain.layers[0].leaves())
+    assert all(torch.allclose(found[n], tree[n], atol=1e-7) for n in chain.layers[-1].leaves())
 
 
 def test_each_class_is_averaged_by_who_has_seen_it():

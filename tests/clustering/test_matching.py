@@ -3,6 +3,7 @@ from math import log
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,9 +64,9 @@ def test_a_gain_is_the_rise_of_the_log_posterior():
 def test_one_assignment_is_the_best_of_all(seed, mine, theirs):
     layers = [_layer(seed, theirs, 2), _layer(seed + 1, mine, 2)]
     prior, cap = Prior(gamma=3.0), theirs + mine
-    table = module._Table(layers, prior, cap)
+    table = module._Table([torch.from_numpy(v) for v in layers], prior, cap)
     table.put(0)
-    g, big, counts = table.g.copy(), table.precision.copy(), table.counts.copy()
+    g, big, counts = table.g.numpy().copy(), table.precision.copy(), table.counts.copy()
     table.put(1)
     worth = gains(layers[1], g, big, counts, 2, mine, prior)
     best = max(
@@ -129,6 +130,26 @@ def test_growth_stops_at_the_cap(cap):
     far = [10 * _layer(10 + j, 4, 6) for j in range(3)]
     found = match_layer(far, Seed(0), Prior(gamma=50.0), cap=cap)
     assert len(found.counts) == cap
+
+
+def test_single_numbers_are_matched_as_doubles_are():
+    layers = [_layer(40 + j, 9, 30).astype("float32") for j in range(4)]
+    single = match_layer([torch.from_numpy(v) for v in layers], Seed(3), cap=12)
+    double = match_layer([v.astype("float64") for v in layers], Seed(3), cap=12)
+    assert [a.tolist() for a in single.assignments] == [a.tolist() for a in double.assignments]
+    assert np.allclose(single.neurons, double.neurons, atol=1e-12)  # sums are double in both
+
+
+def test_the_prior_is_without_effect_where_nothing_may_grow():
+    layers = [_layer(50 + j, 7, 3) for j in range(5)]
+    found = [
+        match_layer(layers, Seed(0), prior)
+        for prior in (Prior(), Prior(sigma=0.2, sigma0=4.0, gamma=30.0, kappa=0.5))
+    ]
+    one, two = ([a.tolist() for a in f.assignments] for f in found)
+    assert one == two
+    grown = match_layer(layers, Seed(0), Prior(sigma=0.2, sigma0=4.0, gamma=30.0, kappa=0.5), cap=10)
+    assert [a.tolist() for a in grown.assignments] != one
 
 
 def test_the_seed_decides_the_order_of_sweeps():

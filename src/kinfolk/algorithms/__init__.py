@@ -24,6 +24,7 @@ from kinfolk.algorithms.fedfomo import FedFomo
 from kinfolk.algorithms.fedprox import FedProx
 from kinfolk.algorithms.fedsgd import FedSGD
 from kinfolk.algorithms.fesem import FeSEM
+from kinfolk.algorithms.fesem_ma import FeSEMMA
 from kinfolk.algorithms.hypcluster import HypCluster
 from kinfolk.algorithms.ifca import IFCA
 from kinfolk.algorithms.local import Local
@@ -43,6 +44,7 @@ ALGORITHMS: dict[str, type[Any]] = {
     "feddist": FedDist,
     "feddws": FedDWS,
     "fesem": FeSEM,
+    "fesem_ma": FeSEMMA,
     "feddane": FedDANE,
     "feddc": FedDC,
     "fedfomo": FedFomo,

@@ -9,7 +9,7 @@ matching: the MAP shrinks towards the prior, and equal networks would not averag
 
 Widths: with `growth = 1` (the default) the common layer has exactly the clients' width, every unit is matched
 in every client, and the shapes of the model stay what they are. With more, up to 1.5, a layer may grow by
-that factor; clients then need `restore_width` to go back to their own.
+that factor; `restore_width` then gives each client its own units back, `cut_back` everyone the same ones.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def match_next(
     """Match hidden layer number `layer` of a stack of models whose lower layers are common already.
 
     For retraining between layers: give `step.models` to the clients, let them train `chain.after(layer)`,
-    stack what they return and match the next layer; end with `average_output`.
+    stack what they return and match the next layer; end with `common_model`.
 
     >>> chain = chain_of(nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1)))
     >>> stack = {"0.weight": torch.tensor([[[1.0], [5.0]], [[5.0], [1.0]]]), "0.bias": torch.zeros(2, 2),
@@ -82,6 +82,32 @@ def match_next(
     inputs = _reindexed(models[following.weight], assignment, width, following.block)
     common = {name: leaf.expand(number, *leaf.shape) for name, leaf in shared.items()}
     return Step({**models, **common, following.weight: inputs}, shared, assignment)
+
+
+def cut_back(step: Step, chain: Chain, layer: int, width: int) -> Step:
+    """A step whose layer grew, with the `width` units only that most clients have; in doubt the earlier ones.
+
+    The assignment says -1 where a client's unit was cut off.
+
+    >>> chain = chain_of(nn.Sequential(nn.Linear(1, 3, bias=False), nn.Linear(3, 1, bias=False)))
+    >>> stack = {"0.weight": torch.tensor([[[1.0], [2.0], [3.0]]] * 2), "1.weight": torch.ones(2, 1, 3)}
+    >>> grown = Step(stack, {"0.weight": stack["0.weight"][0]}, torch.tensor([[0, 2], [1, 2]]))
+    >>> small = cut_back(grown, chain, 0, 2)
+    >>> small.shared["0.weight"].T, small.models["1.weight"].shape, small.assignment.tolist()
+    (tensor([[1., 3.]]), torch.Size([2, 1, 2]), [[0, 1], [-1, 1]])
+    """
+    counts = step.assignment.flatten().bincount()
+    if len(counts) <= width:
+        return step
+    kept = counts.sort(descending=True, stable=True).indices[:width].sort().values
+    place = torch.full_like(counts, -1).scatter(0, kept, torch.arange(width))
+    following = chain.layers[layer + 1]
+    inputs, kept = step.models[following.weight], kept.to(step.models[following.weight].device)
+    blocks = inputs.reshape(*inputs.shape[:2], len(counts), following.block, *inputs.shape[3:])
+    shared = {name: leaf[kept] for name, leaf in step.shared.items()}
+    common = {name: leaf.expand(len(inputs), *leaf.shape) for name, leaf in shared.items()}
+    models = {**step.models, **common, following.weight: blocks[:, :, kept].flatten(2, 3)}
+    return Step(models, shared, place[step.assignment])
 
 
 def average_output(
@@ -109,6 +135,28 @@ def average_output(
     return {name: _weighted(models[name], shares) for name in last.leaves()}
 
 
+def common_model(
+    models: Tree, chain: Chain, class_counts: Tensor | None = None, weights: Tensor | None = None
+) -> Tree:
+    """The one model of a stack whose hidden layers are common already, in the order of its leaves.
+
+    The output layer is that of `average_output`. Leaves outside the chain are averaged as they stand; of
+    integers (counters of batches) the largest stays.
+
+    >>> chain = chain_of(nn.Linear(1, 1))
+    >>> weight = torch.tensor([[[1.0]], [[3.0]]])
+    >>> common_model({"weight": weight, "bias": torch.zeros(2, 1), "n": torch.tensor([4, 9])}, chain)
+    {'weight': tensor([[2.]]), 'bias': tensor([0.]), 'n': tensor(9)}
+    """
+    model = average_output(models, chain, class_counts, weights)
+    model |= {name: models[name][0] for layer in chain.layers[:-1] for name in layer.leaves()}
+    shares = _shares(models, chain.layers[0], weights)
+    for name in models.keys() - model.keys():
+        leaf = models[name]
+        model[name] = _weighted(leaf, shares) if leaf.is_floating_point() else leaf.amax(0)
+    return {name: model[name] for name in models}
+
+
 def matched_average(
     models: Tree,
     network: nn.Module | Chain,
@@ -121,8 +169,6 @@ def matched_average(
 ) -> Average:
     """The matched average of a stack of models (every leaf [clients, ...]), on the server alone.
 
-    Leaves outside the chain are averaged as they stand; of integers (counters of batches) the largest stays.
-
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> stack = {name: torch.stack([leaf, leaf]) for name, leaf in net.state_dict().items()}
     >>> found = matched_average(stack, net, Seed(0))
@@ -132,18 +178,12 @@ def matched_average(
     [[0, 1, 2], [0, 1, 2]]
     """
     chain = network if isinstance(network, Chain) else chain_of(network)
-    assignments, model, here = [], {}, models
+    assignments, here = [], models
     for layer in range(len(chain.layers) - 1):
         step = match_next(here, chain, layer, seed, prior, sweeps, growth, weights)
         here = step.models
-        model.update(step.shared)
         assignments.append(step.assignment)
-    model.update(average_output(here, chain, class_counts, weights))
-    shares = _shares(models, chain.layers[0], weights)
-    for name in models.keys() - model.keys():
-        leaf = models[name]
-        model[name] = _weighted(leaf, shares) if leaf.is_floating_point() else leaf.amax(0)
-    return Average({name: model[name] for name in models}, tuple(assignments))
+    return Average(common_model(here, chain, class_counts, weights), tuple(assignments))
 
 
 def restore_width(model: Tree, chain: Chain, own: Sequence[Tensor]) -> Tree:
@@ -170,12 +210,12 @@ def restore_width(model: Tree, chain: Chain, own: Sequence[Tensor]) -> Tree:
     return model
 
 
-def _vectors(models: Tree, layer: Layer) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
+def _vectors(models: Tree, layer: Layer) -> list[Tensor]:
     """The vectors of a layer's units for each client: incoming weights, then the bias."""
     parts = [models[layer.weight].flatten(2)]
     if layer.bias:
         parts.append(models[layer.bias][:, :, None])
-    return list(torch.cat(parts, 2).detach().double().cpu().numpy())
+    return list(torch.cat(parts, 2).detach())
 
 
 def _mean(leaf: Tensor, assignment: Tensor, width: int, shares: Tensor) -> Tensor:

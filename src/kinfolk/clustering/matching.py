@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
+from torch import Tensor
 
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.streams import Seed
@@ -53,19 +55,24 @@ class Matched:
 
 
 def match_layer(
-    neurons: Sequence[Array], seed: Seed, prior: Prior | None = None, sweeps: int = 8, cap: int | None = None
+    neurons: Sequence[Array | Tensor],
+    seed: Seed,
+    prior: Prior | None = None,
+    sweeps: int = 8,
+    cap: int | None = None,
 ) -> Matched:
     """Match the neurons [L_j, D] of several clients to at most `cap` global ones (default: the widest L_j).
 
     The widest client seeds the global layer, the others are matched in falling order of width; then in
     each sweep every client, in random order, is taken out (a neuron nobody else has goes with it) and
-    matched again. Sweeps end early when one changes nothing, since no later one could.
+    matched again. Sweeps end early when one changes nothing, since no later one could. Products are taken
+    where tensors lie and, on a CPU, in their own type; sums are double.
 
     >>> a = np.array([[1.0, 0.0], [0.0, 1.0]])
     >>> [m.tolist() for m in match_layer([a, a[::-1]], Seed(0)).assignments]
     [[0, 1], [1, 0]]
     """
-    prior, layers = prior or Prior(), [np.asarray(v, dtype=np.float64) for v in neurons]
+    prior, layers = prior or Prior(), [_held(v) for v in neurons]
     cap = _check(layers, sweeps, cap)
     order = sorted(range(len(layers)), key=lambda j: -len(layers[j]))
     table = _Table(layers, prior, cap)
@@ -79,9 +86,8 @@ def match_layer(
             table.put(int(j))
         if before == [a.tolist() for a in table.assigned]:
             break
-    return Matched(
-        table.assigned, table.g / table.precision[:, None], table.counts, (table.g, table.precision)
-    )
+    g = table.g.cpu().numpy()
+    return Matched(table.assigned, g / table.precision[:, None], table.counts, (g, table.precision))
 
 
 def gains(
@@ -94,44 +100,67 @@ def gains(
     >>> gains(np.array([[2.0]]), np.array([[2.0]]), np.array([2.0]), np.array([1]), 2, 1, Prior()).round(3)
     array([[3.333, 0.614]])
     """
+    known = _Known(neurons @ g.T, (g**2).sum(1), (neurons**2).sum(1), neurons.sum(1), neurons.shape[1])
+    return _gains(known, precision, counts, clients, new, prior)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """All that gains need of the vectors themselves."""
+
+    products: Array  # [l, L]: v . g
+    squares: Array  # [L]: |g|^2
+    lengths: Array  # [l]: |v|^2
+    totals: Array  # [l]: the sum of the entries of v
+    entries: int  # D
+
+
+def _gains(v: _Known, precision: Array, counts: Array, clients: int, new: int, prior: Prior) -> Array:
     one, first = prior.sigma**-2, prior.sigma0**-2
-    scaled = neurons * one
-    lengths = (scaled**2).sum(1)[:, None]
-    squares = (g**2).sum(1)
-    joined = (lengths + 2 * scaled @ g.T + squares) / (one + precision) - squares / precision
+    lengths = one**2 * v.lengths[:, None]
+    joined = (lengths + 2 * one * v.products + v.squares) / (one + precision) - v.squares / precision
     popular = np.minimum(np.minimum(counts, MOST_POPULAR), clients - 0.5)
     old = joined + prior.kappa * np.log(popular / (clients - popular))
     start = prior.mu0 * first
-    fresh = ((scaled + start) ** 2).sum(1) / (one + first) - neurons.shape[1] * start**2 / first
+    moved = lengths + 2 * one * start * v.totals[:, None] + v.entries * start**2  # |v / sigma^2 + start|^2
+    fresh = moved / (one + first) - v.entries * start**2 / first
     rank = -2 * np.log(np.arange(1, new + 1)) + 2 * np.log(prior.gamma / clients)
-    return np.concatenate([old, fresh[:, None] + rank], axis=1)
+    return np.concatenate([old, fresh + rank], axis=1)
 
 
 class _Table:
     """The running sums over the clients who sit at the table at the moment."""
 
-    def __init__(self, layers: list[Array], prior: Prior, cap: int) -> None:
+    def __init__(self, layers: list[Tensor], prior: Prior, cap: int) -> None:
         self.layers, self.prior, self.cap = layers, prior, cap
-        self.g: Array = np.zeros((0, layers[0].shape[1]))
+        self.g = layers[0].new_zeros((0, layers[0].shape[1]), dtype=torch.float64)
         self.precision: Array = np.zeros(0)
         self.counts: Array = np.zeros(0, dtype=np.int64)
         self.assigned: list[Array] = [np.zeros(0, dtype=np.int64) for _ in layers]
+        self.lengths: list[Array] = [_host(v.double().square().sum(1)) for v in layers]
+        self.totals: list[Array] = [_host(v.sum(1, dtype=torch.float64)) for v in layers]
 
     def put(self, j: int) -> None:
         """Match client j to who is there and add it to the sums."""
         layer, prior, old = self.layers[j], self.prior, len(self.g)
         new = max(min(len(layer), self.cap - old), len(layer) - old)
-        worth = gains(layer, self.g, self.precision, self.counts, len(self.layers), new, prior)
         # At an empty table every order is worth the same: keep the client's own.
-        rows, columns = linear_sum_assignment(worth, maximize=True) if old else (np.arange(new),) * 2
+        rows, columns = (np.arange(new),) * 2
+        if old:
+            products = _host(layer @ self.g.to(layer.dtype).T)
+            squares = _host(torch.linalg.vector_norm(self.g, dim=1)) ** 2
+            known = _Known(products, squares, self.lengths[j], self.totals[j], layer.shape[1])
+            worth = _gains(known, self.precision, self.counts, len(self.layers), new, prior)
+            rows, columns = linear_sum_assignment(worth, maximize=True)
         # New neurons that nobody took leave no gap: those taken are numbered in order.
         taken = np.unique(columns[columns >= old])
         columns = np.where(columns >= old, old + np.searchsorted(taken, columns), columns)
         self.assigned[j] = columns[np.argsort(rows)]
-        blank = np.full((len(taken), layer.shape[1]), prior.mu0 * prior.sigma0**-2)
-        self.g = np.concatenate([self.g, blank])
-        self.precision = np.concatenate([self.precision, np.full(len(taken), prior.sigma0**-2)])
-        self.counts = np.concatenate([self.counts, np.zeros(len(taken), dtype=np.int64)])
+        if len(taken):
+            blank = self.g.new_full((len(taken), layer.shape[1]), prior.mu0 * prior.sigma0**-2)
+            self.g = torch.cat([self.g, blank])
+            self.precision = np.concatenate([self.precision, np.full(len(taken), prior.sigma0**-2)])
+            self.counts = np.concatenate([self.counts, np.zeros(len(taken), dtype=np.int64)])
         self._add(j, 1)
 
     def take(self, j: int) -> None:
@@ -139,22 +168,38 @@ class _Table:
         self._add(j, -1)
         self.assigned[j] = np.zeros(0, dtype=np.int64)
         kept = self.counts > 0
+        if kept.all():
+            return
         place = np.cumsum(kept) - 1
-        self.g, self.precision, self.counts = self.g[kept], self.precision[kept], self.counts[kept]
+        self.g = self.g[torch.from_numpy(kept).to(self.g.device)]
+        self.precision, self.counts = self.precision[kept], self.counts[kept]
         self.assigned = [place[a] for a in self.assigned]
 
     def _add(self, j: int, sign: int) -> None:
         where, one = self.assigned[j], self.prior.sigma**-2  # no neuron of a client is there twice
-        self.g[where] += sign * one * self.layers[j]
+        place = torch.from_numpy(where).to(self.g.device)
+        self.g.index_add_(0, place, self.layers[j].double(), alpha=sign * one)
         self.precision[where] += sign * one
         self.counts[where] += sign
 
 
-def _check(layers: list[Array], sweeps: int, cap: int | None) -> int:
+def _held(neurons: Array | Tensor) -> Tensor:
+    """Neurons in the type that products are taken in: on a GPU single ones may be rounded to fewer digits."""
+    held = neurons if isinstance(neurons, Tensor) else torch.from_numpy(np.ascontiguousarray(neurons))
+    return held if held.dtype == torch.float32 and held.device.type == "cpu" else held.double()
+
+
+def _host(values: Tensor) -> Array:
+    on_host: Array = values.double().cpu().numpy()
+    return on_host
+
+
+def _check(layers: list[Tensor], sweeps: int, cap: int | None) -> int:
     at_least("sweeps", sweeps, 0)
-    if not layers or any(v.ndim != 2 or v.shape[1:] != layers[0].shape[1:] or not len(v) for v in layers):
-        raise KinfolkError("neurons", [v.shape for v in layers], "give [L_j, D] with one D for each client")
-    if not all(np.isfinite(v).all() for v in layers):
+    if not layers or any(v.dim() != 2 or v.shape[1:] != layers[0].shape[1:] or not len(v) for v in layers):
+        shapes = [tuple(v.shape) for v in layers]
+        raise KinfolkError("neurons", shapes, "give [L_j, D] with one D for each client")
+    if not all(bool(v.isfinite().all()) for v in layers):
         raise KinfolkError("neurons", None, "they hold NaN or infinity; leave those clients out")
     widest = max(len(v) for v in layers)
     if cap is not None and cap < widest:

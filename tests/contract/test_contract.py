@@ -12,15 +12,27 @@ from kinfolk.contract.checks import CHECKS, Skip
 
 METHODS = {name: (kind, {}) for name, kind in ALGORITHMS.items()}
 METHODS |= {"gossip": (Gossip, {}), "nearest": (Nearest, {})}
+# Fewer steps of its search for rows: none of the checks is about how good these are.
+METHODS["mdicfl"] = (ALGORITHMS["mdicfl"], {"samples": 4, "search_iterations": 5})
 VARIANTS = {
     "gossip random": (Gossip, {"neighbours": "random"}),
     "nearest of 5": (Nearest, {"k": 5}),
+    "mdicfl strong": (
+        ALGORITHMS["mdicfl"],
+        {"privacy": "strong", "epsilon": 1.0, "start": "distinct", "samples": 4, "search_iterations": 5},
+    ),
+    "mdicfl generator": (
+        ALGORITHMS["mdicfl"],
+        {"sampler": "generator", "warm_generators": True, "generator_iterations": 5, "start": "distinct"},
+    ),
 }
 CASES = [(method, check) for method in METHODS for check in CHECKS]
 CASES += [("gossip random", c) for c in ("engines_agree", "same_seed_same_bits", "renamed_clients")]
 CASES += [
     ("nearest of 5", c) for c in ("survives_drop_outs", "survives_cohort_of_one", "bad_replies", "resume")
 ]
+CASES += [("mdicfl strong", c) for c in ("engines_agree", "survives_drop_outs", "bad_replies", "resume")]
+CASES += [("mdicfl generator", c) for c in ("engines_agree", "survives_nobody", "state_is_plain", "resume")]
 # What does not apply, and to whom: anything else that skips itself is a failure.
 MAY_SKIP = {
     ("local", "bad_replies"): "reply with nothing",
@@ -30,6 +42,7 @@ MAY_SKIP = {
     ("gossip random", "renamed_clients"): "a new name is a new draw",
     ("feddane", "renamed_clients"): "a new name is a new draw",
     ("fedfomo", "renamed_clients"): "a new name is a new draw",
+    ("mdicfl", "renamed_clients"): "a new name is a new draw",
 }
 
 

@@ -28,6 +28,7 @@ from kinfolk.algorithms.fesem_ma import FeSEMMA
 from kinfolk.algorithms.hypcluster import HypCluster
 from kinfolk.algorithms.ifca import IFCA
 from kinfolk.algorithms.local import Local
+from kinfolk.algorithms.mdicfl import MDICFL
 from kinfolk.algorithms.robust import Robust
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.learner import Learner
@@ -53,6 +54,7 @@ ALGORITHMS: dict[str, type[Any]] = {
     "clustered_hdbscan": ClusteredHDBSCAN,
     "ifca": IFCA,
     "hypcluster": HypCluster,
+    "mdicfl": MDICFL,
     "robust": Robust,
 }
 

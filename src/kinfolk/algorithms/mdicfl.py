@@ -1,0 +1,395 @@
+"""MD-ICFL: clients belong to the cluster whose model says what theirs says, on rows made out of models.
+
+Zhang et al.: Communication-efficient clustered federated learning via model distance. Machine Learning, 2024.
+In every round, from the models c_k as they are before the means are taken:
+
+    pseudo rows of (k, c)  by back-searching (MD-ICFL-1) or by a conditional generator (MD-ICFL-2)
+    d_ikc                  L1 distance of the outputs of w_i and of c_k on them, a mean over rows
+    s_i                    argmin_k sum_c p_ic d_ikc
+    c_k                    mean of w_i over the clients with s_i = k
+
+A client receives one model where IFCA sends K. Weak privacy: it tells its label law p_i once. Strong: it is
+sent d_i, K x C numbers, and answers s_i. That hides the law from honest servers only: one that makes up
+distances learns p_i to any precision by bisection, and weights tell of labels as well. `epsilon` makes
+answers random; only a client whose stream of random numbers is its own secret gains by that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kinfolk.algorithms import many_models
+from kinfolk.algorithms.lowest_loss import enough_clients, where
+from kinfolk.algorithms.many_models import GroupMeans, copies, model_of_group
+from kinfolk.algorithms.warm_start import warm_kmeans, warm_task
+from kinfolk.clustering.output_distance import (
+    class_distances,
+    count_distinct,
+    nearest_cluster,
+    pairwise_distances,
+)
+from kinfolk.errors import KinfolkError, at_least
+from kinfolk.fold import Weights
+from kinfolk.learning.generator import Generators
+from kinfolk.learning.learner import Learner
+from kinfolk.learning.pseudo import BackSearch, Prior, probabilities
+from kinfolk.script import Request, Script, ask, exchange, fold
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Batch, Carry, Facts, Info, Peer, Plan, Real, Swap, Sweep, Table, Task, Whole
+from kinfolk.types import Client, Message, Stack, Tree
+
+# Axes of a row that a client can tell of, and numbers in a row that a server makes rows of.
+AXES, LARGEST_ROW = 6, 1 << 24
+# How far from 1 the sum of a label law may be.
+SLACK = 1e-3
+# A coin that was never thrown, or has served: whoever holds it has no answer to give.
+SPENT = -1.0
+
+Found = tuple[Tree, dict[Client, int], Tensor]
+Begun = tuple["State", bool]
+
+
+@dataclass(frozen=True)
+class State(many_models.State):
+    """Models and memberships, and what the server was told."""
+
+    shape: tuple[int, ...]  # of a row; empty before anybody was asked
+    laws: Tensor  # [clients, C] label laws; zeros where none was told
+    begun: bool  # whether a round has been played from the start
+    generators: Tree  # [K, ...], where they go on from round to round
+
+    def law(self, who: Sequence[Client]) -> Tensor:
+        """The label laws of some clients, in the order they are named."""
+        return self.laws.cpu()[self.places(who)]
+
+    def told(self, who: Sequence[Client]) -> list[bool]:
+        """Of which of them the label law is known."""
+        known: list[bool] = self.law(who).any(1).tolist()
+        return known
+
+    def places(self, who: Sequence[Client]) -> Tensor:
+        """Where clients stand."""
+        place = {c: i for i, c in enumerate(self.clients)}
+        return torch.tensor([place[c] for c in who], dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Pseudo rows, and what each cluster's own model says of its own."""
+
+    x: Tensor  # [K, C * M, ...]
+    own: Tensor  # [K, C * M, C]
+
+
+@dataclass(frozen=True)
+class MDICFL:
+    """A model for each of k clusters; clients belong where their model's outputs on made-up rows agree."""
+
+    learner: Learner
+    k: int = 4  # number of clusters; 1 gives FedAvg
+    sampler: Literal["back_search", "generator"] = "back_search"  # MD-ICFL-1, MD-ICFL-2
+    privacy: Literal["weak", "strong"] = "weak"  # the server knows label laws, or clients choose
+    # "shared": one model, drawn clusters, which stand for one round; "distinct": K different models, which
+    # may lock in; "warm_kmeans": k-means on models after `warm_epochs` from one start.
+    start: Literal["shared", "distinct", "warm_kmeans"] = "shared"
+    warm_epochs: int = 5  # epochs of every client before k-means
+    restarts: int = 20  # of k-means; the best counts
+    weights: Weights = "uniform"  # of clients in the mean of a cluster; the paper's is uniform
+    samples: int = 30  # M: pseudo rows for each cluster and class
+    prior_mean: float = 0.0  # mu of rows; the paper's 0.5 for pixels is 0 once they are normalised
+    prior_weight: float = 0.1  # lambda
+    norm: Literal["l2", "squared"] = "l2"  # of the pull towards mu
+    clip_to_range: bool = False  # rows searched for are kept in [-1, 1]
+    search_iterations: int = 100
+    search_lr: float = 0.1
+    noise: int = 16  # numbers that a generator starts from, beside the label
+    hidden: int = 0  # a generator's width; 0: 512 for images of three channels, else 256
+    generator_batch: int = 100
+    generator_iterations: int = 1000
+    generator_lr: float = 0.01
+    output: Literal["tanh", "none"] = "tanh"  # a generator's last step
+    warm_generators: bool = False  # go on from the last round's, in place of fresh ones
+    diversity_weight: float = 0.0  # against a generator's rows being all alike
+    epsilon: float = 0.0  # above 0: randomised response, this far from telling; strong privacy only
+    merge_below: float = 0.1  # cluster models whose outputs are less apart count as one in the records
+
+    def __post_init__(self) -> None:
+        least = {
+            "k": 1, "warm_epochs": 1, "restarts": 1, "samples": 1, "prior_weight": 0, "search_iterations": 0,
+            "search_lr": 0, "noise": 1, "hidden": 0, "generator_batch": 2, "generator_iterations": 0,
+            "generator_lr": 0, "diversity_weight": 0, "epsilon": 0, "merge_below": 0,
+        }  # fmt: skip
+        for name, number in least.items():
+            at_least(f"algorithm.{name}", getattr(self, name), number)
+        loss = self.learner.loss
+        if not loss.classification:
+            remedy = "mdicfl compares the probabilities of classes; use a classification loss, cross_entropy"
+            raise KinfolkError("loss", loss.name, remedy)
+        if self.epsilon and self.privacy == "weak":
+            remedy = "with weak privacy clients give no answers to randomise; set privacy = 'strong'"
+            raise KinfolkError("algorithm.epsilon", self.epsilon, remedy)
+
+    serve, scored, groups = many_models.serve, many_models.scored, many_models.groups
+
+    def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
+        """K models, alike unless the start is to be distinct; memberships drawn, as even as can be."""
+        enough_clients(self.k, clients)
+        member = torch.from_numpy(seed.numpy("cluster", "start").permutation(len(clients)) % self.k)
+        centres = copies(first, self.k)
+        if self.start == "distinct":
+            centres = many_models.distinct(centres, self.learner.names, seed)
+        laws = torch.zeros(len(clients), self.learner.outputs)
+        return State(centres, member, tuple(clients), (), laws, False, {})
+
+    def begin(self, state: State, turn: Turn) -> Generator[Request, Any, Begun]:
+        """The models and clusters to begin with, and whether these clusters stand for the first round."""
+        if self.start == "distinct":
+            return state, False
+        if self.start == "warm_kmeans":
+            first = {n: t[0] for n, t in state.centres.items()}
+            found = yield from warm_kmeans(
+                first, self.learner.names, self.k, self.restarts, self.weights, turn
+            )
+            if found is not None:
+                centres, labels = found
+                return replace(state, centres=centres, member=state.moved(list(labels), where(labels))), False
+        return state, True  # models that are alike are parted by the clusters that were drawn
+
+    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+        """Local updates from the clusters' models, then clusters and means."""
+        known, facts = (yield from self.hear(state, cohort)) if self.k > 1 else (state, {})
+        able = self.able(known, cohort)
+        if not able:
+            return known, facts
+        new, stand = known, self.k == 1
+        if not known.begun and self.k > 1:
+            new, stand = yield from self.begin(known, turn)
+        probe = None
+        if not stand:
+            new, probe = self.probe(new, turn)
+        if probe is None or self.privacy == "weak":
+            centres, member, _ = yield from self.assigned(new, able, probe)
+        else:
+            centres, member, _ = yield from self.chosen(new, able, probe)
+        if not member:  # nobody took part: the start is still to come
+            return known, facts
+        moved = new.moved(list(member), where(member))
+        new = replace(new, centres=centres, member=moved, begun=True)
+        return new, facts | self.count(new, probe)
+
+    def hear(self, state: State, cohort: Sequence[Client]) -> Generator[Request, Any, tuple[State, Info]]:
+        """What the server has to be told once: the shape of rows; with weak privacy, label laws."""
+        if not state.shape:
+            got = yield from ask("shape", cohort)
+            state = replace(state, shape=row_shape(got.tensor("shape"), self.learner, state.centres))
+        if self.privacy == "strong":
+            return state, {}
+        new = [c for c, known in zip(cohort, state.told(cohort), strict=True) if not known]
+        if not new:
+            return state, {"bad_laws": []}
+        got = yield from ask("law", new)
+        laws = got.tensor("law").cpu().float()
+        good = (laws.double().sum(1) - 1).abs() <= SLACK
+        told = [c for c, fine in zip(got.clients, good.tolist(), strict=True) if fine]
+        held = state.laws.cpu().index_copy(0, state.places(told), laws[good])
+        return replace(state, laws=held), {"bad_laws": sorted(set(got.clients) - set(told))}
+
+    def able(self, state: State, cohort: Sequence[Client]) -> tuple[Client, ...]:
+        """Who can take part: who told no usable law counts as missing; without a shape there are no rows."""
+        if self.k == 1:
+            return tuple(cohort)
+        if not state.shape:
+            return ()
+        if self.privacy == "strong":
+            return tuple(cohort)
+        return tuple(c for c, known in zip(cohort, state.told(cohort), strict=True) if known)
+
+    def probe(self, state: State, turn: Turn) -> tuple[State, Probe]:
+        """Pseudo rows from the clusters' models as they are now."""
+        prior = Prior(self.prior_mean, self.prior_weight, self.norm)
+        sampler: BackSearch | Generators
+        if self.sampler == "back_search":
+            sampler = BackSearch(
+                self.samples, self.search_iterations, self.search_lr, prior, self.clip_to_range
+            )
+        else:
+            sampler = Generators(
+                self.samples, self.generator_iterations, self.generator_lr, self.generator_batch, self.noise,
+                self.hidden, self.output, self.warm_generators, self.diversity_weight, prior,
+            )  # fmt: skip
+        x, kept = sampler.draw(self.learner, state.centres, state.shape, turn, state.generators)
+        alone = [{n: t[k : k + 1] for n, t in state.centres.items()} for k in range(self.k)]
+        own = [probabilities(self.learner, model, x[k])[0] for k, model in enumerate(alone)]
+        return replace(state, generators=kept), Probe(x, torch.stack(own))
+
+    def distances(self, models: Tree, probe: Probe) -> Tensor:
+        """d [clients, K, C] of clients' models."""
+        said = probabilities(self.learner, models, probe.x.flatten(0, 1))
+        return class_distances(
+            said.reshape(len(said), self.k, -1, said.shape[-1]), probe.own, self.learner.outputs
+        )
+
+    def assigned(
+        self, state: State, able: tuple[Client, ...], probe: Probe | None
+    ) -> Generator[Request, Any, Found]:
+        """Clusters by what the server knows, chunk by chunk: no more than K + a chunk of models are held."""
+
+        def group(chunk: Stack) -> Tensor:
+            if probe is None:
+                return state.of(chunk.clients)
+            apart = self.distances(chunk.tree("model"), probe)
+            return nearest_cluster(apart, state.law(chunk.clients).to(apart.device))
+
+        means = GroupMeans("model", state.centres, self.weights, group)
+        found: Found = yield from fold(means, "update", able, each=model_of_group(state, able))
+        return found
+
+    def chosen(self, state: State, able: tuple[Client, ...], probe: Probe) -> Generator[Request, Any, Found]:
+        """Clusters by the clients' own choice; who makes none has not taken part."""
+        choices: dict[Client, int] = {}
+        means = GroupMeans(
+            "model", state.centres, self.weights, lambda chunk: where({c: choices[c] for c in chunk.clients})
+        )
+        total = means.begin()
+        got = yield from ask("update", able, each=model_of_group(state, able))
+        if not got.clients:
+            return means.end(total)
+        apart = {"distances": self.distances(got.tree("model"), probe)}
+        if self.epsilon:
+            yield from exchange("coin", got.clients)
+        answers = yield from ask("choose", got.clients, each=replace(got, body=apart))
+        choices = dict(zip(answers.clients, answers.tensor("choice").tolist(), strict=True))
+        if choices:
+            total = means.add(total, got.at(answers.clients))
+        return means.end(total)
+
+    def count(self, state: State, probe: Probe | None) -> Info:
+        """Clusters that have members; and how many are left when those are joined whose models agree."""
+        held: Tensor = torch.unique(state.member)
+        found: Info = {"clusters": len(held)}
+        if probe is not None:
+            said = probabilities(self.learner, state.centres, probe.x.flatten(0, 1))
+            found["effective"] = count_distinct(
+                pairwise_distances(said[held.to(said.device)]), self.merge_below
+            )
+        return found
+
+    def remember(self, who: Client) -> Message:
+        """A coin for randomised answers, not yet thrown."""
+        return {"coin": torch.full((2,), SPENT)} if self.epsilon else {}
+
+    def tasks(self) -> Table:
+        """Train; tell the shape of a row; with weak privacy the label law, with strong choose a cluster."""
+        classes = self.learner.outputs
+        table: dict[str, Task | Swap] = {"shape": SHAPE, "update": self.learner.train()}
+        if self.start == "warm_kmeans":
+            table["warm"] = warm_task(self.learner, self.warm_epochs)
+        if self.privacy == "weak":
+            return table | {"law": law_task(classes, self.learner.score_batch)}
+        if self.epsilon:
+            table["coin"] = Swap(lambda memory, me: {}, lambda inbox, memory, me: throw(me))
+        return table | {"choose": choose_task(classes, self.k, self.learner.score_batch, self.epsilon)}
+
+
+def row_shape(told: Tensor, learner: Learner, models: Tree) -> tuple[int, ...]:
+    """The shape that most clients tell, of those that the network takes; empty if there is none."""
+    votes = Counter(tuple(int(n) for n in row if n > 0) for row in told.tolist())
+    for shape, _ in sorted(votes.items(), key=lambda vote: (-vote[1], vote[0])):
+        if math.prod(shape) > LARGEST_ROW:
+            continue
+        model = {n: t[0] for n, t in models.items()}
+        try:
+            with torch.no_grad():
+                learner.apply(model, torch.zeros(2, *shape, device=next(iter(model.values())).device))
+        except (RuntimeError, ValueError, IndexError):  # whatever a network says of rows it can not take
+            continue
+        return shape
+    return ()
+
+
+def _shape_of(carry: Carry, batch: Batch) -> Carry:
+    axes = [*batch.x.shape[1:], *[0] * AXES][:AXES]
+    return {"shape": carry["shape"] * 0 + torch.tensor(axes, device=batch.x.device)}
+
+
+# What every client knows and nobody hides: how many numbers there are to a row, axis by axis.
+SHAPE = Task(
+    lambda message, memory, facts: {"shape": torch.zeros(AXES, device=facts.rows.device) * facts.rows},
+    lambda carry: (carry, None),
+    (Sweep(_shape_of, Plan(batch=1, steps=1, shuffle=False)),),
+    {"shape": Real((AXES,), 0, LARGEST_ROW)},
+)
+
+
+def law_task(classes: int, batch: int) -> Task:
+    """A task: the label law p_i of the client's training rows."""
+    sweep = Sweep(_count_labels, Plan(batch, shuffle=False))
+    start = _no_labels(classes)
+    return Task(start, lambda carry: ({"law": _law(carry)}, None), (sweep,), {"law": Real((classes,), 0, 1)})
+
+
+def choose_task(classes: int, k: int, batch: int, epsilon: float) -> Task:
+    """A task: s_i = argmin_k p_i . d_ik, by the client's own labels, told as it is or at random."""
+    none = _no_labels(classes)
+
+    def start(message: Message, memory: Message, facts: Facts) -> Carry:
+        coin = {"coin": memory["coin"]} if epsilon else {}
+        return {**none(message, memory, facts), "distances": message["distances"], **coin}
+
+    def finish(carry: Carry) -> tuple[Message, Message | None]:
+        choice = nearest_cluster(carry["distances"], _law(carry))
+        if not epsilon:
+            return {"choice": choice}, None
+        answer = respond(choice, carry["coin"], epsilon, k)
+        return {"choice": answer}, {"coin": torch.full_like(carry["coin"], SPENT)}
+
+    sweep = Sweep(_count_labels, Plan(batch, shuffle=False))
+    return Task(start, finish, (sweep,), {"choice": Whole(0, k)})
+
+
+def respond(choice: Tensor, coin: Tensor, epsilon: float, k: int) -> Tensor:
+    """Randomised response: the choice with probability e^eps / (e^eps + K - 1), else any other, evenly.
+
+    `coin` is two numbers in [0, 1); one that is spent gives -1, which is no answer.
+
+    >>> respond(torch.tensor(2), torch.tensor([0.99, 0.1]), 0.5, 4), respond(
+    ...     torch.tensor(2), torch.tensor([0.1, 0.1]), 0.5, 4)
+    (tensor(0), tensor(2))
+    """
+    truly = 1 / (1 + (k - 1) * math.exp(-epsilon))
+    other = (coin[1] * (k - 1)).long().clamp(max=max(k - 2, 0))
+    other = other + (other >= choice).long()
+    answer = torch.where(coin[0] < truly, choice, other)
+    return torch.where(coin[0] == SPENT, torch.full_like(answer, -1), answer)
+
+
+def throw(me: Peer) -> Message:
+    """Two fresh numbers in [0, 1), which the client keeps to itself."""
+    drawn = me.turn.seed.numpy("response", me.turn.round, me.name).random(2)
+    return {"coin": torch.from_numpy(drawn).float()}
+
+
+def _no_labels(classes: int) -> Any:
+    def start(message: Message, memory: Message, facts: Facts) -> Carry:
+        # Zeros made of the client's own number of rows: each client has its own from the beginning.
+        none = facts.rows * 0.0
+        return {"counts": torch.zeros(classes, device=none.device) + none, "rows": facts.rows}
+
+    return start
+
+
+def _count_labels(carry: Carry, batch: Batch) -> Carry:
+    seen = batch.y[:, None] == torch.arange(len(carry["counts"]), device=batch.y.device)
+    return {**carry, "counts": carry["counts"] + batch.sum(seen.to(carry["counts"]))}
+
+
+def _law(carry: Carry) -> Tensor:
+    law: Tensor = carry["counts"] / carry["rows"].clamp(min=1)
+    return law

@@ -1,0 +1,60 @@
+"""How far apart models are by what they say: the L1 distance of their outputs on the same rows.
+
+Zhang et al.: Communication-efficient clustered federated learning via model distance. Machine Learning, 2024.
+Client i is compared with cluster k on rows of cluster k, class by class:
+
+    d_ikc = mean over rows x of (k, c) of |h(w_i; x) - h(c_k; x)|_1      in [0, 2]
+    s_i   = argmin_k sum_c p_ic d_ikc                                    p_i: the label law of client i
+
+Outputs are probabilities, so that half of d is a total variation.
+"""
+
+from __future__ import annotations
+
+import torch
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+
+def class_distances(clients: Tensor, clusters: Tensor, classes: int) -> Tensor:
+    """d [N, K, classes] from clients' outputs [N, K, rows, outputs] and the clusters' own [K, rows, outputs].
+
+    Rows are ordered class after class, equally many of each.
+
+    >>> own = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+    >>> class_distances(torch.tensor([[[[1.0, 0.0], [0.5, 0.5]]]]), own, 2)
+    tensor([[[0., 1.]]])
+    """
+    apart = (clients - clusters).abs().sum(-1)
+    return apart.reshape(*apart.shape[:2], classes, -1).mean(-1)
+
+
+def nearest_cluster(distances: Tensor, law: Tensor) -> Tensor:
+    """argmin_k sum_c p_c d_kc of distances [..., K, C] and label laws [..., C]; ties go to the lowest k.
+
+    >>> nearest_cluster(torch.tensor([[0.0, 2.0], [1.0, 0.5]]), torch.tensor([0.9, 0.1]))
+    tensor(0)
+    """
+    # In float64 from float32: server and client come to the same choice out of the same numbers.
+    return (distances.double() * law.double().unsqueeze(-2)).sum(-1).argmin(-1)
+
+
+def pairwise_distances(outputs: Tensor) -> Tensor:
+    """The mean L1 distance of every two models' outputs [models, rows, outputs]: [models, models].
+
+    >>> pairwise_distances(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+    tensor([[0., 2.],
+            [2., 0.]])
+    """
+    return torch.stack([(outputs - one).abs().sum(-1).mean(-1) for one in outputs])
+
+
+def count_distinct(apart: Tensor, tolerance: float) -> int:
+    """How many models there are when those less than `tolerance` apart, also by way of others, are one.
+
+    >>> count_distinct(torch.tensor([[0.0, 0.01, 1.0], [0.01, 0.0, 1.0], [1.0, 1.0, 0.0]]), 0.1)
+    2
+    """
+    if not len(apart):
+        return 0
+    return int(connected_components((apart < tolerance).cpu().numpy(), directed=False)[0])

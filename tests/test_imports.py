@@ -42,7 +42,15 @@ MAY_IMPORT = {
 # What algorithms may know of one another.
 SHARED_BY_ALGORITHMS = {"kinfolk.algorithms"} | {
     f"kinfolk.algorithms.{name}"
-    for name in ("one_model", "many_models", "lowest_loss", "near_centre", "warm_start")
+    for name in (
+        "one_model",
+        "many_models",
+        "lowest_loss",
+        "near_centre",
+        "warm_start",
+        "label_law",
+        "group_middles",
+    )
 }
 # Rooms that see records only, as files: not even by a detour may they reach torch.
 WITHOUT_TORCH = ("report",)

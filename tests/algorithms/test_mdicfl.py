@@ -14,7 +14,8 @@ from turned import turned
 from kinfolk.algorithms import build_algorithm
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.ifca import IFCA
-from kinfolk.algorithms.mdicfl import MDICFL, SPENT, respond, row_shape, throw
+from kinfolk.algorithms.label_law import SPENT, respond, throw
+from kinfolk.algorithms.mdicfl import MDICFL, row_shape
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
@@ -69,7 +70,7 @@ def test_one_cluster_is_uniform_fedavg_exactly(engine, privacy):
 def test_both_protocols_find_the_planted_groups_by_the_same_way():
     federation, truth = turned(3)
     learner = toy.learner("mlp", federation, epochs=4)
-    weak = MDICFL(learner, k=3, samples=8, search_iterations=30)
+    weak = MDICFL(learner, k=3, start="shared", samples=8, search_iterations=30)
     strong = replace(weak, privacy="strong")
     one, other = started(weak, federation), started(strong, federation)
     for number in range(5):
@@ -300,7 +301,7 @@ def test_who_makes_no_valid_choice_keeps_its_cluster(choice):
 
 def test_an_empty_cluster_keeps_its_model_and_twins_count_once():
     federation, _ = turned(3)
-    method = MDICFL(toy.learner("mlp", federation), k=3, **FEW)
+    method = MDICFL(toy.learner("mlp", federation), k=3, start="shared", **FEW)
     state = started(method, federation)
     few = [c for c in federation.clients if state.of([c]) != 2]
     one, info, _ = one_round(method, state, federation, cohort=few)
@@ -323,7 +324,8 @@ def test_rows_of_any_kind_will_do_and_other_losses_will_not():
     with Seed(0).borrowed("init"):
         learner = Learner(nn.Linear(5, 3), find_loss("cross_entropy"), 3)
     for sampler in ("back_search", "generator"):
-        method = MDICFL(learner, k=2, sampler=sampler, samples=3, search_iterations=3, generator_iterations=3)
+        method = MDICFL(learner, k=2, sampler=sampler, samples=3, search_iterations=3,
+                        generator_iterations=3, shared_rounds=1)  # fmt: skip
         state = toy.play_rounds(method, federation, rounds=2, score=False).state
         assert state.shape == (5,)
         assert state.begun
@@ -349,3 +351,17 @@ def test_the_shape_of_rows_is_the_commonest_that_the_network_takes():
     assert told((1 << 23, 5), (5,), (1 << 23, 5)) == (5,), "or that would fill the memory"
     assert told((4,)) == ()
     assert told() == ()
+
+
+def test_parted_is_one_model_at_first_and_then_finds_the_groups():
+    federation, truth = turned(3)
+    method = MDICFL(toy.learner("mlp", federation, epochs=4), k=3, shared_rounds=2, **FEW)
+    shared = toy.play_rounds(method, federation, "loop", rounds=2, participation=1.0, score=False).state
+    fedavg = FedAvg(method.learner, "uniform")
+    plain = toy.play_rounds(fedavg, federation, "loop", rounds=2, participation=1.0,
+                            score=False).state  # fmt: skip
+    for k in range(3):
+        assert message_difference({n: t[k] for n, t in shared.centres.items()}, plain.model, 0) == ""
+    assert not shared.begun
+    after = toy.play_rounds(method, federation, "loop", rounds=4, participation=1.0).groups
+    assert agreement(list(after), truth)["ari"] == 1.0

@@ -13,7 +13,7 @@ from kinfolk.contract.checks import CHECKS, Skip
 METHODS = {name: (kind, {}) for name, kind in ALGORITHMS.items()}
 METHODS |= {"gossip": (Gossip, {}), "nearest": (Nearest, {})}
 # Fewer steps of its search for rows: none of the checks is about how good these are.
-METHODS["mdicfl"] = (ALGORITHMS["mdicfl"], {"samples": 4, "search_iterations": 5})
+METHODS["mdicfl"] = (ALGORITHMS["mdicfl"], {"samples": 4, "search_iterations": 5, "shared_rounds": 1})
 VARIANTS = {
     "gossip random": (Gossip, {"neighbours": "random"}),
     "nearest of 5": (Nearest, {"k": 5}),

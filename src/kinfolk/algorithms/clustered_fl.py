@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms import many_models
-from kinfolk.algorithms.many_models import GroupMeans, copies, model_of_group
+from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
+from kinfolk.algorithms.many_models import copies, model_of_group
 from kinfolk.clustering.distances import cosines, flat
 from kinfolk.clustering.hierarchy import bipartition
 from kinfolk.errors import KinfolkError, at_least
@@ -51,11 +52,14 @@ class ClusteredFL:
     min_size: int = 2  # only larger groups are split
     gamma_max: float = 0.0  # a split needs sqrt((1 - largest cosine across) / 2) above this
     weights: Weights = "uniform"  # the same for every client of a group, or n_i / n
+    mean: Centre = "mean"  # what stands for a group; all models of a round are held in any case
+    trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
 
     def __post_init__(self) -> None:
         for name in ("eps1", "eps2", "split_after", "gamma_max"):
             at_least(f"algorithm.{name}", getattr(self, name), 0)
         at_least("algorithm.min_size", self.min_size, 1)
+        check_trim("algorithm.trim", self.trim)
 
     tasks, scored, groups = many_models.tasks, many_models.scored, many_models.groups
 
@@ -78,7 +82,10 @@ class ClusteredFL:
             state = replace(state, lengths=lengths(delta))
         if splitting:
             state = self.split(state, got.clients, delta)
-        by = GroupMeans("model", state.centres, self.weights, lambda chunk: state.models.of(chunk.clients))
+        known = state.models
+        by = group_fold(
+            self.mean, self.trim, "model", state.centres, self.weights, lambda chunk: known.of(chunk.clients)
+        )
         centres, _, _ = by.end(by.add(by.begin(), got))
         return replace(state, centres=centres), {}
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from kinfolk.algorithms import many_models, near_centre
+from kinfolk.algorithms.group_middles import Centre, GroupMiddles, check_trim, group_fold
 from kinfolk.algorithms.lowest_loss import where
 from kinfolk.algorithms.many_models import GroupMeans, copies, model_of_group
 from kinfolk.algorithms.near_centre import squared_distances
@@ -86,11 +88,15 @@ class FeSEM:
     restarts: int = 20  # of k-means; the best counts
     reseed_after: int = 3  # rounds without members before a centre is moved; 0: never
     settle: int = 5  # rounds without change after which the run may stop; 0: never
+    # What stands for a group: "mean" sums as replies come; "trimmed" and "median" hold the cohort's models.
+    mean: Centre = "mean"
+    trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
 
     def __post_init__(self) -> None:
         for name, least in (("k", 1), ("lam", 0), ("warm_epochs", 1), ("restarts", 1), ("reseed_after", 0),
                             ("settle", 0), ("shared_rounds", 0)):  # fmt: skip
             at_least(f"algorithm.{name}", getattr(self, name), least)
+        check_trim("algorithm.trim", self.trim)
         if self.cluster_on == "last_layer" and not any(n.startswith("head.") for n in self.learner.names):
             remedy = "the network has no layer called 'head'; name its last layer so, or use 'all'"
             raise KinfolkError("algorithm.cluster_on", self.cluster_on, remedy)
@@ -117,7 +123,9 @@ class FeSEM:
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """Local updates from the centres, then E and M."""
         state, given = yield from self._begin(state, turn)
-        em = EM("model", state.centres, self.weights, self.names, self.reseed_after, given)
+        em = EM(
+            "model", state.centres, self.weights, self.names, self.reseed_after, given, self.mean, self.trim
+        )
         sent = {"pull": self._pull(state)}, model_of_group(state, cohort)
         if self.members == "participants":
             found = yield from fold(em, "update", cohort, *sent)
@@ -156,7 +164,8 @@ class FeSEM:
         state = replace(state, parted=True)
         first = {n: t[0] for n, t in state.centres.items()}
         if self.start == "warm_kmeans":
-            found = yield from warm_kmeans(first, self.names, self.k, self.restarts, self.weights, turn)
+            by = partial(group_fold, self.mean, self.trim)
+            found = yield from warm_kmeans(first, self.names, self.k, self.restarts, self.weights, turn, by)
             if found is None:  # too few answered: share for one more round
                 return replace(state, parted=False), dict.fromkeys(state.clients, 0)
             centres, labels = found
@@ -242,6 +251,8 @@ class EM:
     names: Sequence[str]
     track: int  # above 0: keep the worst fit of every group
     given: Mapping[str, int] = field(default_factory=dict)  # whose group stands, in place of an E-step
+    mean: Centre = "mean"
+    trim: float = 0.1
 
     def begin(self) -> dict[str, Any]:
         """Nobody yet."""
@@ -269,5 +280,5 @@ class EM:
         count = {k: sum(g == k for g in member.values()) for k in range(len(mass))}
         return Found(centres, member, mass, count, total["spread"] / max(len(member), 1), total["farthest"])
 
-    def _means(self, group: Tensor | None) -> GroupMeans:
-        return GroupMeans(self.key, self.centres, self.weights, lambda chunk: group)
+    def _means(self, group: Tensor | None) -> GroupMeans | GroupMiddles:
+        return group_fold(self.mean, self.trim, self.key, self.centres, self.weights, lambda chunk: group)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms import many_models
+from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
 from kinfolk.algorithms.lowest_loss import choices, choose_and_train, enough_clients, training_loss, where
-from kinfolk.algorithms.many_models import GroupMeans, copies
+from kinfolk.algorithms.many_models import copies
 from kinfolk.errors import at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Request, Script, ask, fold
@@ -46,8 +47,12 @@ class HypCluster:
     learner: Learner
     k: int = 3  # number of models; 1 gives FedAvg
     server_lr: float = 1.0  # length of the server's step along the mean change
+    # What stands for a group: "mean" sums as replies come; "trimmed" and "median" hold the cohort's models.
+    mean: Centre = "mean"
+    trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
 
     def __post_init__(self) -> None:
+        check_trim("algorithm.trim", self.trim)
         at_least("algorithm.k", self.k, 1)
         at_least("algorithm.server_lr", self.server_lr, 0)
 
@@ -66,7 +71,7 @@ class HypCluster:
         if not state.spread:
             return state, {}
         h = state.centres
-        by = GroupMeans("model", h, "size", choices)
+        by = group_fold(self.mean, self.trim, "model", h, "size", choices)
         means, member, _ = yield from fold(by, "update", cohort, shared={"models": h})
         centres = {
             n: h[n] + self.server_lr * (t - h[n]) if t.is_floating_point() else t for n, t in means.items()

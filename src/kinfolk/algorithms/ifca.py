@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms import many_models
+from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
 from kinfolk.algorithms.lowest_loss import choices, choose_and_train, enough_clients, where
-from kinfolk.algorithms.many_models import GroupMeans, State
+from kinfolk.algorithms.many_models import State
 from kinfolk.errors import at_least
 from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
@@ -30,9 +31,13 @@ class IFCA:
     learner: Learner
     k: int = 3  # number of models; 1 gives FedAvg
     weights: Weights = "uniform"  # the same for every client of a group, or n_i / n
+    # What stands for a group: "mean" sums as replies come; "trimmed" and "median" hold the cohort's models.
+    mean: Centre = "mean"
+    trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
 
     def __post_init__(self) -> None:
         at_least("algorithm.k", self.k, 1)
+        check_trim("algorithm.trim", self.trim)
 
     serve, scored, groups = many_models.serve, many_models.scored, many_models.groups
 
@@ -60,7 +65,7 @@ class IFCA:
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """s_i = argmin_j F_i(c_j); c_j <- mean of w_i over s_i = j, with w_i trained from c_j."""
-        by = GroupMeans("model", state.centres, self.weights, choices)
+        by = group_fold(self.mean, self.trim, "model", state.centres, self.weights, choices)
         shared = {"models": state.centres}
         centres, member, _ = yield from fold(by, "update", cohort, shared=shared)
         return State(centres, state.moved(list(member), where(member)), state.clients), {}

@@ -26,9 +26,11 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms import many_models
+from kinfolk.algorithms.label_law import SPENT, choose_task, law_task, throw
 from kinfolk.algorithms.lowest_loss import enough_clients, where
 from kinfolk.algorithms.many_models import GroupMeans, copies, model_of_group
-from kinfolk.algorithms.warm_start import warm_kmeans, warm_task
+from kinfolk.algorithms.one_model import average
+from kinfolk.algorithms.warm_start import drawn_groups, warm_kmeans, warm_task
 from kinfolk.clustering.output_distance import (
     class_distances,
     count_distinct,
@@ -42,15 +44,13 @@ from kinfolk.learning.learner import Learner
 from kinfolk.learning.pseudo import BackSearch, Prior, probabilities
 from kinfolk.script import Request, Script, ask, exchange, fold
 from kinfolk.streams import Seed, Turn
-from kinfolk.task import Batch, Carry, Facts, Info, Peer, Plan, Real, Swap, Sweep, Table, Task, Whole
+from kinfolk.task import Batch, Carry, Info, Plan, Real, Swap, Sweep, Table, Task
 from kinfolk.types import Client, Message, Stack, Tree
 
 # Axes of a row that a client can tell of, and numbers in a row that a server makes rows of.
 AXES, LARGEST_ROW = 6, 1 << 24
 # How far from 1 the sum of a label law may be.
 SLACK = 1e-3
-# A coin that was never thrown, or has served: whoever holds it has no answer to give.
-SPENT = -1.0
 
 Found = tuple[Tree, dict[Client, int], Tensor]
 Begun = tuple["State", bool]
@@ -97,8 +97,10 @@ class MDICFL:
     sampler: Literal["back_search", "generator"] = "back_search"  # MD-ICFL-1, MD-ICFL-2
     privacy: Literal["weak", "strong"] = "weak"  # the server knows label laws, or clients choose
     # "shared": one model, drawn clusters, which stand for one round; "distinct": K different models, which
-    # may lock in; "warm_kmeans": k-means on models after `warm_epochs` from one start.
-    start: Literal["shared", "distinct", "warm_kmeans"] = "shared"
+    # may lock in; "warm_kmeans": k-means on models after `warm_epochs` from one start; "parted", which is
+    # ours: the same from a model that all have trained together for `shared_rounds`.
+    start: Literal["shared", "distinct", "warm_kmeans", "parted"] = "parted"
+    shared_rounds: int = 3  # of "parted"
     warm_epochs: int = 5  # epochs of every client before k-means
     restarts: int = 20  # of k-means; the best counts
     weights: Weights = "uniform"  # of clients in the mean of a cluster; the paper's is uniform
@@ -122,6 +124,7 @@ class MDICFL:
 
     def __post_init__(self) -> None:
         least = {
+            "shared_rounds": 1,
             "k": 1, "warm_epochs": 1, "restarts": 1, "samples": 1, "prior_weight": 0, "search_iterations": 0,
             "search_lr": 0, "noise": 1, "hidden": 0, "generator_batch": 2, "generator_iterations": 0,
             "generator_lr": 0, "diversity_weight": 0, "epsilon": 0, "merge_below": 0,
@@ -141,7 +144,7 @@ class MDICFL:
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """K models, alike unless the start is to be distinct; memberships drawn, as even as can be."""
         enough_clients(self.k, clients)
-        member = torch.from_numpy(seed.numpy("cluster", "start").permutation(len(clients)) % self.k)
+        member = drawn_groups(len(clients), self.k if self.start != "parted" else 1, seed)
         centres = copies(first, self.k)
         if self.start == "distinct":
             centres = many_models.distinct(centres, self.learner.names, seed)
@@ -152,7 +155,7 @@ class MDICFL:
         """The models and clusters to begin with, and whether these clusters stand for the first round."""
         if self.start == "distinct":
             return state, False
-        if self.start == "warm_kmeans":
+        if self.start in ("warm_kmeans", "parted"):
             first = {n: t[0] for n, t in state.centres.items()}
             found = yield from warm_kmeans(
                 first, self.learner.names, self.k, self.restarts, self.weights, turn
@@ -160,10 +163,16 @@ class MDICFL:
             if found is not None:
                 centres, labels = found
                 return replace(state, centres=centres, member=state.moved(list(labels), where(labels))), False
-        return state, True  # models that are alike are parted by the clusters that were drawn
+        # Models that are alike are parted by the clusters that were drawn.
+        drawn = drawn_groups(len(state.clients), self.k, turn.seed)
+        return replace(state, member=drawn), True
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """Local updates from the clusters' models, then clusters and means."""
+        if self.start == "parted" and self.k > 1 and turn.round < self.shared_rounds:
+            one = {n: t[0] for n, t in state.centres.items()}
+            one = yield from average(one, cohort, self.weights)
+            return replace(state, centres=copies(one, self.k)), {"clusters": 1}
         known, facts = (yield from self.hear(state, cohort)) if self.k > 1 else (state, {})
         able = self.able(known, cohort)
         if not able:
@@ -289,7 +298,7 @@ class MDICFL:
         """Train; tell the shape of a row; with weak privacy the label law, with strong choose a cluster."""
         classes = self.learner.outputs
         table: dict[str, Task | Swap] = {"shape": SHAPE, "update": self.learner.train()}
-        if self.start == "warm_kmeans":
+        if self.start in ("warm_kmeans", "parted"):
             table["warm"] = warm_task(self.learner, self.warm_epochs)
         if self.privacy == "weak":
             return table | {"law": law_task(classes, self.learner.score_batch)}
@@ -326,70 +335,3 @@ SHAPE = Task(
     (Sweep(_shape_of, Plan(batch=1, steps=1, shuffle=False)),),
     {"shape": Real((AXES,), 0, LARGEST_ROW)},
 )
-
-
-def law_task(classes: int, batch: int) -> Task:
-    """A task: the label law p_i of the client's training rows."""
-    sweep = Sweep(_count_labels, Plan(batch, shuffle=False))
-    start = _no_labels(classes)
-    return Task(start, lambda carry: ({"law": _law(carry)}, None), (sweep,), {"law": Real((classes,), 0, 1)})
-
-
-def choose_task(classes: int, k: int, batch: int, epsilon: float) -> Task:
-    """A task: s_i = argmin_k p_i . d_ik, by the client's own labels, told as it is or at random."""
-    none = _no_labels(classes)
-
-    def start(message: Message, memory: Message, facts: Facts) -> Carry:
-        coin = {"coin": memory["coin"]} if epsilon else {}
-        return {**none(message, memory, facts), "distances": message["distances"], **coin}
-
-    def finish(carry: Carry) -> tuple[Message, Message | None]:
-        choice = nearest_cluster(carry["distances"], _law(carry))
-        if not epsilon:
-            return {"choice": choice}, None
-        answer = respond(choice, carry["coin"], epsilon, k)
-        return {"choice": answer}, {"coin": torch.full_like(carry["coin"], SPENT)}
-
-    sweep = Sweep(_count_labels, Plan(batch, shuffle=False))
-    return Task(start, finish, (sweep,), {"choice": Whole(0, k)})
-
-
-def respond(choice: Tensor, coin: Tensor, epsilon: float, k: int) -> Tensor:
-    """Randomised response: the choice with probability e^eps / (e^eps + K - 1), else any other, evenly.
-
-    `coin` is two numbers in [0, 1); one that is spent gives -1, which is no answer.
-
-    >>> respond(torch.tensor(2), torch.tensor([0.99, 0.1]), 0.5, 4), respond(
-    ...     torch.tensor(2), torch.tensor([0.1, 0.1]), 0.5, 4)
-    (tensor(0), tensor(2))
-    """
-    truly = 1 / (1 + (k - 1) * math.exp(-epsilon))
-    other = (coin[1] * (k - 1)).long().clamp(max=max(k - 2, 0))
-    other = other + (other >= choice).long()
-    answer = torch.where(coin[0] < truly, choice, other)
-    return torch.where(coin[0] == SPENT, torch.full_like(answer, -1), answer)
-
-
-def throw(me: Peer) -> Message:
-    """Two fresh numbers in [0, 1), which the client keeps to itself."""
-    drawn = me.turn.seed.numpy("response", me.turn.round, me.name).random(2)
-    return {"coin": torch.from_numpy(drawn).float()}
-
-
-def _no_labels(classes: int) -> Any:
-    def start(message: Message, memory: Message, facts: Facts) -> Carry:
-        # Zeros made of the client's own number of rows: each client has its own from the beginning.
-        none = facts.rows * 0.0
-        return {"counts": torch.zeros(classes, device=none.device) + none, "rows": facts.rows}
-
-    return start
-
-
-def _count_labels(carry: Carry, batch: Batch) -> Carry:
-    seen = batch.y[:, None] == torch.arange(len(carry["counts"]), device=batch.y.device)
-    return {**carry, "counts": carry["counts"] + batch.sum(seen.to(carry["counts"]))}
-
-
-def _law(carry: Carry) -> Tensor:
-    law: Tensor = carry["counts"] / carry["rows"].clamp(min=1)
-    return law

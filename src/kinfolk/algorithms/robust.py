@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms import many_models
+from kinfolk.algorithms.group_middles import check_trim, trimmed_models
 from kinfolk.algorithms.lowest_loss import enough_clients
 from kinfolk.algorithms.many_models import copies, model_of_group
 from kinfolk.clustering.distances import flat
 from kinfolk.clustering.kmeans import kmeans, nearest
-from kinfolk.clustering.trimmed import trimmed_mean
-from kinfolk.errors import KinfolkError, at_least
+from kinfolk.errors import at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, ask
 from kinfolk.streams import Seed, Turn
@@ -61,9 +61,7 @@ class Robust:
         at_least("algorithm.k", self.k, 1)
         at_least("algorithm.first_epochs", self.first_epochs, 1)
         for name in ("cluster_trim", "trim"):
-            value = getattr(self, name)
-            if not 0 <= value < 0.5:
-                raise KinfolkError(f"algorithm.{name}", value, "give 0 or more and less than 0.5")
+            check_trim(f"algorithm.{name}", getattr(self, name))
 
     scored, groups = many_models.scored, many_models.groups
 
@@ -122,26 +120,3 @@ class Robust:
     def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
         """Everyone is served the model of its group; who has none yet, that of the first."""
         return many_models.serve(self, state.models, who)
-
-
-def trimmed_models(models: Tree, group: Tensor, keep: Tree, trim: float) -> Tree:
-    """The coordinate-wise trimmed mean of every group [K, ...]; a group of nobody keeps its model.
-
-    Buffers are trimmed like parameters; integer entries are not averaged: the largest is taken.
-
-    >>> models = {"w": torch.tensor([[0.0], [1.0], [99.0], [7.0]])}
-    >>> trimmed_models(models, torch.tensor([0, 0, 0, 1]), {"w": torch.zeros(3, 1)}, 0.4)["w"].T
-    tensor([[1., 7., 0.]])
-    """
-
-    def mean(mine: Tensor, old: Tensor) -> Tensor:
-        if not len(mine):
-            return old
-        if not mine.is_floating_point():
-            return mine.amax(0)
-        return trimmed_mean(mine.double(), trim).to(old.dtype)
-
-    return {
-        name: torch.stack([mean(models[name][(group == g).to(old.device)], old[g]) for g in range(len(old))])
-        for name, old in keep.items()
-    }

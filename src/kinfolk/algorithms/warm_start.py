@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from kinfolk.algorithms.near_centre import squared_distances
 from kinfolk.clustering.distances import flat
 from kinfolk.clustering.kmeans import kmeans
 from kinfolk.clustering.sketch import Sketch, width_for
-from kinfolk.fold import Weights
+from kinfolk.fold import Fold, Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Request, fold
 from kinfolk.streams import Seed, Turn
@@ -25,6 +25,9 @@ from kinfolk.types import Client, Stack, Tree
 EXACT = 1 << 30
 # Clients whose models k-means sees; of more, a sample decides and the others join the nearest centre.
 MOST = 4096
+
+# (key, models of the groups as they are, weights, group of each reply) -> a fold, as `GroupMeans`.
+GroupFold = Callable[[str, Tree, Weights, Any], Fold[tuple[Tree, dict[Client, int], Tensor]]]
 
 
 def warm_task(learner: Learner, epochs: int) -> Task:
@@ -43,11 +46,17 @@ def drawn_groups(clients: int, k: int, seed: Seed) -> Tensor:
 
 
 def warm_kmeans(
-    first: Tree, names: Sequence[str], k: int, restarts: int, weights: Weights, turn: Turn
+    first: Tree,
+    names: Sequence[str],
+    k: int,
+    restarts: int,
+    weights: Weights,
+    turn: Turn,
+    by: GroupFold = GroupMeans,
 ) -> Generator[Request, Any, tuple[Tree, dict[Client, int]] | None]:
     """Everyone does the task "warm" from `first`; (means of the groups [K, ...], group of each client).
 
-    None if fewer than k clients answered.
+    None if fewer than k clients answered. `by` makes the fold that stands for the groups.
     """
     asked = turn.clients
     if len(asked) > MOST:
@@ -61,10 +70,10 @@ def warm_kmeans(
     labels = dict(zip(who, found.labels.tolist(), strict=True))
     # The same work again gives the same models: their means are taken without having held them all.
     keep = {n: t.expand(k, *t.shape) for n, t in first.items()}
-    means = GroupMeans("model", keep, weights, lambda chunk: _of(labels, chunk))
+    means = by("model", keep, weights, lambda chunk: _of(labels, chunk))
     centres, _, _ = yield from fold(means, "warm", who, {"model": first})
     if len(asked) < len(turn.clients):
-        near = GroupMeans("model", centres, weights, lambda chunk: _nearest(chunk, centres, names))
+        near = by("model", centres, weights, lambda chunk: _nearest(chunk, centres, names))
         centres, labels, _ = yield from fold(near, "warm", turn.clients, {"model": first})
     return centres, labels
 

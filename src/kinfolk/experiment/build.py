@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kinfolk.algorithms import build_algorithm, find_algorithm, options_of
 from kinfolk.errors import KinfolkError, near
+from kinfolk.experiment.attack import Attack, planned
 from kinfolk.experiment.sections import Experiment, LocalSpec
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
@@ -37,6 +38,7 @@ class Parts:
     learner: Learner
     algorithm: Algorithm[Any]
     title: str
+    attack: Attack | None = None
 
 
 def build_parts(
@@ -69,7 +71,8 @@ def build_parts(
     learner = _learner(spec, module, loss, outputs)
     _check_training(spec, learner)
     algorithm = build_algorithm(spec.algorithm.name, learner, spec.algorithm.options)
-    return Parts(spec, seed, federation, learner, algorithm, title(spec))
+    attack = planned(spec.run, federation, seed)
+    return Parts(spec, seed, federation, learner, algorithm, title(spec), attack)
 
 
 def title(spec: Experiment) -> str:

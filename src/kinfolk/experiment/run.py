@@ -33,6 +33,7 @@ from kinfolk.learning.batchable import cost, obstacle
 from kinfolk.learning.metrics import LOWER_IS_BETTER
 from kinfolk.script import Remembers, Stops, installed, play
 from kinfolk.streams import Seed, Turn
+from kinfolk.task import Table
 from kinfolk.types import Client, Message, map_leaves
 
 # A run whose rounds bring no usable reply this often in a row is not going to recover.
@@ -102,7 +103,7 @@ def _follow(build: Callable[[], Parts], link: Link) -> None:
             choice = _choose(parts, link)
             held.enter_context(arithmetic(choice.device, parts.spec.engine.precision))
             memories = _memories(parts, choice.device)
-            return make(choice, parts.federation, installed(parts.algorithm), memories), parts.federation
+            return make(choice, parts.federation, _table(parts), memories), parts.federation
 
         serve(engine, link)
 
@@ -173,7 +174,13 @@ def _kept(choice: Choice, folder: Path) -> Choice:
 
 def _memories(parts: Parts, device: torch.device) -> Memories:
     remember = parts.algorithm.remember if isinstance(parts.algorithm, Remembers) else lambda who: {}
-    return Memories(lambda who: map_leaves(lambda t: t.to(device), remember(who)))
+    marked = parts.attack.mark(remember) if parts.attack else remember
+    return Memories(lambda who: map_leaves(lambda t: t.to(device), marked(who)))
+
+
+def _table(parts: Parts) -> Table:
+    table = installed(parts.algorithm)
+    return table if parts.attack is None else parts.attack.arm(table)
 
 
 class _Running:
@@ -184,10 +191,11 @@ class _Running:
         self.spec, self.algorithm, self.clients = parts.spec, parts.algorithm, parts.federation.clients
         self.records = Records(folder)
         self.memories = _memories(parts, choice.device)
-        engine = make(choice, parts.federation, installed(self.algorithm), self.memories)
+        engine = make(choice, parts.federation, _table(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
         self.stage = Stage(engine, self.records.audit, drop_outs(self.spec.run.absent))
         self.state = self.algorithm.init(self._here(parts.learner.first), self.clients, parts.seed)
+        self.attackers = parts.attack.who if parts.attack else frozenset[Client]()
         self.done = self.saved = 0
         self.voids = 0
         self.summary: dict[str, Any] = {}
@@ -235,7 +243,8 @@ class _Running:
             self.state, self.voids = after, 0
         self.done += 1
         facts: dict[str, Any] = {"cohort": len(cohort), "answered": answered, "void": void, "info": info}
-        groups = score_groups(self.algorithm, before, self.state, cohort, turn, self.parts.federation.truth)
+        truth = self.parts.federation.truth
+        groups = score_groups(self.algorithm, before, self.state, cohort, turn, truth, self.attackers)
         if groups:
             facts["groups"] = groups
         last = self.done >= spec.rounds
@@ -259,7 +268,9 @@ class _Running:
         spec = self.spec.run
         if evaluate:
             turn = Turn(self.parts.seed, self.done, self.clients)
-            columns, self.summary = score_everyone(self.algorithm, self.state, self.stage, turn, spec.split)
+            columns, self.summary = score_everyone(
+                self.algorithm, self.state, self.stage, turn, spec.split, self.attackers
+            )
             self.records.write_scores(self.done, columns)
             facts = {**facts, "summary": self.summary}
         sent, seconds = self.stage.ledger.take()
@@ -327,6 +338,8 @@ class _Running:
             "versions": versions(),
             "id": run_id(self.spec),
         }
+        if self.parts.attack is not None:
+            facts["attackers"] = sorted(self.attackers)
         write_json(self.folder / "run.json", facts)
 
     def _save(self) -> None:

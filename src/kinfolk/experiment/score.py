@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,23 @@ Columns = dict[str, list[Any]]
 
 
 def score_everyone(
-    algorithm: Algorithm[Any], state: Any, stage: Stage, turn: Turn, split: str
+    algorithm: Algorithm[Any],
+    state: Any,
+    stage: Stage,
+    turn: Turn,
+    split: str,
+    without: Container[Client] = (),
 ) -> tuple[Columns, dict[str, Any]]:
-    """(tidy columns for the records, summary by kind of model and score); drop-outs are scored too."""
+    """(tidy columns for the records, summary by kind of model and score); drop-outs are scored too.
+
+    Those of `without` are left out: how well attackers are served is nobody's concern.
+    """
     columns: Columns = {name: [] for name in ("client", "model", "split", "score", "value", "rows")}
     summary: dict[str, Any] = {}
-    shared, each = algorithm.serve(state, turn.clients)
+    who = tuple(c for c in turn.clients if c not in without)
+    shared, each = algorithm.serve(state, who)
     for kind in algorithm.scored():
-        got: Stack = stage.perform(Ask(f"score.{kind}", turn.clients, shared, each), turn, rehearse=False)
+        got: Stack = stage.perform(Ask(f"score.{kind}", who, shared, each), turn, rehearse=False)
         if not got.clients:
             continue
         rows = got.tensor("rows").cpu().numpy()
@@ -56,11 +66,16 @@ def score_groups(
     cohort: tuple[Client, ...],
     turn: Turn,
     truth: Tensor | None,
+    without: Container[Client] = (),
 ) -> dict[str, Any]:
-    """Cluster sizes, how many of the cohort switched, and agreement with the truth where it is known."""
+    """Cluster sizes, how many of the cohort switched, and agreement with the truth where it is known.
+
+    Sizes count everyone; agreement is about all but those of `without`.
+    """
     if not isinstance(algorithm, Groups):
         return {}
     old, new = algorithm.groups(before).tolist(), algorithm.groups(after).tolist()
     was, now = (dict(zip(turn.clients, labels, strict=True)) for labels in (old, new))
     found: dict[str, Any] = {"sizes": sizes(new), "switch": switch_fraction(was, now, cohort)}
-    return found if truth is None else found | agreement(new, truth)
+    kept = [i for i, c in enumerate(turn.clients) if c not in without]
+    return found if truth is None else found | agreement([new[i] for i in kept], truth[kept])

@@ -103,6 +103,10 @@ class RunSpec:
     quorum: float = 0.0
     # Probability that a client does not answer, to simulate drop-outs.
     absent: float = 0.0
+    # What attackers do: "none"; to their replies "sign_flip", "scaled", "noise"; to their rows "label_flip".
+    attack: str = "none"
+    # Fraction of the clients that attack; they are not scored.
+    attackers: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,7 @@ CHOICES = {
     "engine.device": ("auto", "cpu", "cuda"),
     "engine.precision": ("float32", "tf32", "bf16"),
     "run.split": ("test", "valid"),
+    "run.attack": ("none", "sign_flip", "scaled", "noise", "label_flip"),
 }
 
 # (what holds, what to do if it does not, the settings it is about)
@@ -141,7 +146,7 @@ RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
     (lambda v: v >= 0, "give 0 or more", "engine.chunk engine.processes engine.memory run.seed"),
     (lambda v: v > 0, "give a number above 0", "local.lr engine.timeout"),
     (lambda v: 0 < v <= 1, "give a number above 0 and at most 1", "local.decay run.participation"),
-    (lambda v: 0 <= v < 1, "give a number from 0 to below 1", "local.momentum run.absent"),
+    (lambda v: 0 <= v < 1, "give a number from 0 to below 1", "local.momentum run.absent run.attackers"),
     (lambda v: 0 <= v <= 1, "give a number from 0 to 1", "run.quorum"),
 ]
 
@@ -150,7 +155,7 @@ def describe() -> tuple[tuple[str, Any, str], ...]:
     """(setting, default, meaning) of every setting; the meaning is the comment above the field.
 
     >>> describe()[-1]
-    ('run.absent', 0.0, 'Probability that a client does not answer, to simulate drop-outs.')
+    ('run.attackers', 0.0, 'Fraction of the clients that attack; they are not scored.')
     """
     lines = []
     for section, kind in SECTIONS.items():

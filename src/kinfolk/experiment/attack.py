@@ -1,0 +1,220 @@
+"""Attackers in a run: some clients whose replies, or whose labels, are not what they should be.
+
+An attack is put around the tasks that a client has installed, so it happens where the client is, in every
+engine alike, and neither the algorithm nor the engine knows of it. Whether a client attacks stands in its
+memory; an honest client in the same call is left as it is, to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.sections import RunSpec
+from kinfolk.federation.federation import Federation
+from kinfolk.streams import Seed
+from kinfolk.task import Batch, Carry, Descent, Facts, Fit, Peer, Swap, Sweep, Table, Task
+from kinfolk.types import Client, Message, Tree
+
+SCALE = 10.0  # how many times its update a "scaled" attacker sends
+NOISE = 3.0  # standard deviation of "noise", in those of the update
+
+# What an attack adds to memories and carries begins with this; no algorithm gets to see it.
+PREFIX = "attack."
+FLAG, KEY, DRAW = "attack.flag", "attack.key", "attack.draw"
+BEFORE = "attack.before."  # and a key of the reply: that part of the carry before training
+
+_WORD = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Who attacks in a run, and how."""
+
+    kind: str
+    who: frozenset[Client]
+    classes: int
+    seed: Seed
+
+    def mark(self, remember: Callable[[Client], Message]) -> Callable[[Client], Message]:
+        """What clients hold at first, with a word on whether they attack.
+
+        >>> attack = Attack("noise", frozenset({Client("eve")}), 2, Seed(0))
+        >>> attack.mark(lambda who: {})(Client("eve"))["attack.flag"]
+        tensor(True)
+        """
+
+        def marked(who: Client) -> Message:
+            key = self.seed.number("attack", "noise", who) & _WORD
+            return {**remember(who), FLAG: torch.tensor(who in self.who), KEY: torch.tensor(key)}
+
+        return marked
+
+    def arm(self, table: Table) -> Table:
+        """The same table, in which attackers do what they do; scores are told as they are.
+
+        >>> attack = Attack("noise", frozenset(), 2, Seed(0))
+        >>> list(attack.arm({"update": Task(lambda message, memory, facts: {}, lambda carry: ({}, None))}))
+        ['update']
+        """
+        armed: dict[str, Task | Swap] = {}
+        for name, entry in table.items():
+            if isinstance(entry, Swap):
+                armed[name] = _swap(entry)
+            else:
+                armed[name] = _task(entry, "none" if name.startswith("score.") else self.kind, self.classes)
+        return armed
+
+
+def planned(spec: RunSpec, federation: Federation, seed: Seed) -> Attack | None:
+    """The attack that a spec asks for, if any."""
+    if spec.attack == "none" or spec.attackers == 0:
+        return None
+    if spec.attack == "label_flip" and not federation.classes:
+        remedy = "the data have numbers to predict and no classes; choose another attack"
+        raise KinfolkError("run.attack", spec.attack, remedy)
+    who = attackers(federation.clients, spec.attackers, seed)
+    return Attack(spec.attack, who, federation.classes, seed)
+
+
+def attackers(clients: Sequence[Client], share: float, seed: Seed) -> frozenset[Client]:
+    """A share of the clients, one at least: those whose own draw is lowest, so that more include fewer.
+
+    >>> few, more = (attackers([Client(c) for c in "abcdefgh"], share, Seed(0)) for share in (0.25, 0.5))
+    >>> len(few), len(more), few < more
+    (2, 4, True)
+    """
+    count = max(1, int(share * len(clients) + 0.5))
+    if count >= len(clients):
+        remedy = f"leaves none of the {len(clients)} clients honest; give less"
+        raise KinfolkError("run.attackers", share, remedy)
+    drawn = sorted((seed.numpy("attack", who).random(), who) for who in clients)
+    return frozenset(who for _, who in drawn[:count])
+
+
+def altered(kind: str, sent: Tree, before: Tree, draw: Tensor) -> Tree:
+    """What an attacker sends instead of a tree; integer entries stay, a leaf not in `before` began at 0.
+
+    >>> altered("sign_flip", {"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])}, torch.tensor(0))
+    {'w': tensor([-1.])}
+    """
+    moved = {n: t - before[n] if n in before else t for n, t in sent.items() if t.is_floating_point()}
+    if not moved:
+        return sent
+    if kind == "sign_flip":
+        return {n: t - 2 * moved[n] if n in moved else t for n, t in sent.items()}
+    if kind == "scaled":
+        return {n: t + (SCALE - 1) * moved[n] if n in moved else t for n, t in sent.items()}
+    flat = torch.cat([t.flatten().double() for t in moved.values()])
+    noise = NOISE * flat.std(correction=0) * normals(draw, len(flat))
+    parts = dict(zip(moved, torch.split(noise, [t.numel() for t in moved.values()]), strict=True))
+    return {n: t + parts[n].reshape(t.shape).to(t.dtype) if n in parts else t for n, t in sent.items()}
+
+
+def normals(draw: Tensor, count: int) -> Tensor:
+    """Normal numbers that follow from one number of 32 bits by hashing: a task must not draw.
+
+    Box and Muller's pairs of uniform numbers, each a hash of its place and of `draw`.
+
+    >>> normals(torch.tensor(7), 2).shape
+    torch.Size([2])
+    """
+    place = torch.arange(2 * count, device=draw.device)
+    uniform = (_hash(_hash(place) ^ draw).double() + 0.5) / (_WORD + 1)
+    radius, angle = (-2 * uniform[:count].log()).sqrt(), 2 * math.pi * uniform[count:]
+    return radius * angle.cos()
+
+
+def _hash(x: Tensor) -> Tensor:
+    """A mixing of 32 bits, held in int64; products may overflow, their low bits are right."""
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _WORD
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & _WORD
+    return x ^ (x >> 16)
+
+
+def _parted(held: Message) -> tuple[Message, Message]:
+    """(what is the algorithm's, what is the attack's)."""
+    ours = {k: v for k, v in held.items() if k.startswith(PREFIX)}
+    return {k: v for k, v in held.items() if k not in ours}, ours
+
+
+def _swap(swap: Swap) -> Swap:
+    """Letters between clients stay honest; the word on who attacks is kept."""
+
+    def receive(inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
+        own, ours = _parted(memory)
+        return {**swap.receive(inbox, own, me), **ours}
+
+    return Swap(lambda memory, me: swap.send(_parted(memory)[0], me), receive)
+
+
+def _task(task: Task, kind: str, classes: int) -> Task:
+    """A task as it is, but for attackers."""
+    bent = kind in ("sign_flip", "scaled", "noise")
+    keys = [key for key, value in task.reply.items() if isinstance(value, dict)] if bent else []
+
+    def start(message: Message, memory: Message, facts: Facts) -> Carry:
+        own, ours = _parted(memory)
+        carry = task.start(message, own, facts)
+        draw = _hash((ours[KEY] + 0x9E3779B9 * facts.round) & _WORD)
+        return {**carry, **_before(carry, keys), **ours, DRAW: draw}
+
+    def finish(carry: Carry) -> tuple[Message, Message | None]:
+        own, ours = _parted(carry)
+        reply, memory = task.finish(own)
+        for key in keys:
+            bad = altered(kind, reply[key], ours.get(BEFORE + key, {}), ours[DRAW])
+            chosen = {n: torch.where(ours[FLAG], bad[n], t) for n, t in reply[key].items()}
+            reply = {**reply, key: chosen}
+        return reply, None if memory is None else {**memory, FLAG: ours[FLAG], KEY: ours[KEY]}
+
+    flips = classes if kind == "label_flip" else 0
+    trains = [isinstance(one, Fit) for one in task.passes]
+    passes: list[Fit | Sweep] = []
+    for i, one in enumerate(task.passes):
+        # A client may choose among several models before it trains one: there its update begins.
+        choosing = any(trains) and not any(trains[:i])
+        passes.append(
+            _fit(one, flips) if isinstance(one, Fit) else _sweep(one, flips, keys if choosing else [])
+        )
+    return replace(task, start=start, finish=finish, passes=tuple(passes))
+
+
+def _before(carry: Carry, keys: Sequence[str]) -> Carry:
+    return {BEFORE + key: carry[key] for key in keys if isinstance(carry.get(key), dict)}
+
+
+def _flipped(batch: Batch, flag: Tensor, classes: int) -> Batch:
+    """The rows as an attacker labels them: class y becomes class C - 1 - y."""
+    return batch._replace(y=torch.where(flag, classes - 1 - batch.y, batch.y))
+
+
+def _fit(fit: Fit, classes: int) -> Fit:
+    if not classes or fit.plan.split != "train":
+        return fit
+
+    def flipping(descent: Descent) -> Descent:
+        return replace(
+            descent,
+            objective=lambda model, batch, carry: descent.objective(
+                model, _flipped(batch, carry[FLAG], classes), _parted(carry)[0]
+            ),
+        )
+
+    return replace(fit, descents=tuple(map(flipping, fit.descents)))
+
+
+def _sweep(sweep: Sweep, classes: int, keys: Sequence[str]) -> Sweep:
+    def step(carry: Carry, batch: Batch) -> Carry:
+        own, ours = _parted(carry)
+        if classes and sweep.plan.split == "train":
+            batch = _flipped(batch, ours[FLAG], classes)
+        new = sweep.step(own, batch)
+        return {**new, **ours, **_before(new, keys)}
+
+    return replace(sweep, step=step)

@@ -1,0 +1,164 @@
+"""Trimmed means and medians of groups, against SciPy and NumPy; and what they keep out."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import trim_mean
+from turned import turned
+
+from kinfolk.algorithms.clustered_fl import ClusteredFL
+from kinfolk.algorithms.fesem import FeSEM
+from kinfolk.algorithms.group_middles import GroupMiddles, group_fold
+from kinfolk.algorithms.hypcluster import HypCluster
+from kinfolk.algorithms.ifca import IFCA
+from kinfolk.algorithms.many_models import GroupMeans
+from kinfolk.contract import toy
+from kinfolk.contract.compare import message_difference
+from kinfolk.contract.spoil import Passing
+from kinfolk.errors import KinfolkError
+from kinfolk.types import Client, Stack
+
+DRAW = np.random.Generator(np.random.PCG64(5))
+POINTS = DRAW.normal(size=(23, 2, 3))
+SIZES = DRAW.integers(1, 9, size=23)
+GROUP = DRAW.permutation(np.arange(23) % 2)  # of 3 groups: the last has nobody
+MINE = [np.flatnonzero(np.equal(GROUP, g)) for g in range(2)]
+NAMES = [Client(f"c{i:02}") for i in range(23)]
+KEEP = {"w": torch.full((3, 2, 3), 7.0), "n": torch.tensor([1, 2, 3])}
+
+
+def chunk(rows) -> Stack:
+    models = {"w": torch.from_numpy(POINTS[rows]).float(), "n": torch.tensor(rows)}
+    return Stack(tuple(NAMES[i] for i in rows), torch.from_numpy(SIZES[rows]), {"model": models})
+
+
+def places(chunk: Stack) -> torch.Tensor:
+    return torch.from_numpy(GROUP[[NAMES.index(c) for c in chunk.clients]])
+
+
+def folded(mean, trim=0.1, weights="uniform", parts=(range(9), range(9, 23))):
+    by = group_fold(mean, trim, "model", KEEP, weights, places)
+    total = by.begin()
+    for rows in parts:
+        total = by.add(total, chunk(list(rows)))
+    return by.end(total)
+
+
+@pytest.mark.parametrize(
+    ("mean", "trim", "by_hand"),
+    [
+        ("trimmed", 0.2, lambda mine: trim_mean(mine, 0.2, axis=0)),
+        ("trimmed", 0.05, lambda mine: mine.mean(0)),  # too few to cut anybody
+        ("median", 0.2, lambda mine: np.median(mine, axis=0)),
+    ],
+)
+def test_uniform_middles_against_scipy(mean, trim, by_hand):
+    models, member, mass = folded(mean, trim)
+    for g in range(2):
+        mine = POINTS[MINE[g]].astype(np.float32).astype(np.float64)
+        np.testing.assert_allclose(models["w"][g], by_hand(mine), rtol=1e-6)
+        assert models["n"][g] == MINE[g].max()
+    assert torch.equal(models["w"][2], KEEP["w"][2])
+    assert int(models["n"][2]) == 3
+    assert models["w"].dtype == torch.float32
+    assert member == dict(zip(NAMES, GROUP.tolist(), strict=True))
+    assert mass.tolist() == [*np.bincount(GROUP).tolist(), 0]
+
+
+def test_sizes_weigh_what_is_left_after_trimming():
+    models, _, mass = folded("trimmed", 0.2, "size")
+    medians, _, _ = folded("median", weights="size")
+    assert mass.tolist() == [SIZES[MINE[0]].sum(), SIZES[MINE[1]].sum(), 0]
+    for g in range(2):
+        mine, sizes = POINTS[MINE[g]].astype(np.float32), SIZES[MINE[g]]
+        cut = int(0.2 * len(mine))
+        for i, j in np.ndindex(2, 3):
+            order = np.argsort(mine[:, i, j])
+            kept = order[cut : len(order) - cut]
+            expected = np.average(mine[kept, i, j].astype(float), weights=sizes[kept])
+            np.testing.assert_allclose(models["w"][g, i, j], expected, rtol=1e-6)
+            # A member of size n counts as n members.
+            repeated = np.median(np.repeat(mine[:, i, j].astype(float), sizes))
+            np.testing.assert_allclose(medians["w"][g, i, j], repeated, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mean", ["trimmed", "median"])
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+def test_how_replies_arrive_does_not_matter(mean, weights):
+    whole = folded(mean, 0.2, weights, [range(23)])
+    order = DRAW.permutation(23)
+    parts = [np.sort(part) for part in np.split(order, [4, 5, 17])]
+    found = folded(mean, 0.2, weights, parts)
+    assert all(torch.equal(whole[0][n], found[0][n]) for n in KEEP)
+    assert whole[1] == found[1]
+    assert torch.equal(whole[2], found[2])
+
+
+def test_nobody_and_members_without_rows_leave_the_models():
+    assert folded("median", parts=[])[0] is KEEP
+    by = group_fold("median", 0.1, "model", KEEP, "size", places)
+    empty = Stack(chunk([0, 1]).clients, torch.zeros(2, dtype=torch.int64), chunk([0, 1]).body)
+    models, member, mass = by.end(by.add(by.begin(), empty))
+    assert message_difference(models, KEEP, 0) == ""
+    assert set(member) == {"c00", "c01"}
+    assert not mass.any()
+
+
+def test_the_plain_mean_stays_the_fold_that_sums():
+    assert isinstance(group_fold("mean", 0.1, "model", KEEP, "size", places), GroupMeans)
+    assert isinstance(group_fold("trimmed", 0.1, "model", KEEP, "size", places), GroupMiddles)
+
+
+METHODS = {
+    "fesem": lambda learner, **more: FeSEM(learner, k=2, restarts=3, warm_epochs=2, **more),
+    "ifca": lambda learner, **more: IFCA(learner, k=2, **more),
+    "hypcluster": lambda learner, **more: HypCluster(learner, k=2, **more),
+    "clustered_fl": lambda learner, **more: ClusteredFL(learner, split_after=1, **more),
+}
+
+
+@cache
+def centres(name, bad="nobody", **more):
+    federation, _ = turned(2)
+    method = METHODS[name](toy.learner("mlp", federation), **more)
+    outcome = toy.play_rounds(method, federation, rounds=2, wrap=poisoned(bad), score=False)
+    return outcome.state.centres
+
+
+def poisoned(bad):
+    """One client sends a tenth of its model in every coordinate, and 3 more."""
+
+    def change(request, reply):
+        if bad not in reply.clients or "model" not in reply.body:
+            return reply
+        at = [reply.clients.index(bad)]
+        model = {n: t.clone() for n, t in reply.tree("model").items()}
+        for t in model.values():
+            t[at] = t[at] / 10 + 3
+        return Stack(reply.clients, reply.size, {**reply.body, "model": model})
+
+    return lambda engine: Passing(engine, change)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_cutting_nobody_gives_the_means(name):
+    assert message_difference(centres(name, mean="trimmed", trim=0.0), centres(name), 1e-5) == ""
+    assert message_difference(centres(name, mean="median"), centres(name), 1e-3) != ""
+
+
+@pytest.mark.parametrize(("mean", "most"), [("mean", np.inf), ("trimmed", 0.2), ("median", 0.2)])
+def test_a_poisoned_member_is_kept_out_of_the_middle(mean, most):
+    clean, found = (centres("ifca", bad, mean=mean, trim=0.25) for bad in ("nobody", "c03"))
+    moved = max(float((found[n] - clean[n]).abs().max()) for n in clean)
+    assert moved < most
+    assert mean != "mean" or moved > 0.25
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_share_that_leaves_nobody_is_refused(name):
+    with pytest.raises(KinfolkError, match=r"algorithm.trim = 0.5: give 0 or more and less than 0.5"):
+        METHODS[name](toy.learner("mlp", toy.alike()), trim=0.5)

@@ -1,0 +1,314 @@
+"""Attackers: each does what its formula says, in every engine, and the honest are left as they are."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import kstest, pearsonr
+from small_runs import assert_same_end, go
+
+from kinfolk import api
+from kinfolk.algorithms import ALGORITHMS
+from kinfolk.algorithms.fedavg import FedAvg
+from kinfolk.algorithms.fedsgd import FedSGD
+from kinfolk.algorithms.ifca import IFCA
+from kinfolk.contract import toy
+from kinfolk.engines.choose import Choice, arithmetic, make
+from kinfolk.engines.memory import Memories
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.attack import Attack, altered, attackers, normals
+from kinfolk.experiment.record import read_scores
+from kinfolk.experiment.score import score_groups
+from kinfolk.learning.learner import keep_model, own_model
+from kinfolk.script import Ask, installed
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Facts, Peer, Swap
+from kinfolk.types import Client, Stack
+
+FEDERATION = toy.ragged()
+BAD = frozenset(map(Client, ("cleo", "eve", "hal")))
+ENGINES = ("loop", "batched", "workers", "wire")
+
+
+@contextmanager
+def engine(method, kind, name="loop", who=BAD, federation=FEDERATION):
+    """An engine whose clients attack; of the kind "" nothing is put around the tasks at all."""
+    attack = Attack(kind, who, federation.classes, Seed(3))
+    table, remember = installed(method), lambda who: {}
+    if kind:
+        table, remember = attack.arm(table), attack.mark(remember)
+    choice = Choice(name, toy.CPU, chunk=3, processes=2, why="")
+    with arithmetic(toy.CPU, "float32"):
+        made = make(choice, federation, table, Memories(remember))
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def replies(method, kind, task, message, name="loop", round=4, **more) -> Stack:
+    with engine(method, kind, name, **more) as made:
+        request = Ask(task, FEDERATION.clients, message)
+        turn = Turn(Seed(0), round, FEDERATION.clients)
+        return Stack.join(list(made.replies(request, turn)))
+
+
+def fedavg():
+    """With BatchNorm, whose buffers are floats and whole numbers."""
+    learner = toy.learner("tiny_cnn", FEDERATION)
+    return FedAvg(learner), "update", {"model": learner.first}
+
+
+def ifca():
+    learner = toy.learner("mlp", FEDERATION)
+    method = IFCA(learner, k=3)
+    return method, "update", {"models": method.init(learner.first, FEDERATION.clients, Seed(1)).centres}
+
+
+def by_hand(kind, was: np.ndarray, began: np.ndarray) -> np.ndarray:
+    return began - (was - began) if kind == "sign_flip" else began + 10 * (was - began)
+
+
+def assert_bent(kind, honest: Stack, found: Stack, began) -> None:
+    """The attackers' models by the formula, everything else to the last bit."""
+    assert honest.clients == found.clients
+    for i, who in enumerate(honest.clients):
+        for name, leaf in honest.tree("model").items():
+            was, now = leaf[i].numpy(), found.tree("model")[name][i].numpy()
+            if who in BAD and leaf.is_floating_point():
+                np.testing.assert_allclose(now, by_hand(kind, was, began(i, name)), rtol=1e-4, atol=1e-5)
+            else:
+                np.testing.assert_array_equal(was, now)
+    assert all(torch.equal(t, found.body[k]) for k, t in honest.body.items() if k != "model")
+
+
+@pytest.mark.parametrize("kind", ["sign_flip", "scaled"])
+@pytest.mark.parametrize("name", ENGINES)
+def test_updates_are_bent_about_what_was_sent(name, kind):
+    method, task, message = fedavg()
+    honest, found = (replies(method, k, task, message, name) for k in ("", kind))
+    assert_bent(kind, honest, found, lambda i, leaf: message["model"][leaf].numpy())
+
+
+@pytest.mark.parametrize("name", ["loop", "batched"])
+def test_who_chooses_a_model_is_bent_about_the_chosen_one(name):
+    method, task, message = ifca()
+    honest, found = (replies(method, k, task, message, name) for k in ("", "sign_flip"))
+    chosen = honest.tensor("choice").tolist()
+    assert {chosen[i] for i, c in enumerate(honest.clients) if c in BAD} != {0}
+    assert_bent("sign_flip", honest, found, lambda i, leaf: message["models"][leaf][chosen[i]].numpy())
+
+
+def test_a_gradient_is_bent_about_zero():
+    learner = toy.learner("mlp", FEDERATION)
+    method, message = FedSGD(learner), {"model": learner.first}
+    honest, found = (replies(method, k, "gradient", message) for k in ("", "scaled"))
+    for i, who in enumerate(honest.clients):
+        for name, leaf in honest.tree("gradient").items():
+            times = 10 if who in BAD else 1
+            np.testing.assert_allclose(
+                found.tree("gradient")[name][i], times * leaf[i].numpy(), rtol=1e-5, atol=1e-6
+            )
+
+
+def noise_of(name="loop", round=4):
+    method, task, message = fedavg()
+    honest, found = (replies(method, k, task, message, name, round) for k in ("", "noise"))
+    floats = [n for n, t in message["model"].items() if t.is_floating_point()]
+
+    def flat(models, i=...):
+        return torch.cat([models[n][i].flatten().double() for n in floats]).numpy()
+
+    out = {}
+    for i, who in enumerate(honest.clients):
+        was, now = flat(honest.tree("model"), i), flat(found.tree("model"), i)
+        if who not in BAD:
+            np.testing.assert_array_equal(was, now)
+            continue
+        moved = was - flat(message["model"])
+        out[who] = (now - was) / (3 * moved.std())
+    return out
+
+
+def test_noise_is_normal_three_times_the_updates_own_and_new_for_each_client_and_round():
+    now, later, batched = noise_of(), noise_of(round=5), noise_of("batched")
+    drawn = [*now.values(), *later.values()]
+    assert len(drawn) == 6
+    for z in drawn:
+        assert kstest(z, "norm").pvalue > 1e-3
+    for i, a in enumerate(drawn):
+        for b in drawn[:i]:
+            assert abs(pearsonr(a, b).statistic) < 5 / np.sqrt(len(a))
+    for who, z in now.items():
+        np.testing.assert_allclose(z, batched[who], atol=1e-3)
+
+
+def test_hashed_numbers_are_normal_and_the_same_everywhere():
+    z = normals(torch.tensor(12345), 20_000)
+    assert kstest(z.numpy(), "norm").pvalue > 1e-3
+    many = torch.func.vmap(lambda draw: normals(draw, 50))(torch.arange(40))
+    one = torch.stack([normals(torch.tensor(i), 50) for i in range(40)])
+    torch.testing.assert_close(many, one, rtol=1e-12, atol=1e-12)
+    assert kstest(one.flatten().numpy(), "norm").pvalue > 1e-3
+    corner = torch.tensor(2**32 - 1)
+    assert normals(corner, 1000).isfinite().all()
+
+
+def flipped_by_hand():
+    """The same rows, with the attackers' training labels turned round beforehand."""
+    y, train = FEDERATION.y.clone(), FEDERATION.splits["train"]
+    for who in BAD:
+        rows = train.rows(FEDERATION.place(who))
+        y[rows] = FEDERATION.classes - 1 - y[rows]
+    return replace(FEDERATION, y=y)
+
+
+@pytest.mark.parametrize("name", ["loop", "batched"])
+@pytest.mark.parametrize("make", [fedavg, ifca])
+def test_flipped_labels_train_as_if_the_rows_had_them(make, name):
+    method, task, message = make()
+    honest = replies(method, "", task, message, name)
+    found = replies(method, "label_flip", task, message, name)
+    expected = replies(method, "", task, message, name, federation=flipped_by_hand())
+    for key in honest.body:
+        pairs = [(f, e) for f, e in zip(_leaves(found, key), _leaves(expected, key), strict=True)]
+        for f, e in pairs:
+            torch.testing.assert_close(f, e, rtol=1e-5, atol=1e-6)
+    good = [c for c in honest.clients if c not in BAD]
+    for h, f in zip(_leaves(honest.at(good), "model"), _leaves(found.at(good), "model"), strict=True):
+        assert torch.equal(h, f)
+    for who in BAD:
+        assert any((honest.row(who)["model"][n] != t).any() for n, t in found.row(who)["model"].items())
+
+
+def _leaves(stack, key):
+    value = stack.body[key]
+    return list(value.values()) if isinstance(value, dict) else [value]
+
+
+def test_trees_of_whole_numbers_are_left_alone():
+    tree = {"n": torch.tensor([3])}
+    for kind in ("sign_flip", "scaled", "noise"):
+        assert altered(kind, tree, {}, torch.tensor(1)) == tree
+
+
+def test_memories_keep_the_word_on_who_attacks():
+    seen = []
+    learner = toy.learner("mlp", FEDERATION)
+    table = {
+        "practise": learner.train(start=own_model, finish=keep_model, reply={}),
+        "swap": Swap(
+            lambda memory, me: {Client("ada"): dict(memory)},
+            lambda inbox, memory, me: seen.append((inbox, memory)) or {"model": memory["model"]},
+        ),
+    }
+    attack = Attack("sign_flip", BAD, FEDERATION.classes, Seed(3))
+    armed = attack.arm(table)
+    first = attack.mark(lambda who: {"model": learner.first})(Client("cleo"))
+    me = Peer(Client("cleo"), Turn(Seed(0), 0, FEDERATION.clients))
+    letter = armed["swap"].send(first, me)[Client("ada")]
+    after = armed["swap"].receive({Client("eve"): letter}, first, me)
+    assert set(letter) == set(seen[0][1]) == {"model"}
+    assert set(after) == set(first) == {"model", "attack.flag", "attack.key"}
+    assert bool(after["attack.flag"])
+    carry = armed["practise"].start({}, first, Facts(torch.tensor(3), torch.tensor(1), 2))
+    reply, kept = armed["practise"].finish(carry)
+    assert reply == {}
+    assert set(kept) == set(first)
+
+
+def test_attackers_are_drawn_by_name():
+    clients = [Client(f"c{i}") for i in range(40)]
+    few, more = attackers(clients, 0.1, Seed(1)), attackers(clients, 0.25, Seed(1))
+    assert (len(few), len(more)) == (4, 10)
+    assert few < more
+    assert attackers(clients[::-1], 0.1, Seed(1)) == few != attackers(clients, 0.1, Seed(2))
+    assert len(attackers(clients[:4], 0.01, Seed(0))) == 1
+
+
+RUN = ["data.clients=6", "run.rounds=2", "run.attackers=0.34"]
+
+
+def test_a_run_without_attackers_is_the_run_it_was(tmp_path):
+    go(tmp_path / "a")
+    go(tmp_path / "b", "run.attack=sign_flip")
+    go(tmp_path / "c", "run.attackers=0.5")
+    assert_same_end(tmp_path / "a", tmp_path / "b")
+    assert_same_end(tmp_path / "a", tmp_path / "c")
+    assert "attackers" not in json.loads((tmp_path / "b" / "run.json").read_text())
+
+
+def test_engines_agree_under_attack_and_only_the_honest_are_scored(tmp_path):
+    changes = [*RUN, "run.attack=noise", "algorithm.name=fesem", "algorithm.k=2", "algorithm.mean=median"]
+    ends = {name: go(tmp_path / name, *changes, f"engine.name={name}") for name in ENGINES}
+    bad = json.loads((tmp_path / "loop" / "run.json").read_text())["attackers"]
+    assert len(bad) == 2
+    for name, end in ends.items():
+        scored = set(read_scores(tmp_path / name)["client"])
+        assert len(scored) == 4
+        assert not scored & set(bad)
+        for leaf, t in ends["loop"].state.centres.items():
+            torch.testing.assert_close(end.state.centres[leaf], t, rtol=1e-4, atol=1e-5)
+    clean = go(tmp_path / "clean", *changes, "run.attack=none")
+    assert any((clean.state.centres[n] - t).abs().max() > 1e-2 for n, t in ends["loop"].state.centres.items())
+
+
+class Grouped:
+    """Groups that are what the state says."""
+
+    def groups(self, state):
+        return torch.tensor(state)
+
+
+def test_agreement_is_about_the_honest_and_sizes_count_everyone():
+    clients = tuple(map(Client, "abcd"))
+    given = (Grouped(), [0, 0, 1, 1], [0, 0, 1, 1], clients, Turn(Seed(0), 0, clients))
+    truth = torch.tensor([0, 0, 1, 0])
+    assert score_groups(*given, truth)["ari"] < 1
+    found = score_groups(*given, truth, {"d"})
+    assert (found["ari"], found["sizes"]) == (1.0, score_groups(*given, None)["sizes"])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_runs_under_attack(tmp_path, name):
+    few = ["algorithm.k=2"] if name in ("fesem", "ifca", "hypcluster", "robust") else []
+    end = go(tmp_path, *RUN, "run.attack=sign_flip", f"algorithm.name={name}", *few)
+    assert end.rounds == 2
+    assert len(set(read_scores(tmp_path)["client"])) == 4
+
+
+def test_a_resumed_attack_ends_with_the_same_bits(tmp_path):
+    changes = [*RUN, "run.attack=noise", "algorithm.name=local", "engine.name=batched"]
+    go(tmp_path / "whole", *changes, "run.rounds=3")
+    go(tmp_path / "parts", *changes)
+    go(tmp_path / "parts", *changes, "run.rounds=3", resume=True)
+    assert_same_end(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["run.attack=flip"], "run.attack = 'flip': give one of none, sign_flip, scaled, noise, label_flip"),
+        (["run.attackers=1"], r"run.attackers = 1.0: give a number from 0 to below 1"),
+        (["run.attack=noise", "run.attackers=0.9"], "leaves none of the 4 clients honest; give less"),
+    ],
+)
+def test_what_can_not_be_is_refused(tmp_path, changes, words):
+    with pytest.raises(KinfolkError, match=words):
+        go(tmp_path, *changes)
+
+
+def test_numbers_to_predict_have_no_labels_to_flip(tmp_path):
+    rows = {f"c{i}": (torch.arange(12.0).reshape(6, 2), torch.arange(6.0)) for i in range(4)}
+    with pytest.raises(KinfolkError, match=r"run.attack = 'label_flip': the data have numbers to predict"):
+        api.run(
+            lambda: torch.nn.Linear(2, 1),
+            rows,
+            folder=tmp_path,
+            settings={"run.attack": "label_flip", "run.attackers": 0.3},
+        )

@@ -54,6 +54,21 @@ def test_data_commands_run_one_after_another(room):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_group_commands_run_and_print_what_is_shown(room):
+    (example,) = blocks("docs/groups.md", "python")
+    assert shell([sys.executable, "-c", example], room).returncode == 0
+    shown = blocks("docs/groups.md", "text")
+    choose, train, place = (command.split() for command in commands("docs/groups.md"))
+    done = shell([*choose, "--k", "2", "--rounds", "1", "--seeds", "1"], room)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].split() == shown[0].splitlines()[0].split()
+    assert shell(train, room).returncode == 0
+    done = shell(place, room)
+    assert done.returncode == 0, done.stderr
+    groups = [[row.split()[i] for i in (0, 2)] for row in shown[2].splitlines()[2:10]]
+    assert [[row.split()[i] for i in (0, 2)] for row in done.stdout.splitlines()[2:10]] == groups
+
+
 @pytest.mark.parametrize("command", commands("docs/add-an-algorithm.md"))
 def test_guide_commands_run(command, room):
     done = shell(command.split(), room)

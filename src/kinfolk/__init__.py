@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kinfolk.api import Comparison, compare, run
+    from kinfolk.api import Comparison, KChoice, Placed, assign, choose_k, compare, run
     from kinfolk.errors import KinfolkError
     from kinfolk.experiment.run import Result
     from kinfolk.federation.federation import Federation
@@ -16,14 +16,30 @@ if TYPE_CHECKING:
 _HOMES = {
     "Comparison": "kinfolk.api",
     "Federation": "kinfolk.federation.federation",
+    "KChoice": "kinfolk.api",
     "KinfolkError": "kinfolk.errors",
+    "Placed": "kinfolk.api",
     "Result": "kinfolk.experiment.run",
+    "assign": "kinfolk.api",
+    "choose_k": "kinfolk.api",
     "compare": "kinfolk.api",
     "from_arrays": "kinfolk.federation.own",
     "run": "kinfolk.api",
 }
 
-__all__ = ["Comparison", "Federation", "KinfolkError", "Result", "compare", "from_arrays", "run"]
+__all__ = [
+    "Comparison",
+    "Federation",
+    "KChoice",
+    "KinfolkError",
+    "Placed",
+    "Result",
+    "assign",
+    "choose_k",
+    "compare",
+    "from_arrays",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

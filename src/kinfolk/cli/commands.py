@@ -10,6 +10,7 @@ from rich.table import Table
 
 from kinfolk.cli import papers
 from kinfolk.cli.data import data
+from kinfolk.cli.groups import groups
 from kinfolk.cli.shared import AsJson, Seeds, Sets, SpecFile, examples, out, print_json, read_spec
 from kinfolk.errors import KinfolkError
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 
 app.add_typer(data, name="data")
+app.add_typer(groups)
 app.command(epilog=papers.EXAMPLES)(papers.reproduce)
 
 Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")]

@@ -1,0 +1,108 @@
+"""A stage for a few questions outside of a run: the same engines, chosen as a run would choose them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+
+from torch import Tensor
+
+from kinfolk.algorithms.fesem import EXACT, Points
+from kinfolk.clustering.sketch import Sketch, width_for
+from kinfolk.engines.choose import Wanted, arithmetic, choose, make
+from kinfolk.engines.memory import Memories
+from kinfolk.engines.stage import Stage
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.build import Parts, first_rows
+from kinfolk.learning.batchable import cost, obstacle
+from kinfolk.learning.learner import Learner
+from kinfolk.script import Ask
+from kinfolk.streams import Turn
+from kinfolk.task import Fit, Table, Task
+from kinfolk.types import Message, map_leaves
+
+
+@contextmanager
+def staged(parts: Parts, table: Table) -> Iterator[Stage]:
+    """A stage on which the clients of `parts` can be asked the tasks of `table`; closed at the end.
+
+    >>> from kinfolk.experiment.build import build_parts
+    >>> from kinfolk.experiment.sections import Experiment
+    >>> parts = build_parts(Experiment())
+    >>> with staged(parts, {"train": parts.learner.train()}) as stage:
+    ...     stage.engine.name
+    'batched'
+    """
+    spec = parts.spec.engine
+    one_process(spec.name)
+    x, y = first_rows(parts.federation, 2)
+    wanted = Wanted(spec.name, spec.device, spec.chunk, spec.processes, spec.memory)
+    size, blocked = cost(parts.learner, x[:1]), obstacle(parts.learner, x, y)
+    choice = choose(wanted, size, parts.spec.local.batch, len(parts.federation.clients), blocked)
+    with arithmetic(choice.device, spec.precision):
+        engine = make(choice, parts.federation, table, Memories(lambda who: {}))
+        try:
+            yield Stage(engine)
+        finally:
+            engine.close()
+
+
+def one_process(engine: str) -> None:
+    """Refuse an engine whose ranks would all have to follow.
+
+    >>> one_process("distributed")
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: engine.name = 'distributed': this command runs in one process; use 'auto'
+    """
+    if engine == "distributed":
+        raise KinfolkError("engine.name", engine, "this command runs in one process; use 'auto'")
+
+
+def here(stage: Stage, message: Message) -> Message:
+    """A message where the engine's own tensors are."""
+    return map_leaves(lambda t: t.to(stage.engine.device), message)
+
+
+def trained(learner: Learner, epochs: int) -> Task:
+    """A task: train the received model for so many epochs, whatever the learner's plan says."""
+    plan = replace(learner.plan, epochs=epochs, steps=0)
+    return replace(learner.train(), passes=(Fit((learner.descent(),), plan),), stream="warm")
+
+
+def trained_alike(parts: Parts, epochs: int) -> Tensor:
+    """[clients, P]: what every client makes of the same first model, or sketches where that is too much.
+
+    >>> from kinfolk.experiment.build import build_parts
+    >>> from kinfolk.experiment.sections import Experiment
+    >>> len(trained_alike(build_parts(Experiment()), 1))
+    24
+    """
+    learner, clients = parts.learner, parts.federation.clients
+    first = learner.first
+    shapes = {name: tuple(first[name].shape) for name in learner.names}
+    numbers = len(clients) * sum(map(prod, shapes.values()))
+    sketch = None if 4 * numbers <= EXACT else Sketch.of(shapes, width_for(len(clients), 0.25), parts.seed)
+    with staged(parts, {"train": trained(learner, epochs)}) as stage:
+        fold = Points(learner.names, sketch)
+        request = Ask("train", clients, here(stage, {"model": first}), fold=fold)
+        who, points = stage.perform(request, Turn(parts.seed, 0, clients))
+    if who != clients:
+        lost = len(clients) - len(who)
+        raise KinfolkError("local.lr", parts.spec.local.lr, f"{lost} clients diverged; give a smaller one")
+    got: Tensor = points.cpu()
+    return got
+
+
+def middle(centres: Message) -> Message:
+    """The mean of K models (every leaf [K, ...]); of counters, which have no mean, the largest.
+
+    >>> import torch
+    >>> middle({"w": torch.tensor([[1.0], [3.0]]), "n": torch.tensor([1, 4])})
+    {'w': tensor([2.]), 'n': tensor(4)}
+    """
+    return {
+        name: t.double().mean(0).to(t.dtype) if t.is_floating_point() else t.amax(0)
+        for name, t in centres.items()
+    }

@@ -1,0 +1,318 @@
+"""How many groups a federation has: short runs on a sample of its clients for several K.
+
+Long, Xie, Shen, Zhou, Wang, Jiang: Multi-center federated learning: clients clustering for better
+personalization. World Wide Web 26, 2023, choose K so; here by validation rows, never by test rows.
+Distances and silhouettes are about models that were trained from one start: models that were trained
+from different centres lie apart whether there are groups or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfolk.algorithms import ALGORITHMS, find_algorithm, options_of
+from kinfolk.clustering.count import how_many
+from kinfolk.clustering.distances import squared
+from kinfolk.clustering.hierarchy import silhouette
+from kinfolk.clustering.stability import stability
+from kinfolk.errors import KinfolkError, at_least
+from kinfolk.experiment.asking import one_process, trained_alike
+from kinfolk.experiment.build import Network, build_parts
+from kinfolk.experiment.recommend import Row, as_facts, chance, check_criterion, recommend
+from kinfolk.experiment.record import plain, read_rounds, read_scores, write_json
+from kinfolk.experiment.run import Watch, run
+from kinfolk.experiment.sections import AlgorithmSpec, Experiment
+from kinfolk.federation.federation import Federation, Maker, Split, pack
+from kinfolk.federation.holdout import hold_out
+from kinfolk.federation.sources import build
+from kinfolk.streams import Seed
+
+# Fraction of the training rows that is held out where a spec has no validation rows.
+HELD = 0.2
+# Epochs from the common start before distances are taken, as FeSEM's own start has.
+WARM = 5
+# Groups on which seeds agree less than this are no settled ones: rounds were too few, or there are none.
+SETTLED = 0.8
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is tried: which K, on how many clients, how long and how often."""
+
+    ks: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
+    clients: int = 100
+    rounds: int = 3
+    seeds: int = 3
+    criterion: str = "accuracy"
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "rounds", "seeds"):
+            at_least(f"--{name}", getattr(self, name), 1)
+        for k in self.ks:
+            at_least("--k", k, 1)
+        check_criterion(self.criterion)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Every K once, in order; 1 is always tried, since "one group" must be a possible answer."""
+        return tuple(sorted({1, *self.ks}))
+
+
+def choose_k(
+    spec: Experiment,
+    folder: Path,
+    trial: Trial = Trial(),  # noqa: B008 - a Trial never changes
+    *,
+    federation: Federation | None = None,
+    network: Network | None = None,
+    resume: bool = False,
+    watch: Callable[[int, int], Watch] = lambda k, seed: lambda event, facts: None,
+) -> dict[str, Any]:
+    """Run every K with every seed, and say which K to use; all of it is in `choose-k.json` of the folder.
+
+    All runs are about the same clients and rows; a seed changes first weights, row order and starts.
+    """
+    _ready(spec, folder, resume)
+    seed, ks = Seed(spec.run.seed), trial.numbers
+    whole, spec, notes = validated(spec, federation, seed)
+    sample = sample_clients(whole, trial.clients, seed)
+    if ks[-1] > len(sample.clients):
+        raise KinfolkError("--k", ks[-1], f"give at most {len(sample.clients)}, the number of clients")
+    specs = {k: [short(spec, trial, k, s) for s in range(trial.seeds)] for k in ks}
+    for k in ks:  # everything is checked before the first of them runs
+        build_parts(specs[k][0], sample, network)
+    runs: dict[int, list[_Ran]] = {k: [] for k in ks}
+    for one in (one for k in ks for one in specs[k]):
+        k, number = one.algorithm.options["k"], one.run.seed
+        where = folder / "runs" / f"k{k}-seed{number}"
+        runs[k].append(_run(one, where, sample, network, resume, watch(k, number)))
+        _told(trial.criterion, spec.algorithm.name, runs[k][-1])
+    looks = [_look(one, sample, network, ks[-1]) for one in specs[1]]
+    rows = [_row(k, runs[k], looks, seed) for k in ks]
+    facts = {
+        **_answer(rows, trial, [look.counted for look in looks], runs[1][0].score, notes),
+        "algorithm": spec.algorithm.name,
+        "federation": whole.name,
+        "clients": len(sample.clients),
+        "of": len(whole.clients),
+        "rounds": trial.rounds,
+        "seeds": [one.run.seed for one in specs[1]],
+        "groups": {k: [dict(zip(sample.clients, one.groups, strict=True)) for one in runs[k]] for k in ks},
+    }
+    write_json(folder / "choose-k.json", facts)
+    told: dict[str, Any] = plain(facts)
+    return told
+
+
+def _ready(spec: Experiment, folder: Path, resume: bool) -> None:
+    """Refuse what can be refused at once."""
+    check_algorithm(spec.algorithm.name)
+    one_process(spec.engine.name)
+    if (folder / "choose-k.json").exists() and not resume:
+        raise KinfolkError("--out", str(folder), "a choice is there already; choose another folder")
+
+
+def _told(criterion: str, algorithm: str, ran: _Ran) -> None:
+    """Refuse, after the first run already, to choose by distances that nobody tells."""
+    if criterion == "intra_distance" and ran.spread is None:
+        remedy = f"{algorithm} does not tell distances; use accuracy or silhouette"
+        raise KinfolkError("--criterion", criterion, remedy)
+
+
+def _answer(
+    rows: Sequence[Row], trial: Trial, counted: list[int], score: str, notes: list[str]
+) -> dict[str, Any]:
+    advice = recommend(rows, trial.criterion, counted, score)
+    chosen = next(row for row in rows if row.k == advice.k)
+    if chosen.stability < SETTLED:
+        told = f"the seeds agree on these groups by {chosen.stability:.2f} only: try more rounds"
+        notes = [*notes, told]
+    return {
+        "recommended": advice.k,
+        "reason": advice.reason,
+        "criterion": trial.criterion,
+        "score": score,
+        "counted": counted,
+        "rows": [as_facts(row, rows[0]) for row in rows],
+        "notes": notes,
+    }
+
+
+def check_algorithm(name: str) -> None:
+    """Refuse an algorithm without groups, or without a number of them to choose.
+
+    >>> check_algorithm("ifca")
+    >>> check_algorithm("fedavg")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: algorithm.name = 'fedavg': has no number of groups k; use one of ...
+    """
+    if not _has_k(find_algorithm(name)):
+        able = ", ".join(known for known, kind in ALGORITHMS.items() if _has_k(kind))
+        raise KinfolkError("algorithm.name", name, f"has no number of groups k; use one of {able}")
+
+
+def _has_k(kind: type[Any]) -> bool:
+    return "k" in options_of(kind) and hasattr(kind, "groups")
+
+
+def or_fesem(spec: Experiment) -> Experiment:
+    """The spec with FeSEM for its algorithm where it names none.
+
+    >>> or_fesem(Experiment()).algorithm.name
+    'fesem'
+    """
+    unnamed = spec.algorithm == AlgorithmSpec()
+    return replace(spec, algorithm=AlgorithmSpec("fesem")) if unnamed else spec
+
+
+def validated(
+    spec: Experiment, federation: Federation | None, seed: Seed
+) -> tuple[Federation, Experiment, list[str]]:
+    """A federation with validation rows, the spec that says so, and a note if some had to be held out.
+
+    >>> made, spec, notes = validated(Experiment(), None, Seed(0))
+    >>> made.splits["valid"].counts().sum(), spec.data.valid, notes
+    (tensor(288), 0.2, ['no validation rows in the spec: a fifth of the training rows is held out'])
+    """
+    note = "no validation rows in the spec: a fifth of the training rows is held out"
+    data = spec.data if spec.data.seed != -1 else replace(spec.data, seed=seed.run)
+    if federation is None and data.name != "own" and data.valid == 0:
+        data = replace(data, valid=HELD)
+        return build(data, seed), replace(spec, data=data), [note]
+    made = build(data, seed) if federation is None else federation
+    spec = replace(spec, data=data)
+    if int(made.splits["valid"].counts().sum()):
+        return made, spec, []
+    return held_out(made, HELD, seed), spec, [note]
+
+
+def held_out(federation: Federation, fraction: float, seed: Seed) -> Federation:
+    """The same federation with some of each client's training rows kept for validation.
+
+    >>> from kinfolk.federation.own import from_arrays
+    >>> rows = (np.zeros((20, 1)), np.arange(20) % 2)
+    >>> held_out(from_arrays([rows]), 0.25, Seed(0)).splits["valid"].counts()
+    tensor([4])
+    """
+    if federation.maker is not None:
+        remedy = "its rows are made when a client is asked; set data.valid above 0"
+        raise KinfolkError("data.valid", federation.name, remedy)
+    train = federation.splits["train"]
+    parts = [
+        hold_out(train.rows(i).numpy(force=True), fraction, seed.numpy("data", "valid", who))
+        for i, who in enumerate(federation.clients)
+    ]
+    kept, held = (pack([torch.from_numpy(part[j]) for part in parts]) for j in (0, 1))
+    return replace(federation, splits={**federation.splits, "train": kept, "valid": held})
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Makes the rows of some of another maker's clients."""
+
+    maker: Maker
+    numbers: tuple[int, ...]
+
+    def __call__(self, i: int) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """The rows of client number i of the chosen."""
+        return self.maker(self.numbers[i])
+
+
+def sample_clients(federation: Federation, count: int, seed: Seed) -> Federation:
+    """The federation of `count` clients drawn evenly, or of all if there are no more; no row is copied.
+
+    >>> some = sample_clients(build(Experiment().data, Seed(0)), 5, Seed(0))
+    >>> len(some.clients), some.splits["train"].counts()
+    (5, tensor([60, 60, 60, 60, 60]))
+    """
+    if count >= len(federation.clients):
+        return federation
+    drawn = np.sort(seed.numpy("choose k", "sample").permutation(len(federation.clients))[:count])
+    place = torch.from_numpy(drawn)
+    return replace(
+        federation,
+        clients=tuple(federation.clients[i] for i in drawn.tolist()),
+        splits={name: Split(s.start, s.row, s.of[place]) for name, s in federation.splits.items()},
+        truth=None if federation.truth is None else federation.truth[place],
+        maker=None if federation.maker is None else Chosen(federation.maker, tuple(drawn.tolist())),
+    )
+
+
+def short(spec: Experiment, trial: Trial, k: int, s: int) -> Experiment:
+    """The spec of one trial run: few rounds, everybody in each, scored once on validation rows.
+
+    >>> one = short(or_fesem(Experiment()), Trial(), 4, 2)
+    >>> one.algorithm.options, one.run.seed, one.run.split
+    ({'k': 4}, 2, 'valid')
+    """
+    options = {**spec.algorithm.options, "k": k}
+    length: dict[str, Any] = dict.fromkeys(("rounds", "evaluate_every", "checkpoint_every"), trial.rounds)
+    rules = replace(spec.run, **length, participation=1.0, absent=0.0, target=0.0, split="valid")
+    rules = replace(rules, seed=spec.run.seed + s)
+    return replace(spec, algorithm=replace(spec.algorithm, options=options), run=rules)
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """What is kept of one run."""
+
+    score: str
+    values: list[float]  # by client, larger is better
+    groups: list[int]  # by client
+    spread: float | None
+
+
+def _run(
+    spec: Experiment,
+    folder: Path,
+    federation: Federation,
+    network: Network | None,
+    resume: bool,
+    watch: Watch,
+) -> _Ran:
+    result = run(spec, folder, federation=federation, network=network, resume=resume, watch=watch)
+    algorithm: Any = build_parts(spec, federation, network).algorithm
+    score, sign = ("accuracy", 1.0) if federation.classes else ("mse", -1.0)
+    frame = read_scores(folder)
+    main = next(iter(result.summary))
+    last = frame[
+        (frame["round"] == result.rounds) & (frame["model"] == main) & (frame["score"] == score)
+    ].set_index("client")["value"]
+    values = [sign * float(last.get(who, math.nan)) for who in federation.clients]
+    info = read_rounds(folder)[-1].get("info") or {}
+    spread = info.get("spread")
+    found = algorithm.groups(result.state).tolist()
+    return _Ran(score, values, found, None if spread is None else float(spread))
+
+
+@dataclass(frozen=True)
+class _Look:
+    """The clients as points: what each makes of the same first model."""
+
+    distances: Tensor  # [clients, clients]
+    counted: int  # groups by the gap statistic
+
+
+def _look(spec: Experiment, federation: Federation, network: Network | None, most: int) -> _Look:
+    parts = build_parts(spec, federation, network)
+    points = trained_alike(parts, WARM)
+    return _Look(squared(points, double=True).sqrt(), how_many(points, most, parts.seed).k)
+
+
+def _row(k: int, runs: Sequence[_Ran], looks: Sequence[_Look], seed: Seed) -> Row:
+    groups = [torch.tensor(one.groups) for one in runs]
+    near = [silhouette(look.distances, g, distances=True) for look, g in zip(looks, groups, strict=True)]
+    spreads = tuple(one.spread for one in runs if one.spread is not None)
+    scores = np.array([one.values for one in runs])
+    steady, by_chance = math.nan, math.nan
+    if k > 1 and len(runs) > 1:
+        steady, by_chance = stability(groups).mean, chance([one.groups for one in runs], seed)
+    return Row(k, scores, tuple(near), spreads, steady, by_chance)

@@ -1,0 +1,146 @@
+"""A finished run opened again, and newcomers' rows brought into its terms: the same classes and columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.checkpoint import load_latest
+from kinfolk.experiment.sections import EngineSpec, Experiment
+from kinfolk.experiment.spec import dump, load
+from kinfolk.federation.federation import Federation
+from kinfolk.federation.own_data.from_spec import own_data
+from kinfolk.federation.own_data.load import load_own
+from kinfolk.federation.own_data.report import Report
+from kinfolk.federation.own_data.store import is_store
+from kinfolk.streams import Seed
+from kinfolk.types import Tree
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run has left: the models of its groups, and what its labels mean."""
+
+    folder: Path
+    spec: Experiment
+    round: int
+    centres: Tree  # every leaf [K, ...]
+    clients: tuple[str, ...]
+    classes: int
+    class_names: tuple[str, ...]  # what its own data called the classes; empty where nobody knows
+    feature_names: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def k(self) -> int:
+        """How many models there are."""
+        return len(next(iter(self.centres.values())))
+
+
+def open_run(folder: str | Path) -> Trained:
+    """The newest checkpoint of a run with several models; whatever will not do is one line.
+
+    >>> open_run("nowhere")
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: run = 'nowhere': is no run folder; name one that `kinfolk run` has written
+    """
+    folder = Path(folder)
+    facts = _facts(folder)
+    spec = load(folder / "spec.toml")
+    loaded, complaints = load_latest(folder / "checkpoints", dump(spec))
+    if loaded is None:
+        raise KinfolkError("run", str(folder), "has no checkpoint yet; let it finish a round first")
+    if facts["status"] != "finished":
+        complaints.append(f"the run is not finished; its models of round {loaded.number} are used")
+    centres = loaded.tensors["state"].get("centres")
+    if not isinstance(centres, dict) or len(next(iter(centres.values()))) < 2:
+        remedy = f"{facts['title']} has only one model, which serves everybody: there is nothing to choose"
+        raise KinfolkError("run", str(folder), remedy)
+    report = _own_report(spec)
+    return Trained(
+        folder,
+        # Whatever machinery the run had: a few questions need no more than this machine's best.
+        replace(spec, engine=EngineSpec(precision=spec.engine.precision)),
+        loaded.number,
+        centres,
+        tuple(loaded.facts["state"].get("clients", ())),
+        int(facts["federation"]["classes"]),
+        report.class_names if report else (),
+        report.feature_names if report else (),
+        tuple(complaints),
+    )
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """What the run says of itself."""
+    try:
+        facts: dict[str, Any] = json.loads((folder / "run.json").read_text())
+        return {"title": facts["title"], "status": facts["status"], "federation": facts["federation"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        remedy = "is no run folder; name one that `kinfolk run` has written"
+        raise KinfolkError("run", str(folder), remedy) from error
+
+
+def _own_report(spec: Experiment) -> Report | None:
+    """What the run's own data were called, if they are still where they were."""
+    if spec.data.name != "own" or not spec.data.path or not Path(spec.data.path).exists():
+        return None
+    return own_data(spec.data, Seed(spec.run.seed))[1]
+
+
+def read_newcomers(
+    path: str | Path,
+    trained: Trained,
+    *,
+    client: str | None = None,
+    label: str | None = None,
+    missing: str | None = None,
+) -> Federation:
+    """Newcomers' rows from a store, a folder of clients or a table, with the classes of the run.
+
+    Columns are named as the run named its own, unless said otherwise.
+    """
+    said, given = trained.spec.data, {"label": label, "missing": missing}
+    if said.name == "own" and not is_store(path):
+        given = {"label": label or said.label_column or None, "missing": missing or said.missing}
+        client = client or (said.client_column if not Path(path).is_dir() else "") or None
+    options: Any = {name: value for name, value in given.items() if value is not None}
+    federation, report = load_own(path, client=client, seed=Seed(trained.spec.run.seed), **options)
+    mine, theirs = report.feature_names, trained.feature_names
+    if mine and theirs and mine != theirs:
+        at = next((pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]), None)
+        told = f"{at[0]!r} stands where the run has {at[1]!r}" if at else f"the run has {len(theirs)}"
+        raise KinfolkError("--data", list(mine), f"give the columns of the run in its order; {told}")
+    return in_terms_of(federation, report.class_names, trained)
+
+
+def in_terms_of(federation: Federation, names: Sequence[str], trained: Trained) -> Federation:
+    """The federation with its labels numbered as in the run; `names` are what it calls its own classes.
+
+    Names decide, not numbers: newcomers may lack classes, and then count the others differently.
+    """
+    if bool(federation.classes) != bool(trained.classes):
+        mine, theirs = (_kind(classes) for classes in (federation.classes, trained.classes))
+        raise KinfolkError("--data", mine, f"the run has {theirs}; give labels of that kind")
+    if not trained.classes:
+        return federation
+    names = names or tuple(map(str, range(federation.classes)))
+    known = trained.class_names or tuple(map(str, range(trained.classes)))
+    number = {name: i for i, name in enumerate(known)}
+    used = torch.unique(federation.y).tolist() if federation.maker is None else range(federation.classes)
+    for old in used:
+        if names[old] not in number:
+            told = f"{', '.join(known[:6])}{', ...' if len(known) > 6 else ''}"
+            raise KinfolkError("label", names[old], f"the run knows no such class; it has {told}")
+    table = torch.tensor([number.get(name, -1) for name in names], dtype=torch.int64)
+    return replace(federation, y=table[federation.y.cpu()], classes=trained.classes)
+
+
+def _kind(classes: int) -> str:
+    return f"{classes} classes" if classes else "numbers to predict"

@@ -1,0 +1,205 @@
+"""Newcomers: rows of the same four rotations that nobody trained on find their group, by either rule."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.asking import middle
+from kinfolk.experiment.assign import assign
+from kinfolk.experiment.build import build_parts
+from kinfolk.experiment.newcomers import in_terms_of, open_run, read_newcomers
+from kinfolk.experiment.run import run
+from kinfolk.experiment.sections import Experiment
+from kinfolk.experiment.spec import override
+from kinfolk.federation.own import from_arrays
+from kinfolk.federation.sources import build
+from kinfolk.streams import Seed
+
+SETS = ["data.clients=8", "model.name=logistic", "local.epochs=2", "engine.name=batched", "run.rounds=4"]
+
+
+def spec_of(*more):
+    return override(Experiment(), [*SETS, *more])
+
+
+def turned(federation):
+    """Two newcomers of each rotation, out of the test rows of its groups."""
+    clients = {}
+    for group in range(4):
+        x, y = federation.take(federation.splits["test"].rows(federation.truth.tolist().index(group)))
+        for part in range(2):
+            clients[f"turn-{group}-{part}"] = x[part::2], y[part::2]
+    return from_arrays(clients)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Run folders by algorithm."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("fesem", "ifca"):
+        run(spec_of(f"algorithm.name={name}", "algorithm.k=4"), folder / name)
+    run(spec_of("run.rounds=1"), folder / "fedavg")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def newcomers():
+    return turned(build(spec_of().data, Seed(0)))
+
+
+@pytest.mark.parametrize("by", [None, "loss"])
+def test_newcomers_find_the_group_of_their_rotation(runs, newcomers, by):
+    trained = open_run(runs / "fesem")
+    found = assign(trained, newcomers, by=by)
+    assert found["by"] == (by or "distance")
+    truth = dict(zip(trained.clients, build(trained.spec.data, Seed(0)).truth.tolist(), strict=True))
+    member = json_member(runs / "fesem", trained)
+    home = {truth[who]: group for who, group in member.items()}
+    assert len(set(home.values())) == 4
+    for row in found["newcomers"]:
+        assert row["group"] == home[int(row["newcomer"].split("-")[1])], row
+        assert row["centre"] > row["one_model"] + 0.1
+        assert row["worst_centre"] <= row["one_model"]
+        assert row["group"] == int(np.argmin(row["fit"]))
+    assert np.mean([row["fine_tuned"] for row in found["newcomers"]]) > 0.6
+
+
+def json_member(folder, trained):
+    from kinfolk.experiment.checkpoint import load_latest
+    from kinfolk.experiment.spec import dump, load
+
+    loaded, _ = load_latest(folder / "checkpoints", dump(load(folder / "spec.toml")))
+    return dict(zip(trained.clients, loaded.tensors["state"]["member"].tolist(), strict=True))
+
+
+def test_losses_and_scores_are_those_of_the_models(runs, newcomers):
+    trained = open_run(runs / "ifca")
+    found = assign(trained, newcomers)
+    assert found["by"] == "loss"
+    learner = build_parts(trained.spec, newcomers).learner
+
+    def logits(model, split, who):
+        x, y = newcomers.take(newcomers.splits[split].rows(who))
+        return learner.apply(model, x).double(), y
+
+    for i, row in enumerate(found["newcomers"]):
+        models = [{n: t[k] for n, t in trained.centres.items()} for k in range(4)]
+        losses = [torch.nn.functional.cross_entropy(*logits(m, "train", i)).item() for m in models]
+        assert row["fit"] == pytest.approx(losses, rel=1e-4)
+        hits = [(out.argmax(1) == y).double().mean() for out, y in (logits(m, "test", i) for m in models)]
+        assert row["centre"] == pytest.approx(float(hits[int(np.argmin(losses))]))
+        assert row["worst_centre"] == pytest.approx(float(min(hits)))
+        out, y = logits(middle(trained.centres), "test", i)
+        assert row["one_model"] == pytest.approx(float((out.argmax(1) == y).double().mean()))
+
+
+def test_what_is_no_clustered_run(runs, tmp_path):
+    with pytest.raises(KinfolkError, match="fedavg has only one model"):
+        open_run(runs / "fedavg")
+    with pytest.raises(KinfolkError, match="is no run folder"):
+        open_run(tmp_path)
+    shutil.copytree(runs / "fesem", tmp_path / "begun")
+    shutil.rmtree(tmp_path / "begun/checkpoints")
+    with pytest.raises(KinfolkError, match="no checkpoint yet"):
+        open_run(tmp_path / "begun")
+
+
+def test_a_run_that_is_not_finished_serves_with_a_warning(runs, tmp_path):
+    shutil.copytree(runs / "fesem", tmp_path / "cut")
+    facts = json.loads((tmp_path / "cut/run.json").read_text())
+    (tmp_path / "cut/run.json").write_text(json.dumps({**facts, "status": "running"}))
+    (warning,) = open_run(tmp_path / "cut").warnings
+    assert "not finished" in warning
+    assert "round 4" in warning
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "line"),
+    [
+        ((9, 1, 4, 4), [0, 1, 2] * 3, "rows of this shape do not fit"),
+        ((9, 1, 8, 8), [0, 1, 12] * 3, "label = '12': the run knows no such class"),
+        ((9, 1, 8, 8), [0.5] * 9, "the run has 10 classes"),
+        ((1, 1, 8, 8), [0], "nobody has test rows"),
+    ],
+)
+def test_rows_that_do_not_fit_the_run_are_one_line(runs, x, y, line):
+    trained = open_run(runs / "fesem")
+    with pytest.raises(KinfolkError, match=line) as error:
+        assign(trained, in_terms_of(from_arrays([(np.zeros(x), np.array(y))]), (), trained))
+    assert "\n" not in str(error.value)
+
+
+def test_a_rule_that_there_is_not(runs, newcomers):
+    with pytest.raises(KinfolkError, match="did you mean 'loss'"):
+        assign(open_run(runs / "fesem"), newcomers, by="los")
+
+
+def test_names_that_were_in_training_are_told(runs, newcomers):
+    trained = open_run(runs / "fesem")
+    again = replace(newcomers, clients=("client-00", *newcomers.clients[1:]))
+    (warning,) = assign(trained, again)["warnings"]
+    assert "client-00" in warning
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """A run on own tables whose labels are words, and the folder of its data."""
+    folder = tmp_path_factory.mktemp("words")
+    draw = np.random.default_rng(0)
+    names = np.array(["cold", "mild", "warm"])
+    for who in range(6):
+        write(folder / "sites" / f"site-{who}.csv", draw.normal(size=(40, 2)), who % 2, names)
+    data = ("data.name=own", f"data.path={folder / 'sites'}", "algorithm.name=fesem", "algorithm.k=2")
+    plain = [one for one in SETS if not one.startswith("data.")]
+    run(override(Experiment(), [*plain, "run.rounds=2", "local.lr=0.3", *data]), folder / "run")
+    return folder
+
+
+def write(path, x, turn, names, columns=("a", "b")):
+    """A table of a client that reads its first column as a temperature, or its negative."""
+    y = names[np.digitize((1 - 2 * turn) * x[:, 0], [-0.5, 0.5])]
+    path.parent.mkdir(exist_ok=True)
+    rows = "".join(f"{a},{b},{label}\n" for (a, b), label in zip(x, y, strict=True))
+    path.write_text(",".join([*columns, "y"]) + "\n" + rows)
+
+
+def test_labels_are_matched_by_name_not_by_number(words, tmp_path):
+    x = np.abs(np.random.default_rng(1).normal(size=(30, 2))) + 0.6
+    for turn, who in enumerate(("ann", "bob")):  # only "warm" at ann's, only "cold" at bob's: both number 0
+        x[:15, 0] = 0.0  # and "mild" at both
+        write(tmp_path / "new" / f"{who}.csv", x, turn, np.array(["cold", "mild", "warm"]))
+    trained = open_run(words / "run")
+    assert trained.class_names == ("cold", "mild", "warm")
+    (tmp_path / "new/bob.csv").unlink()
+    made = read_newcomers(tmp_path / "new", trained)
+    assert made.classes == 3
+    assert sorted(set(made.y.tolist())) == [1, 2]
+    (row,) = assign(trained, made, by="loss")["newcomers"]
+    member = json_member(words / "run", trained)
+    assert row["group"] == member["site-0"] != member["site-1"]
+
+
+@pytest.mark.parametrize(
+    ("names", "columns", "line"),
+    [
+        (("cold", "mild", "hot"), ("a", "b"), "label = 'hot': the run knows no such class; it has cold"),
+        (("cold", "mild", "warm"), ("a", "c"), "'c' stands where the run has 'b'"),
+    ],
+)
+def test_other_words_and_other_columns_are_one_line(words, tmp_path, names, columns, line):
+    write(
+        tmp_path / "new" / "ann.csv",
+        np.random.default_rng(1).normal(size=(30, 2)),
+        0,
+        np.array(names),
+        columns,
+    )
+    with pytest.raises(KinfolkError, match=line):
+        read_newcomers(tmp_path / "new", open_run(words / "run"))

@@ -1,0 +1,143 @@
+"""How many groups: small federations with four groups and with none, and what the choice may look at."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.choose_k import Trial, choose_k, or_fesem, sample_clients, validated
+from kinfolk.experiment.sections import Experiment
+from kinfolk.experiment.spec import override
+from kinfolk.federation.own import from_arrays
+from kinfolk.federation.sources import build
+from kinfolk.federation.spec import DataSpec
+from kinfolk.streams import Seed
+
+SETS = ["data.clients=12", "model.name=logistic", "local.epochs=2", "local.batch=24", "engine.name=batched"]
+SMALL = or_fesem(override(Experiment(), SETS))
+FEW = Trial((2, 4, 5), rounds=1, seeds=2)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("four")
+    return folder, choose_k(SMALL, folder, FEW)
+
+
+def test_four_rotations_are_four_groups(four):
+    folder, facts = four
+    assert facts["recommended"] == 4, facts["reason"]
+    assert facts["reason"].startswith("4 groups: +")
+    assert facts["counted"] == [4, 4]
+    assert json.loads((folder / "choose-k.json").read_text()) == facts
+    rows = {row["k"]: row for row in facts["rows"]}
+    assert list(rows) == [1, 2, 4, 5]  # one group is always tried
+    assert rows[4]["stability"] == 1.0
+    assert rows[4]["silhouette"]["mean"] > max(rows[2]["silhouette"]["mean"], 0.1)
+    assert rows[4]["spread"]["mean"] < rows[1]["spread"]["mean"]
+    truth = build(replace(SMALL.data, seed=0), Seed(0)).truth.tolist()
+    found = list(facts["groups"]["4"][0].values())
+    assert len(set(zip(found, truth, strict=True))) == 4
+    assert "a fifth of the training rows is held out" in facts["notes"][0]
+
+
+def test_without_groups_the_answer_is_one(tmp_path):
+    facts = choose_k(override(SMALL, ["data.shift=none"]), tmp_path, Trial((2, 4), rounds=1, seeds=2))
+    assert facts["recommended"] == 1, facts["reason"]
+    assert facts["reason"].startswith("One group")
+    assert facts["counted"] == [1, 1]
+
+
+def test_test_rows_play_no_part(tmp_path):
+    made, _, _ = validated(SMALL, None, Seed(0))
+    test = torch.unique(made.splits["test"].row)
+    y = made.y.clone()
+    y[test] = (y[test] + 1) % 10
+    other = replace(made, y=y)
+    both = [
+        choose_k(SMALL, tmp_path / str(i), Trial((4,), rounds=1, seeds=1), federation=one)
+        for i, one in enumerate((made, other))
+    ]
+    assert both[0] == both[1]
+    assert not torch.equal(made.y, other.y)
+
+
+def test_a_choice_is_not_overwritten_and_can_go_on(four):
+    folder, facts = four
+    with pytest.raises(KinfolkError, match="choose another folder"):
+        choose_k(SMALL, folder, FEW)
+    assert choose_k(SMALL, folder, FEW, resume=True) == facts
+
+
+@pytest.mark.parametrize(
+    ("change", "trial", "line"),
+    [
+        ("algorithm.name=fedavg", FEW, "use one of fesem"),
+        ("algorithm.name=clustered_fl", FEW, "no number of groups k"),
+        ("data.clients=4", FEW, "--k = 5: give at most 4"),
+        ("engine.name=distributed", FEW, "one process"),
+        ("algorithm.name=ifca", Trial((2,), rounds=1, criterion="intra_distance"), "does not tell distances"),
+    ],
+)
+def test_what_will_not_do_is_one_line(change, trial, line, tmp_path):
+    with pytest.raises(KinfolkError, match=line):
+        choose_k(override(SMALL, [change, "data.rows=20"]), tmp_path, trial)
+
+
+@pytest.mark.parametrize("name", ["clients", "rounds", "seeds"])
+def test_numbers_below_one_are_refused(name):
+    with pytest.raises(KinfolkError, match=f"--{name} = 0"):
+        Trial(**{name: 0})
+
+
+def test_a_sample_holds_its_clients_own_rows():
+    whole = build(DataSpec(clients=20, rows=10), Seed(3))
+    some = sample_clients(whole, 7, Seed(3))
+    assert len(some.clients) == 7
+    assert list(some.clients) == sorted(set(some.clients) & set(whole.clients))
+    for i, who in enumerate(some.clients):
+        place = whole.place(who)
+        assert torch.equal(some.splits["train"].rows(i), whole.splits["train"].rows(place))
+        assert some.truth[i] == whole.truth[place]
+    assert sample_clients(whole, 7, Seed(4)).clients != some.clients
+    assert sample_clients(whole, 100, Seed(3)) is whole
+
+
+def test_rows_that_are_made_when_asked_are_sampled_too():
+    whole = build(DataSpec("gaussians", clients=9, rows=10, shift="source", test="local", valid=0.2), Seed(0))
+    some = sample_clients(whole, 3, Seed(0))
+    for who in some.clients:
+        assert torch.equal(some.only(who).x, whole.only(who).x)
+
+
+def test_own_rows_without_validation_rows_lend_some(tmp_path):
+    rows = [(torch.arange(40.0)[:, None], torch.arange(40) % 2) for _ in range(3)]
+    made = from_arrays(rows)
+    own = replace(SMALL, data=DataSpec("own", test_fraction=0.2))
+    held, _, notes = validated(own, made, Seed(0))
+    assert notes
+    assert held.splits["valid"].counts().tolist() == [6, 6, 6]
+    assert torch.equal(held.splits["test"].row, made.splits["test"].row)
+    for i in range(3):
+        both = torch.cat([held.splits["train"].rows(i), held.splits["valid"].rows(i)])
+        assert torch.equal(both.sort().values, made.splits["train"].rows(i).sort().values)
+    given = from_arrays(rows, valid=0.5)
+    assert validated(own, given, Seed(0))[0] is given
+    made_up = build(DataSpec("gaussians", clients=4, rows=10, shift="source", test="local"), Seed(0))
+    with pytest.raises(KinfolkError, match=r"set data\.valid above 0"):
+        validated(own, made_up, Seed(0))
+
+
+def test_regression_is_chosen_by_the_squared_error(tmp_path):
+    sets = ["data.name=linear", "data.shift=source", "data.test=local", "data.groups=2", "data.features=4"]
+    spec = override(SMALL, [*sets, "data.clients=8", "data.rows=40", "local.lr=0.05"])
+    facts = choose_k(spec, tmp_path, Trial((2,), rounds=2, seeds=1))
+    assert facts["score"] == "mse"
+    assert facts["rows"][0]["score"]["mean"] < 0  # larger is better
+    assert facts["recommended"] == 2, facts["reason"]
+    assert "2 groups: -" in facts["reason"]
+    assert " in mse " in facts["reason"]

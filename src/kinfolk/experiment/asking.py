@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from math import prod
 
 from torch import Tensor
 
-from kinfolk.algorithms.fesem import EXACT, Points
-from kinfolk.clustering.sketch import Sketch, width_for
+from kinfolk.algorithms.warm_start import Points, sketch_for, warm_task
 from kinfolk.engines.choose import Wanted, arithmetic, choose, make
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Stage
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import Parts, first_rows
 from kinfolk.learning.batchable import cost, obstacle
-from kinfolk.learning.learner import Learner
 from kinfolk.script import Ask
 from kinfolk.streams import Turn
-from kinfolk.task import Fit, Table, Task
+from kinfolk.task import Table
 from kinfolk.types import Message, map_leaves
 
 
@@ -65,12 +61,6 @@ def here(stage: Stage, message: Message) -> Message:
     return map_leaves(lambda t: t.to(stage.engine.device), message)
 
 
-def trained(learner: Learner, epochs: int) -> Task:
-    """A task: train the received model for so many epochs, whatever the learner's plan says."""
-    plan = replace(learner.plan, epochs=epochs, steps=0)
-    return replace(learner.train(), passes=(Fit((learner.descent(),), plan),), stream="warm")
-
-
 def trained_alike(parts: Parts, epochs: int) -> Tensor:
     """[clients, P]: what every client makes of the same first model, or sketches where that is too much.
 
@@ -81,10 +71,8 @@ def trained_alike(parts: Parts, epochs: int) -> Tensor:
     """
     learner, clients = parts.learner, parts.federation.clients
     first = learner.first
-    shapes = {name: tuple(first[name].shape) for name in learner.names}
-    numbers = len(clients) * sum(map(prod, shapes.values()))
-    sketch = None if 4 * numbers <= EXACT else Sketch.of(shapes, width_for(len(clients), 0.25), parts.seed)
-    with staged(parts, {"train": trained(learner, epochs)}) as stage:
+    sketch = sketch_for(first, learner.names, len(clients), parts.seed)
+    with staged(parts, {"train": warm_task(learner, epochs)}) as stage:
         fold = Points(learner.names, sketch)
         request = Ask("train", clients, here(stage, {"model": first}), fold=fold)
         who, points = stage.perform(request, Turn(parts.seed, 0, clients))

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kinfolk.algorithms.fesem import squared_distances
 from kinfolk.algorithms.lowest_loss import training_loss
+from kinfolk.algorithms.near_centre import squared_distances
 from kinfolk.engines.stage import Stage
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.asking import here, middle, staged
@@ -119,7 +119,7 @@ def tasks(parts: Parts) -> Table:
         "loss": training_loss(learner),
         "train": learner.train(),
         "score": learner.score(),
-        "tuned": learner.score(tune_epochs=1),
+        "tuned": learner.score(tune=learner.tuning(1)),
     }
 
 

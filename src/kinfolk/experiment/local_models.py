@@ -7,12 +7,9 @@ from typing import Any
 import torch
 
 from kinfolk.clustering.distances import flat
-from kinfolk.engines.choose import Wanted, choose, make
-from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Stage
-from kinfolk.experiment.build import Parts, first_rows
+from kinfolk.experiment.asking import staged
+from kinfolk.experiment.build import Parts
 from kinfolk.experiment.run import Result
-from kinfolk.learning.batchable import cost, obstacle
 from kinfolk.script import Ask, Groups, installed
 from kinfolk.streams import Turn
 
@@ -37,16 +34,9 @@ def picture(parts: Parts, result: Result, most: int) -> dict[str, Any]:
     algorithm, federation = parts.algorithm, parts.federation
     order = parts.seed.numpy("picture").permutation(len(federation.clients))[:most]
     who = tuple(federation.clients[i] for i in sorted(order.tolist()))
-    x, y = first_rows(federation, 2)
-    wanted = Wanted(parts.spec.engine.name, parts.spec.engine.device)
-    choice = choose(wanted, cost(parts.learner, x[:1]), parts.spec.local.batch, len(who),
-                    obstacle(parts.learner, x, y))  # fmt: skip
-    engine = make(choice, federation, installed(algorithm), Memories(lambda c: {}))
-    try:
-        shared, each = algorithm.serve(result.state, who)
-        got = Stage(engine).perform(Ask("update", who, shared, each), Turn(parts.seed, result.rounds, who))
-    finally:
-        engine.close()
+    shared, each = algorithm.serve(result.state, who)
+    with staged(parts, installed(algorithm)) as stage:
+        got = stage.perform(Ask("update", who, shared, each), Turn(parts.seed, result.rounds, who))
     place, share = principal(flat(got.tree("model"), parts.learner.names).cpu())
     labels = algorithm.groups(result.state).tolist() if isinstance(algorithm, Groups) else [0] * len(who)
     group = dict(zip(federation.clients, labels, strict=True))

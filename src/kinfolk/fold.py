@@ -13,7 +13,7 @@ from kinfolk.types import Message, Stack, Tree
 R_co = TypeVar("R_co", covariant=True)
 
 # Numbers that are summed as doubles at a time: on a CPU, what a core's cache holds.
-_BLOCK = {"cpu": 1 << 15, "cuda": 1 << 26}
+_BLOCK = {"cpu": 1 << 16, "cuda": 1 << 26}
 
 Weights = Literal["size", "uniform"]
 
@@ -125,11 +125,17 @@ def weighted_sum(weights: Tensor, leaf: Tensor) -> Tensor:
     >>> weighted_sum(torch.tensor([[1.0, 0.0], [1.0, 2.0]], dtype=torch.float64), torch.tensor([3.0, 4.0]))
     tensor([ 3., 11.], dtype=torch.float64)
     """
-    flat, weights = leaf.reshape(len(leaf), -1), weights.to(leaf.device)
-    # In blocks of columns, so that the doubles of a chunk never exist all at once.
+    rows = weights.to(leaf.device).reshape(-1, len(leaf))
+    flat = leaf.reshape(len(leaf), -1)
+    sums = flat.new_empty((len(rows), flat.shape[1]), dtype=torch.float64)
+    # In blocks of columns, so that the doubles of a chunk never exist all at once; all in one place, which
+    # stays near the core.
     width = max(1, _BLOCK.get(leaf.device.type, 1 << 26) // len(leaf))
-    parts = [weights @ part.double() for part in torch.split(flat, width, 1)]
-    return torch.cat(parts, -1).reshape((*weights.shape[:-1], *leaf.shape[1:]))
+    place = flat.new_empty(len(leaf) * min(width, flat.shape[1]), dtype=torch.float64)
+    for part, into in zip(torch.split(flat, width, 1), torch.split(sums, width, 1), strict=True):
+        doubles = place[: part.numel()].view(part.shape)
+        torch.mm(rows, doubles.copy_(part), out=into)
+    return sums.reshape((*weights.shape[:-1], *leaf.shape[1:]))
 
 
 def _join(old: Tensor | None, new: Tensor) -> Tensor:

@@ -11,13 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from toys import counted, empty, federation, largest_difference, learner, remembering, together, turn
+from toys import SIZES, counted, empty, federation, largest_difference, learner, remembering, together, turn
 
+from kinfolk.engines import trace
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.loop import Loop
 from kinfolk.federation.own import from_arrays
-from kinfolk.learning.optim import Adam
+from kinfolk.learning.optim import SGD, Adam
 from kinfolk.script import Ask
+from kinfolk.streams import Seed
 from kinfolk.task import Batch, Carry, Fit, Plan, Sweep, Task
 from kinfolk.types import Client, Stack, map_leaves
 
@@ -49,6 +51,23 @@ def test_the_size_of_a_chunk_changes_nothing(name, chunk):
         assert [len(c) for c in chunks] == {1: [1, 1, 1, 1], 2: [2, 2], 3: [2, 2], 4: [4]}.get(chunk, [4])
         assert all(c.clients == tuple(sorted(c.clients)) for c in chunks)
         assert largest_difference(Stack.join(chunks), loop) < 2e-6
+
+
+@pytest.mark.parametrize("sizes", [SIZES, {"a": 16, "b": 16, "c": 24}])
+@pytest.mark.parametrize("bias", [True, False])
+def test_weights_that_products_move_equal_the_loop(bias, sizes, monkeypatch):
+    monkeypatch.setattr(trace, "WORTH_MOVING", 1)
+    with Seed(1).borrowed("init"):
+        network = nn.Sequential(nn.Linear(4, 5, bias=bias), nn.Tanh(), nn.Linear(5, 3, bias=bias))
+    one = replace(learner(plan=Plan(8, 3)), module=network, optimiser=SGD())
+    data = federation(sizes)
+    request = Ask("t", data.clients, {"model": one.first})
+    first = {n: t.clone() for n, t in one.first.items()}
+    loop = together(Loop(data, {"t": one.train()}, empty()), request, turn(data))
+    for chunk in (2, 9):
+        got = together(Batched(data, {"t": one.train()}, empty(), chunk), request, turn(data))
+        assert largest_difference(got, loop) < 1e-6
+    assert all(torch.equal(request.shared["model"][n], t) for n, t in first.items()), "the server's own"
 
 
 @settings(deadline=None, max_examples=12)

@@ -18,7 +18,7 @@ from torch.func import vmap
 
 from kinfolk.engines.capture import Recorded
 from kinfolk.engines.memory import Memories, swap_in_process
-from kinfolk.engines.one import first_steps, on_device, optimiser_parts, owned, train_rows
+from kinfolk.engines.one import first_steps, on_device, optimiser_parts, train_rows
 from kinfolk.engines.padded import Padded, padded
 from kinfolk.engines.steps import (
     Gradients,
@@ -34,7 +34,7 @@ from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask
 from kinfolk.streams import Turn
 from kinfolk.task import Carry, Facts, Fit, Swap, Sweep, Table, Task
-from kinfolk.types import Client, Message, Stack, leaves, map_leaves, stack_messages
+from kinfolk.types import Client, Message, Stack, Tree, leaves, map_leaves, stack_messages
 
 # A pass of fewer steps is not worth a recording, which costs about as much as four of them.
 WORTH_RECORDING = 4
@@ -72,7 +72,9 @@ class Batched:
         self.table, self.memories, self.chunk = table, memories, max(1, chunk)
         self.note = f"batched: {self.chunk} clients a call on {self.device}"
         self._record = record and self.device.type == "cuda"
-        self._gradients: Gradients = gradients if self.device.type == "cuda" else Traces().gradients
+        traces = Traces() if self.device.type == "cpu" else None
+        self._gradients: Gradients = traces.gradients if traces else gradients
+        self._moves = traces.moves if traces else None
         self._ahead: dict[Any, Prepared] = {}
         self._asked: dict[str, list[tuple[Client, ...]]] = {}
         self._recordings: dict[Any, Recorded] = {}
@@ -158,18 +160,19 @@ class Batched:
         if self._record and len(plan) >= WORTH_RECORDING and plan.data is self.federation:
             carry, states = self._recorded(one, carry, plan).run(carry, plan, rates)
             return {**carry, **optimiser_parts(states)}
-        for part in {d.part for d in one.descents} if isinstance(one, Fit) else ():
-            carry[part] = owned(carry[part])
         states = first_states(one, carry) if isinstance(one, Fit) else []
         for step in range(len(plan)):
             rows, whole = plan.batch(step), plan.whole[step]
             active = None if plan.everyone[step] else plan.active[step]
-            if isinstance(one, Fit) and active is None and writes_over(one):
-                fit_in_place(one, carry, states, rows, whole, step, rates, self._gradients)
+            # The first step makes the clients' own models out of one that they may all have been given.
+            if isinstance(one, Fit) and step and active is None and writes_over(one):
+                fit_in_place(one, carry, states, rows, whole, step, rates, self._gradients, self._moves)
             elif isinstance(one, Fit):
                 carry, states = fit_step(
-                    one, carry, states, rows, active, whole, step, rates, self._gradients
+                    one, carry, states, rows, active, whole, step, rates, self._gradients, self._moves
                 )
+                # A sum of two layouts may have either.
+                carry |= {d.part: _in_order(carry[d.part]) for d in one.descents if not step}
             else:
                 carry = sweep_step(one, carry, rows, active, whole)
         return {**carry, **optimiser_parts(states)}
@@ -183,6 +186,10 @@ class Batched:
                 self._recordings.pop(next(iter(self._recordings)))
             known = self._recordings[key] = Recorded(one, carry, plan, self._memory)
         return known
+
+
+def _in_order(model: Tree) -> Tree:
+    return {name: t.contiguous() for name, t in model.items()}
 
 
 def _shape(carry: Carry) -> tuple[Any, ...]:

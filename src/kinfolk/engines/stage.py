@@ -139,14 +139,13 @@ class Stage:
         return request.fold.end(total)
 
     def _checked(self, request: Ask[Any], task: Task, turn: Turn) -> Iterator[Stack]:
-        heard: set[Client] = set()
-        asked = set(request.to)
+        silent = set(request.to)
         for chunk in self.engine.replies(request, turn):
             self.ledger.add_bytes(request.task, "up", nbytes(chunk.body))
             strangers = {
-                c: "answered twice" if c in heard else "was not asked"
+                c: "answered twice" if c in request.to else "was not asked"
                 for c in chunk.clients
-                if c in heard or c not in asked
+                if c not in silent
             }
             self._reject(strangers, request, turn)
             if strangers:
@@ -155,28 +154,30 @@ class Stage:
                 continue
             good, bad = inspect(chunk, task.reply)
             self._reject(bad, request, turn)
-            heard.update(good.clients)
+            silent.difference_update(good.clients)
             if good.clients:
                 yield good
-        self._heard(request, heard)
+        self._heard(request, silent)
 
     def _parts(self, engine: FoldsInParts, request: Ask[Any], turn: Turn) -> Iterator[Part]:
-        heard: set[Client] = set()
+        # Names that come from other processes are copies; of a hundred thousand, none should stay here.
+        silent = set(request.to)
         for part in engine.parts(request, turn):
             self.ledger.add_bytes(request.task, "up", part.sent)
             self._reject(part.rejected, request, turn)
-            heard.update(part.heard)
+            silent.difference_update(part.heard)
             yield part
-        self._heard(request, heard)
+        self._heard(request, silent)
 
     def _reject(self, bad: dict[Client, str], request: Ask[Any], turn: Turn) -> None:
         for client, reason in bad.items():
             self.log("rejected", round=turn.round, client=client, task=request.task, reason=reason)
 
-    def _heard(self, request: Ask[Any], heard: set[Client]) -> None:
+    def _heard(self, request: Ask[Any], silent: set[Client]) -> None:
         # Whoever fails once in a round has not taken part in it, whatever came before and comes after.
-        self.failed.update(set(request.to) - heard)
-        self.answered = (self.answered | heard) - self.failed
+        self.failed |= silent
+        self.answered.update(c for c in request.to if c not in silent)
+        self.answered -= self.failed
 
     def _exchange(self, request: Exchange, present: tuple[Client, ...], turn: Turn) -> None:
         swap = self.engine.table[request.swap]

@@ -17,6 +17,8 @@ from kinfolk.types import Message, Tree
 Rows = tuple[Tensor, Tensor, Tensor, Tensor]
 # (descent, carry, buffers, rows, whole) -> (parameters, gradients): `gradients`, or a faster way to the same.
 Gradients = Callable[[Descent, Carry, Tree, Rows, bool], tuple[Tree, Tree]]
+# The same, a rate, and whether to write over parameters: some may be moved at once and come third.
+Moves = Callable[[Descent, Carry, Tree, Rows, bool, float, bool], tuple[Tree, Tree, Tree]]
 
 
 def first_states(fit: Fit, carry: Carry) -> list[Message]:
@@ -34,6 +36,7 @@ def fit_step(
     step: int | Tensor,
     rates: Sequence[float | Tensor],
     by: Gradients,
+    moves: Moves | None = None,
 ) -> tuple[Carry, list[Message]]:
     """Each descent in turn. `active`: who takes the step (None: everyone); `whole`: no row is padding.
 
@@ -43,9 +46,13 @@ def fit_step(
     for i, descent in enumerate(fit.descents):
         old_model, old_state = carry[descent.part], states[i]
         buffers = {n: t.clone() for n, t in old_model.items() if n not in descent.names}
-        params, grads = by(descent, carry, buffers, rows, whole)
-        new, state = descent.optimiser.update(params, grads, old_state, step, rates[i], rows[3].sum(1))
-        model = {n: new[n] if n in new else buffers[n] for n in old_model}
+        given = (descent, carry, buffers, rows, whole)
+        params, grads, moved = _towards(*given, rates[i], False, by, moves)
+        new, state = moved, old_state
+        if params:
+            new, state = descent.optimiser.update(params, grads, old_state, step, rates[i], rows[3].sum(1))
+        new = {**buffers, **new, **moved}
+        model = {n: new[n] for n in old_model}
         if active is not None:
             model = _keep_idle(active, model, old_model)
             state = {k: _keep_idle(active, v, old_state[k]) for k, v in state.items()}
@@ -62,19 +69,43 @@ def fit_in_place(
     step: int | Tensor,
     rates: Sequence[float | Tensor],
     by: Gradients,
+    moves: Moves | None = None,
 ) -> None:
     """The same where everyone takes the step: nobody's old values are needed, so models are written over."""
     for descent, state, rate in zip(fit.descents, states, rates, strict=True):
         model = carry[descent.part]
         buffers = {n: t for n, t in model.items() if n not in descent.names}
-        params, grads = by(descent, carry, buffers, rows, whole)
-        with torch.no_grad():
-            descent.optimiser.update_(params, grads, state, step, rate, rows[3].sum(1))  # type: ignore[attr-defined]
+        params, grads, _ = _towards(descent, carry, buffers, rows, whole, rate, True, by, moves)
+        if params:
+            with torch.no_grad():
+                descent.optimiser.update_(params, grads, state, step, rate, rows[3].sum(1))  # type: ignore[attr-defined]
 
 
 def writes_over(fit: Fit) -> bool:
     """Whether all optimisers of a loop can work in place."""
     return all(hasattr(d.optimiser, "update_") for d in fit.descents)
+
+
+def _towards(
+    descent: Descent,
+    carry: Carry,
+    buffers: Tree,
+    rows: Rows,
+    whole: bool,
+    rate: float | Tensor,
+    over: bool,
+    by: Gradients,
+    moves: Moves | None,
+) -> tuple[Tree, Tree, Tree]:
+    """(parameters, gradients, parameters that are moved already, if a step is so plain that they can be)."""
+    if (
+        moves is None
+        or isinstance(rate, Tensor)
+        or descent.clip
+        or not getattr(descent.optimiser, "plain", False)
+    ):
+        return *by(descent, carry, buffers, rows, whole), {}
+    return moves(descent, carry, buffers, rows, whole, rate, over)
 
 
 def gradients(descent: Descent, carry: Carry, buffers: Tree, rows: Rows, whole: bool) -> tuple[Tree, Tree]:

@@ -2,16 +2,22 @@
 
 For a small network most of a step goes into Python: vmap, the module tree, the autograd tape. Traced,
 the same operations run in the same order on the same numbers, so the result has the same bits.
+
+For a larger one most of a step goes into memory: a gradient as large as the model is written, read again
+and subtracted. Where the optimiser allows it, products go straight into the weights instead.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from kinfolk.engines.steps import Rows, gradients
@@ -21,8 +27,21 @@ from kinfolk.types import Tree, leaves
 # A trace costs about as much as this many steps; a network that trains less is not worth one.
 WORTH_TRACING = 8
 MOST_TRACES = 32
+# Numbers of one client's model from which on it pays to move weights by products. Those moves differ from
+# others in the last bit, so whether they are made must depend on sizes alone, not on how often or by which
+# process a step was asked for: such a step is traced at once.
+WORTH_MOVING = 1 << 14
 
 _aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A list of operations on inputs laid out flat."""
+
+    run: Callable[..., list[Tensor]]
+    moved: tuple[str, ...]  # parameters that it moves: it gives them, and then
+    left: tuple[str, ...]  # the gradients of these
 
 
 class Traces:
@@ -30,36 +49,68 @@ class Traces:
 
     def __init__(self) -> None:
         self._asked: dict[Any, int] = {}
-        self._known: dict[Any, Callable[..., list[Tensor]] | None] = {}
+        self._made: dict[Any, GraphModule | None] = {}
+        self._known: dict[Any, Traced | None] = {}
 
     def gradients(
         self, descent: Descent, carry: Carry, buffers: Tree, rows: Rows, whole: bool
     ) -> tuple[Tree, Tree]:
         """As `steps.gradients`."""
-        # Strides too: a view that one layout allows another may not.
-        parts = ((k, n, t.shape, t.stride()) for k, n, t in leaves(carry))
+        return self._run(descent, carry, buffers, rows, whole, None, False)[:2]
+
+    def moves(
+        self, descent: Descent, carry: Carry, buffers: Tree, rows: Rows, whole: bool, rate: float, over: bool
+    ) -> tuple[Tree, Tree, Tree]:
+        """(parameters, gradients, moved): some parameters are already moved, the first two tell of the rest.
+
+        A gradient that is a product of two matrices is added to its parameter while it is made, and is never
+        written down; `over`: into the parameter itself.
+        """
+        model = carry[descent.part]
+        if sum(model[n].numel() // len(model[n]) for n in descent.names) < WORTH_MOVING:
+            return *self.gradients(descent, carry, buffers, rows, whole), {}
+        return self._run(descent, carry, buffers, rows, whole, rate, over)
+
+    def _run(
+        self,
+        descent: Descent,
+        carry: Carry,
+        buffers: Tree,
+        rows: Rows,
+        whole: bool,
+        rate: float | None,
+        over: bool,
+    ) -> tuple[Tree, Tree, Tree]:
+        # Of what is consulted the strides too: a view that one layout allows another may not.
+        held = list(leaves(carry))
+        parts = ((k, n, t.shape, None if k == descent.part else t.stride()) for k, n, t in held)
         key = (id(descent), whole, *parts, *(t.shape for t in rows))
         self._asked[key] = self._asked.get(key, 0) + 1
-        if self._asked[key] < WORTH_TRACING:
-            return gradients(descent, carry, buffers, rows, whole)
-        inputs = [*buffers.values(), *(t for _, _, t in leaves(carry)), *rows]
-        if key not in self._known:
-            while len(self._known) >= MOST_TRACES:
-                self._known.pop(next(iter(self._known)))
-            self._known[key] = _trace(descent, carry, buffers, inputs, whole)
-        run = self._known[key]
-        if run is None:
-            return gradients(descent, carry, buffers, rows, whole)
+        if rate is None and self._asked[key] < WORTH_TRACING:
+            return *gradients(descent, carry, buffers, rows, whole), {}
+        if key not in self._made:
+            while len(self._made) >= MOST_TRACES:
+                oldest = next(iter(self._made))
+                self._made.pop(oldest)
+                self._known = {known: way for known, way in self._known.items() if known[0] != oldest}
+            self._made[key] = _trace(descent, carry, buffers, rows, whole)
+        how = None if rate is None else over
+        inputs = [*buffers.values(), *(t for _, _, t in held), *rows]
+        way = (key, how, *(t.stride() for t in carry[descent.part].values()))
+        if way not in self._known:
+            self._known[way] = _fitted(self._made[key], descent, carry, inputs, how)
+        traced = self._known[way]
+        if traced is None:
+            return *gradients(descent, carry, buffers, rows, whole), {}
         with torch.no_grad():
-            grads = run(*inputs)
-        model = carry[descent.part]
-        return {n: model[n] for n in descent.names}, dict(zip(descent.names, grads, strict=True))
+            given = traced.run(*inputs) if rate is None else traced.run(*inputs, -rate)
+        model, count = carry[descent.part], len(traced.moved)
+        grads = dict(zip(traced.left, given[count:], strict=True))
+        return {n: model[n] for n in grads}, grads, dict(zip(traced.moved, given[:count], strict=True))
 
 
-def _trace(
-    descent: Descent, carry: Carry, buffers: Tree, inputs: Sequence[Tensor], whole: bool
-) -> Callable[..., list[Tensor]] | None:
-    """A function of the inputs, laid out flat; None if the objective can not be traced."""
+def _trace(descent: Descent, carry: Carry, buffers: Tree, rows: Rows, whole: bool) -> GraphModule | None:
+    """The operations of one step on inputs laid out flat; None if the objective can not be traced."""
     shape = [(key, name) for key, name, _ in leaves(carry)]
 
     def flat(*given: Tensor) -> list[Tensor]:
@@ -74,12 +125,41 @@ def _trace(
         _, grads = gradients(descent, held, mine, (x, y, row, weight), whole)
         return list(grads.values())
 
+    # On copies: buffers are written to on the way, and that must not count twice. What is trained is in order
+    # after its first step, however it came.
+    held = [
+        t.clone(memory_format=torch.contiguous_format) if key == descent.part else _alike(t)
+        for key, _, t in leaves(carry)
+    ]
     try:
-        # On copies: buffers are written to on the way, and that must not count twice.
-        graph = make_fx(flat)(*(_alike(t) for t in inputs))
+        made = make_fx(flat)(*(t.clone() for t in buffers.values()), *held, *rows)
     except Exception:  # whatever a user's objective does that can not be traced
         return None
-    return _without_idling(graph)
+    _drop_idling(made.graph)
+    made.recompile()
+    return made
+
+
+def _fitted(
+    made: GraphModule | None, descent: Descent, carry: Carry, inputs: Sequence[Tensor], over: bool | None
+) -> Traced | None:
+    """The traced operations with or without moves; None if they do not run on inputs of this layout."""
+    if made is None:
+        return None
+    fitted, names, moved = copy.deepcopy(made), descent.names, list[int]()
+    if over is not None:
+        shape = [(key, name) for key, name, _ in leaves(carry)]
+        before = len(inputs) - len(shape) - 4
+        places = [before + shape.index((descent.part, name)) for name in names]
+        moved = move_by_products(fitted.graph, places, over)
+        fitted.recompile()
+    left = tuple(name for i, name in enumerate(names) if i not in moved)
+    try:
+        with torch.no_grad():
+            fitted(*(_alike(t) for t in inputs), *([] if over is None else [0.0]))
+    except RuntimeError:
+        return None
+    return Traced(fitted.forward, tuple(names[i] for i in moved), left)
 
 
 def _alike(t: Tensor) -> Tensor:
@@ -87,19 +167,58 @@ def _alike(t: Tensor) -> Tensor:
     return t[:1].clone().expand_as(t) if t.dim() and len(t) > 1 and t.stride(0) == 0 else t.clone()
 
 
-def _without_idling(graph: GraphModule) -> Callable[..., list[Tensor]]:
+def _drop_idling(graph: Graph) -> None:
     """Leave out operations that give back what they were given."""
-    for node in list(graph.graph.nodes):
+    for node in list(graph.nodes):
         same = node.target == _aten.detach.default or (
             node.target == _aten.permute.default and list(node.args[1]) == list(range(len(node.args[1])))
         )
         if same:
             node.replace_all_uses_with(node.args[0])
-            graph.graph.erase_node(node)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    forward: Callable[..., list[Tensor]] = graph.forward
-    return forward
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def move_by_products(graph: Graph, places: Sequence[int], over: bool) -> list[int]:
+    """Let each gradient that is a product go straight into its parameter; the numbers of those parameters.
+
+    `places` says which inputs the parameters are; the graph gives a gradient of each. Afterwards it takes,
+    as its last input, what gradients are multiplied by, and gives the moved parameters, then the gradients
+    that are left.
+    """
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    output = next(node for node in reversed(graph.nodes) if node.op == "output")
+    params, grads = [inputs[i] for i in places], list(output.args[0])
+    with graph.inserting_after(inputs[-1]):
+        factor = graph.placeholder("factor")
+    move = _aten.baddbmm_.default if over else _aten.baddbmm.default
+    moved = {}
+    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        # One side of the product may be a parameter itself, which would have moved by then.
+        if _only_product(grad, output) and not any(_shown(side) in params for side in grad.args):
+            # At the very end: whatever else reads the parameter has read it.
+            with graph.inserting_before(output):
+                moved[i] = graph.call_function(move, (param, *grad.args), {"alpha": factor})
+    output.args = ([*moved.values(), *(grad for i, grad in enumerate(grads) if i not in moved)],)
+    graph.eliminate_dead_code()
+    return list(moved)
+
+
+def _only_product(grad: Any, output: Node) -> bool:
+    return isinstance(grad, Node) and grad.target == _aten.bmm.default and list(grad.users) == [output]
+
+
+def _shown(node: Any) -> Any:
+    """The node in whose memory this one lies, if it is a view."""
+    while isinstance(node, Node) and node.op == "call_function" and _is_view(node.target):
+        node = node.args[0]
+    return node
+
+
+def _is_view(target: Any) -> bool:
+    if not isinstance(target, OpOverload):
+        return True  # one of several results
+    return target == _aten._unsafe_view.default or any(r.alias_info for r in target._schema.returns)
 
 
 def warm() -> None:

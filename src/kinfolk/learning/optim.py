@@ -39,6 +39,11 @@ class SGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
 
+    @property
+    def plain(self) -> bool:
+        """Whether a step subtracts the gradient times the rate and does nothing else."""
+        return not (self.momentum or self.weight_decay)
+
     def init(self, params: Tree) -> Message:
         """A velocity of zero, if there is momentum."""
         return {"velocity": _zeros(params)} if self.momentum else {}

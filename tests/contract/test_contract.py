@@ -14,7 +14,11 @@ METHODS = {name: (kind, {}) for name, kind in ALGORITHMS.items()}
 METHODS |= {"gossip": (Gossip, {}), "nearest": (Nearest, {})}
 # Fewer steps of its search for rows: none of the checks is about how good these are.
 METHODS["mdicfl"] = (ALGORITHMS["mdicfl"], {"samples": 4, "search_iterations": 5, "shared_rounds": 1})
+# A small GAN that makes few images: none of the checks is about how good these are.
+SMALL = {"images_count": 8, "gan_epochs": 1, "gan_width": 0.0625}
+METHODS["slfed"] = (ALGORITHMS["slfed"], SMALL)
 VARIANTS = {
+    "slfed pairs": (ALGORITHMS["slfed"], {**SMALL, "min_members": 2, "max_share": 1.0, "waves": 2}),
     "gossip random": (Gossip, {"neighbours": "random"}),
     "nearest of 5": (Nearest, {"k": 5}),
     "mdicfl strong": (
@@ -33,6 +37,7 @@ CASES += [
 ]
 CASES += [("mdicfl strong", c) for c in ("engines_agree", "survives_drop_outs", "bad_replies", "resume")]
 CASES += [("mdicfl generator", c) for c in ("engines_agree", "survives_nobody", "state_is_plain", "resume")]
+CASES += [("slfed pairs", c) for c in ("engines_agree", "state_not_mutated", "survives_drop_outs", "resume")]
 # What does not apply, and to whom: anything else that skips itself is a failure.
 MAY_SKIP = {
     ("local", "bad_replies"): "reply with nothing",
@@ -43,6 +48,8 @@ MAY_SKIP = {
     ("feddane", "renamed_clients"): "a new name is a new draw",
     ("fedfomo", "renamed_clients"): "a new name is a new draw",
     ("mdicfl", "renamed_clients"): "a new name is a new draw",
+    ("slfed", "bad_replies"): "reply with nothing",
+    ("slfed", "renamed_clients"): "a new name is a new draw",
 }
 
 

@@ -109,6 +109,11 @@ def test_a_faulty_paper_is_one_line(old, new, match, tmp_path):
         load_paper(tmp_path / "reproduce.toml")
 
 
+def test_settings_of_algorithms_belong_to_the_rows(paper, tmp_path):
+    with pytest.raises(KinfolkError, match="a row names its own algorithm"):
+        reproduce(paper, tmp_path / "runs", tmp_path, changes=["algorithm.k=3"])
+
+
 def test_a_table_that_is_not_there(paper):
     with pytest.raises(KinfolkError, match="did you mean 'digits'"):
         paper.only(["digit"])

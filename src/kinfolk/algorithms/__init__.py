@@ -30,6 +30,7 @@ from kinfolk.algorithms.ifca import IFCA
 from kinfolk.algorithms.local import Local
 from kinfolk.algorithms.mdicfl import MDICFL
 from kinfolk.algorithms.robust import Robust
+from kinfolk.algorithms.slfed import SLFed
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Algorithm
@@ -56,6 +57,7 @@ ALGORITHMS: dict[str, type[Any]] = {
     "hypcluster": HypCluster,
     "mdicfl": MDICFL,
     "robust": Robust,
+    "slfed": SLFed,
 }
 
 

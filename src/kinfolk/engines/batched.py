@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from kinfolk.engines.alike import alike
 from kinfolk.engines.capture import Recorded
 from kinfolk.engines.memory import Memories, swap_in_process
 from kinfolk.engines.one import first_steps, on_device, optimiser_parts, train_rows
@@ -85,11 +86,7 @@ class Batched:
         """The replies to a request, in chunks; within a chunk sorted by client."""
         task = self.table[request.task]
         assert isinstance(task, Task)
-        by_length = sorted(request.to, key=lambda c: (first_steps(task, self.federation, c), c))
-        # Chunks of one size, as near as can be: each size is recorded once.
-        calls = -(-len(by_length) // self.chunk)
-        cuts = [len(by_length) * i // max(calls, 1) for i in range(calls + 1)]
-        chunks = [tuple(sorted(by_length[a:b])) for a, b in pairwise(cuts)]
+        chunks = [chunk for some in alike(request.to, self.memories) for chunk in self._chunks(task, some)]
         ready = [self._prepare(request.task, chunk, turn) for chunk in chunks[:1]]
         for i in range(len(chunks)):
             replies = self._run(task, request, ready.pop(), turn)
@@ -101,6 +98,13 @@ class Batched:
                 self._prepare(request.task, chunks[0], replace(turn, round=turn.round + 1))
             yield replies
         self._asked[request.task] = chunks
+
+    def _chunks(self, task: Task, who: list[Client]) -> list[tuple[Client, ...]]:
+        by_length = sorted(who, key=lambda c: (first_steps(task, self.federation, c), c))
+        # Chunks of one size, as near as can be: each size is recorded once.
+        calls = -(-len(by_length) // self.chunk)
+        cuts = [len(by_length) * i // max(calls, 1) for i in range(calls + 1)]
+        return [tuple(sorted(by_length[a:b])) for a, b in pairwise(cuts)]
 
     def swap(self, swap: Swap, among: tuple[Client, ...], turn: Turn) -> dict[tuple[Client, Client], int]:
         """Let clients send to one another; the bytes of every letter."""

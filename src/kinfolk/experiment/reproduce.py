@@ -23,6 +23,10 @@ from kinfolk.streams import Seed
 
 def row_spec(sheet: Sheet, row: Row, configs: Path, small: bool, changes: Sequence[str]) -> Experiment:
     """The experiment behind one row."""
+    for change in changes:
+        if change.strip().startswith("algorithm."):
+            remedy = "a row names its own algorithm; write another row into reproduce.toml"
+            raise KinfolkError("--set", change, remedy)
     name = Path(sheet.spec)
     path = configs / (name.with_name(f"{name.stem}-small.toml") if small else name)
     spec = override(load(path), [*sheet.set, *(() if small else sheet.set_full), *row.set, *changes])

@@ -1,0 +1,298 @@
+"""SLFed: no server; clients trust one another by how alike their models see made images, and average.
+
+Palanisamy Sundar et al.: Subjective Logic-based Decentralized Federated Learning for Non-IID Data. ARES 2024.
+
+A round of client A: every few rounds train a weak GAN and make images; show them to a few direct partners;
+compare the histograms of both models' predictions; turn that into opinions, hear the partners' opinions
+of everybody; ask those of whom A is least uncertain for their models, each scaled by its similarity, as
+shares whose sum only A learns; train what comes out, the personal aggregated model (PAM).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kinfolk.errors import KinfolkError, at_least
+from kinfolk.learning.copies import CopyGuard
+from kinfolk.learning.gan import Gan
+from kinfolk.learning.learner import Learner, own_model
+from kinfolk.learning.stand_in import StandIns, checked_images, keep_all, predicted
+from kinfolk.script import Script, ask, exchange
+from kinfolk.shares import make_scheme
+from kinfolk.shares.desk import Desk, Inbox, Letters, no_request
+from kinfolk.shares.letters import blank_diary, field
+from kinfolk.shares.refusals import Refusals
+from kinfolk.shares.scheme import Scheme
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Carry, Facts, Fit, Peer, Swap, Table, Task
+from kinfolk.trust.book import blank_book, checked_told, known, note_hearsay, note_meetings, opinions
+from kinfolk.trust.similarity import histogram, similarity
+from kinfolk.trust.threshold import choose
+from kinfolk.types import Client, Each, Message, Tree
+
+# What lives longer than a round; all else in a memory is one round's.
+KEPT = ("book", "copies", "diary", "images", "key", "made", "model", "pam", "refused")
+
+
+@dataclass(frozen=True)
+class State:
+    """There is no server: all that is known is who has joined."""
+
+    joined: Tensor  # [clients] int64: 1 for those who have trained and made images
+
+
+@dataclass(frozen=True)
+class SLFed:
+    """No server: subjective-logic trust, personal aggregated models, sums by secret shares."""
+
+    learner: Learner
+    direct: int = 2  # DS: partners each client chooses in a round
+    gan_every: int = 4  # g: rounds from one set of images to the next
+    images: Literal["gan", "noise", "back_search", "held_out"] = "gan"  # all but the first are controls
+    images_count: int = 1000  # G
+    gan_epochs: int = 10
+    gan_steps: int = 0  # > 0: that many steps instead of epochs (2000 rows, 10 epochs: 313)
+    gan_width: float = 1.0  # factor on the GAN's hidden layers
+    low: float = -1.0  # the range of the numbers in a row, which bytes are spread over
+    high: float = 1.0
+    guard_copies: bool = True  # images that are copies of training rows do not leave
+    memory: Literal["recompute", "accumulate"] = "recompute"  # what becomes of earlier hearsay
+    conflict_aware: bool = False  # the variance of similarities is added to the uncertainty
+    shares: Literal["additive64", "plain", "layerwise", "shamir61"] = "additive64"
+    entropy: Literal["stream", "system"] = "stream"  # of shares; only the system's keeps secrets
+    min_members: int = 3  # a sum over fewer hides nobody
+    max_share: float = 0.5  # the largest part of all sigma that a member agrees to
+    waves: int = 1  # requesters are served in so many turns, each of which needs less memory at a time
+
+    def __post_init__(self) -> None:
+        for name in ("direct", "gan_every", "min_members", "waves"):
+            at_least(f"algorithm.{name}", getattr(self, name), 1)
+        if not self.learner.loss.classification:
+            raise KinfolkError(
+                "algorithm.name", "slfed", "compares predicted classes; use a classification loss"
+            )
+        self._stand_ins()
+
+    def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
+        """Nobody has joined."""
+        return State(torch.zeros(len(clients), dtype=torch.int64))
+
+    def remember(self, who: Client) -> Message:
+        """Each client starts from the common initial model."""
+        return {"model": self.learner.first, "pam": self.learner.first}
+
+    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+        """One round; every answer is empty, and all that matters goes from client to client."""
+        place = {who: i for i, who in enumerate(turn.clients)}
+        new = [who for who in cohort if not state.joined[place[who]]]
+        if new:
+            yield from ask("practise", new)
+        yield from exchange("begin", cohort)
+        dreamers = cohort if turn.round % self.gan_every == 0 else new
+        joined = state.joined.clone()
+        if dreamers:
+            got = yield from ask("dream", dreamers)
+            joined[[place[who] for who in got.clients]] = 1
+        for step in ("images", "counts", "opinions", "requests", "accepts", "confirm"):
+            yield from exchange(step, cohort)
+        for _ in range(self.waves):
+            yield from exchange("shares", cohort)
+            yield from exchange("responses", cohort)
+        yield from ask("train", cohort)
+        return State(joined), {}
+
+    def tasks(self) -> Table:
+        """What clients can be asked, and what they tell one another."""
+        return {
+            "practise": self._training("model", "practise"),
+            "begin": Swap(lambda memory, me: {}, self._begin),
+            "dream": self._stand_ins().task(),
+            "images": _holding("now", self._show, self._look),
+            "counts": _holding("seen", self._report, self._compare),
+            "opinions": _holding("lately", self._tell, self._hear),
+            "requests": self._at_desk("asked", Desk.ask, Desk.accept),
+            "accepts": self._at_desk("open", Desk.agree, Desk.settle),
+            "confirm": self._at_desk("open", Desk.confirm, Desk.take_up),
+            "shares": self._at_desk("wave", Desk.deal, Desk.respond),
+            "responses": self._at_desk("wave", Desk.answer, Desk.sum_up),
+            "train": self._training("pam", "batch"),
+        }
+
+    def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
+        """Clients need nothing."""
+        return {}, None
+
+    def scored(self) -> Mapping[str, Task]:
+        """The PAM as it was put together ("centre"), and the model after training on top of it."""
+        return {"centre": self.learner.score(start=_pam), "personal": self.learner.score(start=own_model)}
+
+    def _training(self, of: str, stream: str) -> Task:
+        """Train the own model or the PAM, and go on from there."""
+
+        def start(message: Message, memory: Message, facts: Facts) -> Carry:
+            return {**memory, "model": memory[of]}
+
+        return Task(start, keep_all, (Fit((self.learner.descent(),), self.learner.plan),), {}, stream)
+
+    def _stand_ins(self) -> StandIns:
+        gan = Gan(self.gan_width, epochs=self.gan_epochs, steps=self.gan_steps, low=self.low, high=self.high)
+        guard = CopyGuard(low=self.low, high=self.high) if self.guard_copies else None
+        return StandIns(self.learner, self.images, self.images_count, gan, guard)
+
+    def _begin(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
+        """Nothing of an earlier round is left over; until there is a better one, the own model is the PAM."""
+        n = len(me.turn.clients)
+        first: Message = {"book": blank_book(n), "diary": blank_diary(n), "refused": torch.zeros(n).long()}
+        held = {**first, **{key: memory[key] for key in KEPT if key in memory}}
+        held["book"], held["diary"] = (
+            {k: t.cpu() for k, t in held[key].items()} for key in ("book", "diary")
+        )
+        key = torch.tensor(me.turn.seed.number("gan", me.turn.round, me.name))
+        held |= {"key": key, "pam": memory["model"], "refused": held["refused"].cpu()}
+        held["now"] = torch.tensor(me.turn.round)
+        return {name: held[name] for name in sorted(held)}
+
+    def _show(self, memory: Message, me: Peer) -> dict[Client, Message]:
+        """The images, to this round's partners."""
+        if not int(memory.get("made", 0)):
+            return {}
+        return {who: {"images": memory["images"]} for who in partners(me, self.direct)}
+
+    def _look(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
+        """Histograms of the own model's predictions on the own images and on the partners'."""
+        seen, refusals = {}, _refusals(memory, me)
+        for sender in refusals.expected(inbox, partners(me, self.direct)):
+            if not int(memory.get("made", 0)):
+                break  # nothing of one's own to compare with, which is nobody's fault
+            with refusals.by(sender):
+                theirs = checked_images(inbox[sender].get("images"), memory["images"], sender)
+                seen[sender] = self._histogram(memory["model"], theirs)
+        if seen:
+            seen[me.name] = self._histogram(memory["model"], memory["images"])
+        return {**memory, "refused": refusals.count, "seen": seen}
+
+    def _histogram(self, model: Tree, images: Tensor) -> Tensor:
+        labels = predicted(self.learner, model, images, self.low, self.high)
+        return histogram(labels, self.learner.outputs).cpu()
+
+    def _report(self, memory: Message, me: Peer) -> dict[Client, Message]:
+        """To each partner: what the own model made of its images, and of the own."""
+        seen = memory["seen"]
+        return {c: {"yours": seen[c], "mine": seen[me.name]} for c in seen if c != me.name}
+
+    def _compare(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
+        """lambda with each partner, as evidence."""
+        seen, form, refusals = memory["seen"], (torch.int64, (self.learner.outputs,)), _refusals(memory, me)
+        met: dict[int, Tensor] = {}
+        for sender in refusals.expected(inbox, seen):
+            with refusals.by(sender):
+                theirs = [field(inbox[sender], key, *form, sender).cpu() for key in ("yours", "mine")]
+                pairs = (seen[me.name], theirs[0]), (seen[sender], theirs[1])
+                met[me.turn.clients.index(sender)] = similarity(*pairs, self.images_count, sender)
+        lately = torch.zeros(len(me.turn.clients), dtype=torch.bool)
+        lately[list(met)] = True
+        kept = {key: value for key, value in memory.items() if key != "seen"}
+        book = note_meetings(memory["book"], met)
+        return {**kept, "book": book, "lately": lately, "refused": refusals.count}
+
+    def _tell(self, memory: Message, me: Peer) -> dict[Client, Message]:
+        """The opinions of everybody, hearsay included, to those met in this round."""
+        told = torch.stack(opinions(memory["book"], self.conflict_aware))
+        return {
+            c: {"opinions": told} for c, met in zip(me.turn.clients, memory["lately"], strict=True) if met
+        }
+
+    def _hear(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
+        """Weigh what was told, join it with what was known; then choose whom to ask, and for how much."""
+        names, told, refusals = me.turn.clients, {}, _refusals(memory, me)
+        met = [c for c, lately in zip(names, memory["lately"], strict=True) if lately]
+        for sender in refusals.expected(inbox, met):
+            with refusals.by(sender):
+                told[names.index(sender)] = checked_told(inbox[sender].get("opinions"), len(names), sender)
+        book = note_hearsay(memory["book"], told, names.index(me.name), self.memory, self.conflict_aware)
+        s, _, u = opinions(book, self.conflict_aware)
+        whom = known(book)
+        listed = choose(u[whom], s[whom], [c for c, there in zip(names, whom, strict=True) if there])
+        asked = {**no_request(len(names)), "sigma": s}
+        asked["mask"][[names.index(c) for c in listed]] = True
+        kept = {key: value for key, value in memory.items() if key != "lately"}
+        return {**kept, "book": book, "asked": asked, "refused": refusals.count}
+
+    def _at_desk(
+        self,
+        needs: str,
+        send: Callable[[Desk, Message], Letters],
+        receive: Callable[[Desk, Inbox, Message], Message],
+    ) -> Swap:
+        def write(memory: Message, me: Peer) -> dict[Client, Message]:
+            return send(self._desk(me, _refusals(memory, me)), memory)
+
+        def read(inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
+            refusals = _refusals(memory, me)
+            memory = {**receive(self._desk(me, refusals), inbox, memory), "refused": refusals.count}
+            done = int(memory.get("wave", 0)) == self.waves
+            return {key: memory[key] for key in KEPT if key in memory} if done else memory
+
+        return _holding(needs, write, read)
+
+    def _desk(self, me: Peer, refusals: Refusals) -> Desk:
+        def scheme(requester: Client, attempt: int) -> Scheme:
+            draw = me.turn.seed.numpy("share", me.turn.round, requester, me.name, attempt)
+            entropy = draw.bytes if self.entropy == "stream" else os.urandom
+            return make_scheme(self.shares, entropy, self.min_members, self.max_share)
+
+        limits = (self.min_members, self.max_share, self.waves)
+        return Desk(me.name, me.turn.clients, me.turn.round, scheme, refusals, *limits)
+
+
+def _holding(
+    needs: str,
+    send: Callable[[Message, Peer], dict[Client, Message]],
+    receive: Callable[[dict[Client, Message], Message, Peer], Message],
+) -> Swap:
+    """An exchange for those who were there for what came before it; anybody else lets it pass."""
+
+    def ready(memory: Message, me: Peer) -> bool:
+        return needs in memory and int(memory.get("now", -1)) == me.turn.round
+
+    return Swap(
+        lambda memory, me: send(memory, me) if ready(memory, me) else {},
+        lambda inbox, memory, me: receive(inbox, memory, me) if ready(memory, me) else memory,
+    )
+
+
+def _refusals(memory: Message, me: Peer) -> Refusals:
+    return Refusals(me.turn.clients, memory["refused"])
+
+
+def _pam(message: Message, memory: Message, facts: Facts) -> Carry:
+    return {"model": memory["pam"]}
+
+
+def partners(me: Peer, direct: int) -> tuple[Client, ...]:
+    """This round's direct partners: those a client chooses, and those who choose it.
+
+    >>> turn = Turn(Seed(1), 0, tuple(map(Client, "abcdef")))
+    >>> partners(Peer(Client("a"), turn), 1), partners(Peer(Client("b"), turn), 1)
+    (('b', 'c', 'e'), ('a', 'f'))
+    """
+    return _links(me.turn, direct)[me.name]
+
+
+@lru_cache(maxsize=4)
+def _links(turn: Turn, direct: int) -> dict[Client, tuple[Client, ...]]:
+    """Everybody's partners; a link goes both ways."""
+    found: dict[Client, set[Client]] = {who: set() for who in turn.clients}
+    for i, who in enumerate(turn.clients):
+        others = turn.clients[:i] + turn.clients[i + 1 :]
+        for j in turn.seed.numpy("link", turn.round, who).permutation(len(others))[:direct]:
+            found[who].add(others[j])
+            found[others[j]].add(who)
+    return {who: tuple(sorted(linked)) for who, linked in found.items()}

@@ -1,0 +1,250 @@
+"""One client's part in everybody's sums of a round: it asks, accepts, shares and answers, letter by letter.
+
+A round goes: `ask` / `accept`, `agree` / `settle`, `confirm` / `take_up`, then in each wave of requesters
+`deal` / `respond` and `answer` / `sum_up`: of each pair the first writes letters out of a memory, the second
+reads those that came. Whoever is on a list and does not accept (absent, or it refuses) is left out and the
+shorter list is confirmed, once. If anybody fails after that, there is no sum for this requester.
+
+What is open lies in the memory: "asked" (the own request), "open" (those of others, by requester),
+"diary"; and for one wave "share.<requester>.<member>" and "answer.<requester>".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfolk.errors import KinfolkError
+from kinfolk.shares.context import Context, Diary, check_secrecy
+from kinfolk.shares.letters import field, from_diary, read_request, request_letter, to_diary
+from kinfolk.shares.refusals import Refusals
+from kinfolk.shares.scheme import Scheme
+from kinfolk.shares.vector import to_tree, to_vector
+from kinfolk.types import Client, Message, Tree
+
+Letters = dict[Client, Message]
+Inbox = Mapping[Client, Message]
+ABORT, GO, AGAIN = range(3)
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where one client handles requests in one round."""
+
+    me: Client
+    names: tuple[Client, ...]  # of all peers, sorted
+    round: int
+    scheme: Callable[[Client, int], Scheme]  # for a requester and an attempt
+    refusals: Refusals  # whose letters could not be used
+    min_members: int = 3
+    max_share: float = 0.5
+    waves: int = 1
+
+    def ask(self, memory: Message) -> Letters:
+        """A request to everybody on the own list, if it is long enough."""
+        asked = memory["asked"]
+        if int(asked["mask"].sum()) < self.min_members:
+            return {}
+        return {who: request_letter(asked["mask"], asked["sigma"], i) for i, who in self._at(asked["mask"])}
+
+    def accept(self, inbox: Inbox, memory: Message) -> Message:
+        """Take up what may be answered."""
+        memory = {"open": _nothing_open(len(self.names)), **memory}
+        for sender, letter in self._each(inbox):
+            with self.refusals.by(sender):
+                memory = self._admit(memory, sender, letter)
+        return memory
+
+    def agree(self, memory: Message) -> Letters:
+        """To each requester whose request was taken up: which exchange that is."""
+        return {ctx.requester: {"id": _row(ctx.id)} for _, ctx, _ in self._open(memory)}
+
+    def settle(self, inbox: Inbox, memory: Message) -> Message:
+        """Those who accepted are the list; if it is shorter now, they must hear of it."""
+        asked = memory["asked"]
+        yes = torch.zeros_like(asked["mask"])
+        if int(asked["mask"].sum()) >= self.min_members:
+            wanted = _row(self._own(memory).id)
+            for sender, letter in self._each(inbox):
+                i = self.names.index(sender)
+                with self.refusals.by(sender):
+                    same = torch.equal(field(letter, "id", torch.uint8, (32,), sender).cpu(), wanted)
+                    if not same or not asked["mask"][i]:
+                        raise KinfolkError(f"acceptance of {sender!r}", None, "is of another exchange")
+                    yes[i] = True
+        word = AGAIN if int(yes.sum()) >= self.min_members else ABORT
+        word = GO if word == AGAIN and torch.equal(yes, asked["mask"]) else word
+        return {**memory, "asked": {**asked, "mask": yes, "word": torch.tensor(word)}}
+
+    def confirm(self, memory: Message) -> Letters:
+        """To all who accepted: go, not at all, or the shorter list."""
+        asked = memory["asked"]
+        return {
+            who: {"word": asked["word"].clone(), **request_letter(asked["mask"], asked["sigma"], i)}
+            for i, who in self._at(asked["mask"])
+        }
+
+    def take_up(self, inbox: Inbox, memory: Message) -> Message:
+        """Drop what is not confirmed, exchange what has a shorter list, and make the shares of wave 0."""
+        for sender, _ in self._each(inbox):
+            if not memory["open"]["mask"][self.names.index(sender)].any():
+                self.refusals.add(sender)
+        for i, ctx, _ in list(self._open(memory)):
+            letter = inbox.get(ctx.requester)
+            word = ABORT
+            with self.refusals.by(ctx.requester):
+                word = ABORT if letter is None else int(field(letter, "word", torch.int64, (), ctx.requester))
+                if word == GO and letter is not None:
+                    self._same(memory, ctx, letter)
+                    continue
+            memory = self._closed(memory, i, ctx)
+            with self.refusals.by(ctx.requester):
+                if word == AGAIN and letter is not None:
+                    memory = self._admit(memory, ctx.requester, letter, within=ctx)
+        return self._dealt({**memory, "wave": torch.tensor(0)})
+
+    def deal(self, memory: Message) -> Letters:
+        """The shares of this wave, to each fellow member all of them in one letter."""
+        letters: Letters = {}
+        for key, share in memory.items():
+            word, _, place = key.partition(".")
+            if word == "share":
+                requester, _, to = place.partition(".")
+                if self.names[int(to)] != self.me:
+                    letters.setdefault(self.names[int(to)], {})[requester] = share
+        return letters
+
+    def respond(self, inbox: Inbox, memory: Message) -> Message:
+        """Add up what came for each requester of this wave; without all of it there is no answer."""
+        mine = self.names.index(self.me)
+        for i, ctx, _ in list(self._open(memory, int(memory["wave"]))):
+            got = {who: inbox[who][str(i)] for who in ctx.members if str(i) in inbox.get(who, {})}
+            kept = memory.get(f"share.{i}.{mine}")
+            with self.refusals.by(self.me, ctx.members):
+                if kept is None:  # its own model could not be shared
+                    raise KinfolkError(f"model of {self.me!r}", None, "was not shared; there is no answer")
+                scheme = self._scheme(memory, ctx)
+                answer = scheme.respond({**_trees(got), self.me: kept}, self.me, ctx)
+                diary = self._diary(memory).answer(ctx)
+                memory = {**memory, f"answer.{i}": answer, "diary": from_diary(diary, self.names)}
+                continue
+            memory = self._closed(memory, i, ctx)
+        return {key: value for key, value in memory.items() if not key.startswith("share.")}
+
+    def answer(self, memory: Message) -> Letters:
+        """The sums of this wave, each to its requester."""
+        return {
+            self.names[int(key.partition(".")[2])]: response
+            for key, response in memory.items()
+            if key.startswith("answer.")
+        }
+
+    def sum_up(self, inbox: Inbox, memory: Message) -> Message:
+        """In the own wave "pam" <- (M + sum_i sigma_i M_i) / (1 + sum_i sigma_i); then the next begins."""
+        asked, wave = memory["asked"], int(memory["wave"])
+        if int(asked["word"]) != ABORT and self.names.index(self.me) % self.waves == wave:
+            ctx = self._own(memory)
+            with self.refusals.by(self.me, ctx.members):
+                scheme = self.scheme(self.me, int(asked["word"]) == AGAIN)
+                whole = scheme.reconstruct(_trees(inbox), ctx).cpu()
+                own = to_vector(memory["model"])[0].detach().double().cpu()
+                memory = {**memory, "pam": to_tree((own + whole) / (1 + ctx.total), memory["model"])}
+        memory = {key: value for key, value in memory.items() if not key.startswith("answer.")}
+        return self._dealt({**memory, "wave": torch.tensor(wave + 1)})
+
+    def _admit(
+        self, memory: Message, sender: Client, letter: object, within: Context | None = None
+    ) -> Message:
+        mask, sigma, total = read_request(letter, len(self.names), sender)
+        ctx = self._context(memory, sender, mask, total)
+        check_secrecy(sigma, self.me, ctx, self.min_members, self.max_share)
+        if within is not None and not set(ctx.members) < set(within.members):
+            raise KinfolkError(f"request of {sender!r}", ctx.members, "must be a shorter list")
+        diary = self._diary(memory).admit(ctx, self.me, self.names)
+        i, opened = self.names.index(sender), {key: t.clone() for key, t in memory["open"].items()}
+        opened["mask"][i], opened["sigma"][i], opened["total"][i] = mask, sigma, total
+        return {**memory, "open": opened, "diary": from_diary(diary, self.names)}
+
+    def _same(self, memory: Message, ctx: Context, letter: object) -> None:
+        mask, _, total = read_request(letter, len(self.names), ctx.requester)
+        if self._context(memory, ctx.requester, mask, total).id != ctx.id:
+            raise KinfolkError(f"request of {ctx.requester!r}", None, "is not the one that was accepted")
+
+    def _closed(self, memory: Message, i: int, ctx: Context) -> Message:
+        opened = {key: t.clone() for key, t in memory["open"].items()}
+        opened["mask"][i] = False
+        diary = self._diary(memory)
+        visit = diary.last[ctx.requester]
+        if visit.id == ctx.id and visit.state == "open":  # what was answered can not be taken back
+            diary = diary.abort(ctx)
+        return {**memory, "open": opened, "diary": from_diary(diary, self.names)}
+
+    def _dealt(self, memory: Message) -> Message:
+        """With the shares of the wave that begins."""
+        vec = None
+        for i, ctx, sigma in self._open(memory, int(memory["wave"])):
+            vec = to_vector(memory["model"])[0] if vec is None else vec
+            with self.refusals.by(self.me):
+                shares = self._scheme(memory, ctx).split(vec, sigma, self.me, ctx.members, ctx)
+                held = {f"share.{i}.{self.names.index(to)}": share for to, share in shares.items()}
+                memory = {**memory, **held}
+        return memory
+
+    def _scheme(self, memory: Message, ctx: Context) -> Scheme:
+        return self.scheme(ctx.requester, self._diary(memory).last[ctx.requester].attempt)
+
+    def _diary(self, memory: Message) -> Diary:
+        return to_diary(memory["diary"], self.names)
+
+    def _context(self, memory: Message, requester: Client, mask: Tensor, total: float) -> Context:
+        members = tuple(who for _, who in self._at(mask))
+        return Context(requester, self.round, members, total, _layers(memory["model"]))
+
+    def _own(self, memory: Message) -> Context:
+        asked = memory["asked"]
+        return self._context(memory, self.me, asked["mask"], float(asked["sigma"][asked["mask"]].sum()))
+
+    def _open(self, memory: Message, wave: int | None = None) -> Iterator[tuple[int, Context, float]]:
+        """(place, context, own sigma) of every request that is open; of one wave or of all."""
+        opened = memory["open"]
+        for i, who in enumerate(self.names):
+            if opened["mask"][i].any() and (wave is None or i % self.waves == wave):
+                ctx = self._context(memory, who, opened["mask"][i], float(opened["total"][i]))
+                yield i, ctx, float(opened["sigma"][i])
+
+    def _at(self, mask: Tensor) -> list[tuple[int, Client]]:
+        return [(i, self.names[i]) for i in mask.nonzero()[:, 0].tolist()]
+
+    def _each(self, inbox: Inbox) -> list[tuple[Client, Message]]:
+        return [(sender, inbox[sender]) for sender in sorted(inbox) if sender in self.names]
+
+
+def no_request(peers: int) -> Tree:
+    """What "asked" holds while nobody is asked.
+
+    >>> no_request(2)["mask"]
+    tensor([False, False])
+    """
+    mask, sigma = torch.zeros(peers, dtype=torch.bool), torch.zeros(peers, dtype=torch.float64)
+    return {"mask": mask, "sigma": sigma, "word": torch.tensor(ABORT)}
+
+
+def _nothing_open(peers: int) -> Tree:
+    numbers = {key: torch.zeros(peers, dtype=torch.float64) for key in ("sigma", "total")}
+    return {"mask": torch.zeros(peers, peers, dtype=torch.bool), **numbers}
+
+
+def _layers(model: Tree) -> tuple[tuple[str, int], ...]:
+    return tuple((name, leaf.numel()) for name, leaf in model.items() if leaf.is_floating_point())
+
+
+def _trees(messages: Mapping[Client, object]) -> Letters:
+    """Only what has the form of a message at all."""
+    return {who: message for who, message in messages.items() if isinstance(message, dict)}
+
+
+def _row(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

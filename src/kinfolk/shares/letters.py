@@ -1,0 +1,90 @@
+"""What peers write to one another about a sum, checked before it is used; and a diary as tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kinfolk.errors import KinfolkError
+from kinfolk.shares.context import Diary, Visit
+from kinfolk.types import Client, Message, Tree
+
+STATES = ("", "open", "answered", "aborted")
+NEVER = Visit(0, bytes(32), "")
+
+
+def field(letter: object, key: str, kind: torch.dtype, shape: tuple[int, ...], sender: str) -> Tensor:
+    """An entry of a letter, or an error that names the sender if it is not as agreed.
+
+    >>> field({"sigma": torch.tensor(1)}, "sigma", torch.float64, (), "bob")
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: letter of 'bob' = 'sigma': must be torch.float64 of shape ()
+    """
+    value = letter.get(key) if isinstance(letter, dict) else None
+    if not isinstance(value, Tensor) or value.dtype != kind or tuple(value.shape) != shape:
+        raise KinfolkError(f"letter of {sender!r}", key, f"must be {kind} of shape {shape}")
+    return value
+
+
+def request_letter(mask: Tensor, sigma: Tensor, i: int) -> Message:
+    """What member number i is asked: its own sigma, the sum of all, and who else is on the list.
+
+    >>> request_letter(torch.tensor([True, False]), torch.tensor([0.5, 0.9]).double(), 0)["total"]
+    tensor(0.5000, dtype=torch.float64)
+    """
+    return {"sigma": sigma[i].clone(), "total": sigma[mask].sum(), "mask": mask.clone()}
+
+
+def read_request(letter: object, peers: int, sender: str) -> tuple[Tensor, float, float]:
+    """(mask, sigma, total) of a request; sigma is a similarity, and a part of the total.
+
+    >>> letter = request_letter(torch.tensor([True, True]), torch.tensor([0.5, 1.5]).double(), 1)
+    >>> read_request(letter, 2, "bob")
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: sigma of 'bob' = 1.5: must lie in [0, 1] and within the total 2
+    """
+    mask = field(letter, "mask", torch.bool, (peers,), sender)
+    sigma, total = (float(field(letter, key, torch.float64, (), sender)) for key in ("sigma", "total"))
+    if not (0 <= sigma <= 1 and sigma <= total * (1 + 1e-12) and total <= peers):
+        raise KinfolkError(
+            f"sigma of {sender!r}", sigma, f"must lie in [0, 1] and within the total {total:g}"
+        )
+    return mask, sigma, total
+
+
+def blank_diary(peers: int) -> Tree:
+    """Nobody has asked yet.
+
+    >>> to_diary(blank_diary(2), ("ann", "bob")).last
+    {}
+    """
+    return from_diary(Diary(), tuple(Client(str(i)) for i in range(peers)))
+
+
+def to_diary(tree: Tree, names: tuple[Client, ...], retries: int = 1) -> Diary:
+    """The diary behind tensors [peers]."""
+    rows = zip(names, *(tree[key].tolist() for key in ("round", "id", "state", "attempt")), strict=True)
+    last = {
+        who: Visit(round, bytes(id), STATES[state], attempt)
+        for who, round, id, state, attempt in rows
+        if state
+    }
+    return Diary(retries, last)
+
+
+def from_diary(diary: Diary, names: tuple[Client, ...]) -> Tree:
+    """A diary as tensors [peers].
+
+    >>> diary = Diary(1, {"bob": Visit(3, bytes(32), "answered", 1)})
+    >>> to_diary(from_diary(diary, ("ann", "bob")), ("ann", "bob")) == diary
+    True
+    """
+    visits = [diary.last.get(who, NEVER) for who in names]
+    return {
+        "round": torch.tensor([visit.round for visit in visits]),
+        "state": torch.tensor([STATES.index(visit.state) for visit in visits]),
+        "attempt": torch.tensor([visit.attempt for visit in visits]),
+        "id": torch.frombuffer(bytearray().join(visit.id for visit in visits), dtype=torch.uint8).view(
+            -1, 32
+        ),
+    }

@@ -99,3 +99,33 @@ def test_a_recorded_sweep_scores_every_client_by_its_own_model() -> None:
         assert torch.allclose(loop["loss"], recorded["loss"], rtol=1e-4)
         assert torch.equal(loop["correct"], recorded["correct"])
         assert len(set(recorded["loss"].tolist())) == len(sizes)
+
+
+def test_networks_in_float64_train_on_the_device() -> None:
+    """Doubles have no kernels of ours: the other forms of a convolution serve them."""
+    draw = Seed(0).torch("rows")
+    rows = [(torch.randn(24, 1, 28, 28, generator=draw), torch.arange(24) % 10) for _ in range(3)]
+    federation = from_arrays(rows, test={}, classes=10)
+
+    class Doubled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = build_model("lenet", (1, 28, 28), 10, {}).double()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x.double())
+
+    with Seed(0).borrowed("init"):
+        learner = Learner(Doubled(), find_loss("cross_entropy"), 10, plan=Plan(8), lr=0.05)
+    table, turn = {"update": learner.train()}, Turn(Seed(0), 0, federation.clients)
+    first = {"model": {n: t.cuda() for n, t in learner.first.items()}}
+    loop, batched = (
+        Stack.join(list(kind.replies(Ask("update", federation.clients, first), turn)))
+        for kind in (
+            Loop(federation, table, Memories(lambda who: {}), "cuda"),
+            Batched(federation, table, Memories(lambda who: {}), 3, "cuda"),
+        )
+    )
+    for name, leaf in loop.tree("model").items():
+        # The learning rate lies on the device in float32.
+        assert (batched.tree("model")[name] - leaf).norm() <= 1e-7 * leaf.norm(), name

@@ -160,12 +160,17 @@ def _kernels() -> Any:
     return importlib.import_module("kinfolk.learning.conv_kernels")
 
 
-@lru_cache(maxsize=1)
-def _usable() -> tuple[str, ...]:
-    """The forms this machine can run; Triton comes with PyTorch's CUDA builds, but not with all."""
+@lru_cache(maxsize=8)
+def _usable(dtype: torch.dtype) -> tuple[str, ...]:
+    """The forms this machine can run; Triton comes with PyTorch's CUDA builds, but not with all.
+
+    Our kernels add up in float32, which would be a loss to doubles.
+    """
     try:
         _kernels()
     except ImportError:
+        return ("grouped", "columns")
+    if dtype == torch.float64:
         return ("grouped", "columns")
     return tuple(FORMS)
 
@@ -177,7 +182,7 @@ TRIED: dict[tuple[Any, ...], dict[str, float]] = {}
 def _fastest(*key: Any) -> str:
     if key not in TRIED:
         if torch.cuda.is_current_stream_capturing():
-            return _usable()[-1]  # no room for trials now; whoever captures has warmed up before
+            return _usable(key[-2])[-1]  # no room for trials now; whoever captures has warmed up before
         TRIED[key] = _trial(*key)
     tried = TRIED[key]
     return min(tried, key=tried.__getitem__)
@@ -200,7 +205,7 @@ def _trial(
 
     images, weight, shift = ones(x, want[0]), ones(w, want[1]), ones(w[:2]) if bias else None
     took = {}
-    for name in _usable():
+    for name in _usable(dtype):
 
         def go(form: Form = FORMS[name]) -> None:
             out = form(images, weight, shift, stride, pad)

@@ -27,8 +27,9 @@ def row_spec(sheet: Sheet, row: Row, configs: Path, small: bool, changes: Sequen
         if change.strip().startswith("algorithm."):
             remedy = "a row names its own algorithm; write another row into reproduce.toml"
             raise KinfolkError("--set", change, remedy)
-    name = Path(sheet.spec)
-    path = configs / (name.with_name(f"{name.stem}-small.toml") if small else name)
+    path = configs / sheet.spec
+    twin = path.with_name(f"{path.stem}-small.toml")
+    path = twin if small and twin.is_file() else path  # what is small already has no twin
     spec = override(load(path), [*sheet.set, *(() if small else sheet.set_full), *row.set, *changes])
     return replace(spec, algorithm=parse_algorithm(row.run, spec))
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from kinfolk.cli import papers
 from kinfolk.cli.data import data
 from kinfolk.cli.groups import groups
+from kinfolk.cli.pseudo import EXAMPLES, pseudo
 from kinfolk.cli.shared import AsJson, Seeds, Sets, SpecFile, examples, out, print_json, read_spec
 from kinfolk.errors import KinfolkError
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(groups)
 app.command(epilog=papers.EXAMPLES)(papers.reproduce)
+app.command(epilog=EXAMPLES)(pseudo)
 
 Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]

@@ -1,0 +1,86 @@
+"""What randomised answers cost: MD-ICFL with strong privacy on rotated digits, by epsilon.
+
+python benchmarks/randomised_answers.py [--rounds 10] [--seeds 3] [--search 20]    a minute or two on one core
+
+A client answers the truth with probability e^epsilon / (e^epsilon + K - 1), else one of the other clusters.
+The budget is spent anew in every round: `all rounds` is what a client has told in the end, by plain addition.
+Who is put into a wrong cluster trains its model from there on, so that errors of one round outlast it: `ARI`
+after the first answers and after the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from kinfolk.algorithms.mdicfl import MDICFL
+from kinfolk.experiment.record import read_rounds
+from kinfolk.experiment.run import run
+from kinfolk.experiment.spec import Experiment, load, override
+
+CONFIG = Path(__file__).parents[1] / "configs" / "digits.toml"
+EPSILONS = (0.0, 0.5, 1.0, 2.0, 4.0)
+GROUPS = 4
+# Rounds that are played as one group, in which nobody is asked for an answer.
+ALIKE = MDICFL.shared_rounds
+
+
+def truthful(epsilon: float) -> float:
+    """How often an answer is the true one; 0 stands for no noise."""
+    return math.exp(epsilon) / (math.exp(epsilon) + GROUPS - 1) if epsilon else 1.0
+
+
+def measure(spec: Experiment, seeds: int, folder: Path) -> list[list[float]]:
+    """Accuracy in %, and agreement with the known groups after the first answers and at the end, by seed."""
+    found = []
+    for seed in range(seeds):
+        result = run(override(spec, [f"run.seed={seed}"]), folder / str(seed))
+        accuracy = 100 * result.summary["centre"]["accuracy"]["macro"]
+        rounds = [
+            r["groups"]["ari"] for r in read_rounds(result.folder) if r["round"] > ALIKE and "groups" in r
+        ]
+        found.append([accuracy, *((rounds[0], rounds[-1]) if rounds else ())])
+    return [list(column) for column in zip(*found, strict=True)]
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Mean and sample standard deviation."""
+    deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+    return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
+
+
+def main() -> None:
+    given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    given.add_argument("--rounds", type=int, default=10)
+    given.add_argument("--seeds", type=int, default=3)
+    given.add_argument("--search", type=int, default=20, help="steps of back-searching")
+    asked = given.parse_args()
+    sets = [f"run.{key}={asked.rounds}" for key in ("rounds", "evaluate_every", "checkpoint_every")]
+    sets += ["algorithm.name=mdicfl", "algorithm.privacy=strong", f"algorithm.k={GROUPS}"]
+    sets += [f"algorithm.search_iterations={asked.search}", "engine.name=batched", "engine.device=cpu"]
+    spec = override(load(CONFIG), sets)
+    title = f"{asked.rounds} rounds, {asked.seeds} seeds, mean ± sample std"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="")
+    for name in ("epsilon", "all rounds", "true answers, %", "accuracy, %", "first ARI", "last ARI"):
+        table.add_column(name, justify="right", no_wrap=True)
+    with tempfile.TemporaryDirectory() as folder:
+        one = override(load(CONFIG), sets[:3])
+        table.add_row("one model", "-", "-", spread(measure(one, asked.seeds, Path(folder) / "fedavg")[0], 1))
+        for epsilon in EPSILONS:
+            noisy = override(spec, [f"algorithm.epsilon={epsilon}"])
+            accuracy, *ari = measure(noisy, asked.seeds, Path(folder) / str(epsilon))
+            total = f"{epsilon * max(asked.rounds - ALIKE, 0):g}" if epsilon else "-"
+            cells = [f"{100 * truthful(epsilon):.0f}", spread(accuracy, 1), *(spread(a, 2) for a in ari)]
+            table.add_row(f"{epsilon:g}" if epsilon else "off", total, *cells)
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -50,7 +50,12 @@ class State:
 
 @dataclass(frozen=True)
 class SLFed:
-    """No server: subjective-logic trust, personal aggregated models, sums by secret shares."""
+    """No server: subjective-logic trust, personal aggregated models, sums by secret shares.
+
+    Of the sources of images the paper's GAN follows label laws best. "back_search", which needs no second
+    network, finds groups sooner and better where labels are even; under label skew none finds them well
+    (benchmarks/similarity.py).
+    """
 
     learner: Learner
     direct: int = 2  # DS: partners each client chooses in a round

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from kinfolk.cli import papers
+from kinfolk.cli import papers, pseudo, trust
 from kinfolk.cli.data import data
 from kinfolk.cli.groups import groups
-from kinfolk.cli.pseudo import EXAMPLES, pseudo
 from kinfolk.cli.shared import AsJson, Seeds, Sets, SpecFile, examples, out, print_json, read_spec
 from kinfolk.errors import KinfolkError
 
@@ -26,7 +25,8 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(groups)
 app.command(epilog=papers.EXAMPLES)(papers.reproduce)
-app.command(epilog=EXAMPLES)(pseudo)
+app.command(epilog=pseudo.EXAMPLES)(pseudo.pseudo)
+app.command(epilog=trust.EXAMPLES)(trust.trust)
 
 Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]

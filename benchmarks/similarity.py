@@ -1,0 +1,184 @@
+"""Does prediction similarity track data similarity? Every pair of a federation whose groups are known.
+
+For each source of images: the area under the curve that tells pairs of one group from pairs of two (0.5 is
+chance), and the rank correlation with the cosine of the pair's label laws. Nothing goes through an exchange:
+models and images are made by the algorithm's own tasks, and every pair is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import rankdata, spearmanr
+from torch import Tensor
+
+from kinfolk.engines.stage import Stage
+from kinfolk.experiment.asking import here, staged
+from kinfolk.experiment.build import Parts, build_parts
+from kinfolk.experiment.sections import AlgorithmSpec, Experiment
+from kinfolk.experiment.spec import load, override
+from kinfolk.federation.federation import Federation
+from kinfolk.learning.copies import CopyGuard
+from kinfolk.learning.gan import Gan
+from kinfolk.learning.learner import Learner
+from kinfolk.learning.stand_in import StandIns, predicted
+from kinfolk.script import Ask, installed, play
+from kinfolk.streams import Turn
+from kinfolk.trust.similarity import histogram, similarity
+from kinfolk.types import Tree
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+DATA = {"digits": CONFIGS / "digits.toml", "mnist": CONFIGS / "mdicfl" / "rotated-mnist-small.toml"}
+SOURCES = ("gan", "noise", "back_search", "held_out")
+# Groups by rotation with even and with skewed labels, and skewed labels alone.
+FEDERATIONS = {
+    "even labels": ("data.alpha=100.0",),
+    "skewed labels": ("data.alpha=3.0",),
+    "no groups": ("data.alpha=3.0", "data.shift=none", "data.groups=1"),
+}
+# Memories are looked into, so they have to be in this process.
+HERE = ("engine.name=batched",)
+
+
+def all_pairs(learner: Learner, models: list[Tree], images: list[Tensor]) -> Tensor:
+    """[clients, clients]: the PSS of every pair, in float64."""
+    count, shown = len(images[0]), torch.cat(images)
+    labels = [predicted(learner, model, shown, -1.0, 1.0).reshape(len(images), count) for model in models]
+    # seen[a, b]: what model b makes of the images of a.
+    seen = torch.stack(
+        [torch.stack([histogram(row, learner.outputs) for row in one]) for one in labels], dim=1
+    )
+    own = seen.diagonal().movedim(-1, 0)
+    mine, theirs = (own[:, None], seen), (seen.transpose(0, 1), own[None])
+    return similarity(mine, theirs, count, "everybody")
+
+
+def auc(values: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
+    """The chance that a positive has a higher value than a negative, ties counted half."""
+    n, m = int(positive.sum()), int((~positive).sum())
+    return float((rankdata(values)[positive].sum() - n * (n + 1) / 2) / (n * m)) if n and m else float("nan")
+
+
+def label_cosine(federation: Federation) -> NDArray[np.float64]:
+    """[clients, clients]: the cosine of the label laws of the training rows."""
+    train = federation.splits["train"]
+    labels = [federation.y[train.rows(i)].long() for i in range(len(federation.clients))]
+    laws = torch.stack([histogram(one, federation.classes) for one in labels]).double()
+    laws = laws / laws.norm(dim=1, keepdim=True)
+    found: NDArray[np.float64] = (laws @ laws.T).numpy()
+    return found
+
+
+class Play:
+    """Clients who train, alone or by SLFed, and who make images of any kind at any time."""
+
+    def __init__(self, parts: Parts, stage: Stage, training: str) -> None:
+        self.parts, self.stage, self.training, self.done = parts, stage, training, 0
+        self.clients, self.state = parts.federation.clients, None
+        first = here(stage, parts.learner.first)
+        stage.engine.memories.update({who: {"model": first, "pam": first} for who in self.clients})
+        self.made: dict[str, list[Tensor]] = {}
+
+    def until(self, rounds: int) -> list[Tree]:
+        """Everybody's model after so many rounds."""
+        algorithm = self.parts.algorithm
+        if self.state is None:
+            self.state = algorithm.init(self.parts.learner.first, self.clients, self.parts.seed)
+        for number in range(self.done, rounds):
+            turn = Turn(self.parts.seed, number, self.clients)
+            if self.training == "local":
+                self.stage.perform(Ask("practise", self.clients), turn)
+            else:
+                script = algorithm.round(self.state, self.clients, turn)
+                self.state, _ = play(script, lambda request, turn=turn: self.stage.perform(request, turn))
+        self.done = rounds
+        return [self.stage.engine.memories[who]["model"] for who in self.clients]
+
+    def images(self, kind: str, models: list[Tree]) -> list[Tensor]:
+        """Everybody's images; only back search looks at the model, all other kinds are made once."""
+        if kind in self.made:
+            return self.made[kind]
+        memories, seed = self.stage.engine.memories, self.parts.seed
+        before = dict(memories)
+        for who, model in zip(self.clients, models, strict=True):
+            memories[who] = {"model": model, "key": torch.tensor(seed.number("gan", 0, who))}
+        self.stage.perform(Ask(f"dream.{kind}", self.clients), Turn(seed, 0, self.clients))
+        found = [memories[who]["images"] for who in self.clients]
+        memories.clear()
+        memories.update(before)
+        if kind != "back_search":
+            self.made[kind] = found
+        return found
+
+
+def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[tuple[str, int, str, float, float]]:
+    """(training, rounds, source, AUC, rank correlation) for one seed of one federation."""
+    slfed = {"images": "held_out", "images_count": options.images, "shares": "plain"}
+    parts = build_parts(replace(spec, algorithm=AlgorithmSpec("slfed", slfed)))
+    gan = Gan(options.gan_width, steps=options.gan_steps)
+    makers = {kind: StandIns(parts.learner, kind, options.images, gan, CopyGuard()) for kind in SOURCES}
+    table = {**installed(parts.algorithm), **{f"dream.{k}": one.task() for k, one in makers.items()}}
+    truth, laws = parts.federation.truth, label_cosine(parts.federation)
+    rows, columns = np.triu_indices(len(laws), 1)
+    same = np.zeros(len(rows), bool) if truth is None else (truth[rows] == truth[columns]).numpy()
+    made: dict[str, list[Tensor]] = {}
+    for training in options.training:
+        with staged(parts, table) as stage:
+            player = Play(parts, stage, training)
+            player.made = made  # they depend on rows alone
+            for rounds in options.rounds:
+                models = player.until(rounds)
+                for kind in SOURCES:
+                    pairs = all_pairs(parts.learner, models, player.images(kind, models)).cpu().numpy()
+                    values = pairs[rows, columns]
+                    flat = bool(np.ptp(values) == 0)
+                    rank = float("nan") if flat else float(spearmanr(values, laws[rows, columns]).statistic)
+                    yield training, rounds, kind, auc(values, same), rank
+
+
+def shown(values: list[float]) -> str:
+    """mean ± sample standard deviation; a dash where there is nothing to tell."""
+    if np.isnan(values).all():
+        return "-"
+    return f"{np.nanmean(values):.2f} ± {np.nanstd(values, ddof=1) if len(values) > 1 else 0:.2f}"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", choices=DATA, default="digits")
+    parser.add_argument("--federations", nargs="*", choices=FEDERATIONS, default=list(FEDERATIONS))
+    parser.add_argument("--training", nargs="*", choices=("local", "slfed"), default=["local", "slfed"])
+    parser.add_argument("--rounds", type=int, nargs="*", default=[1, 3, 10])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--images", type=int, default=500)
+    parser.add_argument("--gan-steps", type=int, default=300)
+    parser.add_argument("--gan-width", type=float, default=0.25)
+    parser.add_argument("--set", nargs="*", default=[], metavar="a.b=c")
+    options = parser.parse_args()
+    head = f"{'training':9}{'rounds':>7}  {'images':12}{'AUC of groups':>16}{'rank corr. of labels':>23}"
+    for name in options.federations:
+        began, cells = time.perf_counter(), {}
+        for seed in range(options.seeds):
+            sets = ["data.valid=0.2", *FEDERATIONS[name], *HERE, *options.set]
+            spec = override(load(DATA[options.data]), sets)
+            spec = replace(spec, run=replace(spec.run, seed=seed))
+            for *key, area, rank in measure(spec, options):
+                cells.setdefault(tuple(key), []).append((area, rank))
+        print(
+            f"\n{options.data}, {name}, {options.seeds} seeds ({time.perf_counter() - began:.0f} s)\n{head}"
+        )
+        for (training, rounds, kind), found in cells.items():
+            areas, ranks = (shown([one[i] for one in found]) for i in (0, 1))
+            print(f"{training:9}{rounds:7}  {kind:12}{areas:>16}{ranks:>23}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What SLFed's peers think of one another, round by round, written down while a run is simulated.
+
+Opinions lie in the clients' memories, and no request of the algorithm brings them out. Whoever simulates
+all clients holds these memories anyway; here they are looked at between two rounds, and only there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfolk.algorithms.slfed import SLFed
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.asking import one_process
+from kinfolk.experiment.build import build_parts, title
+from kinfolk.experiment.record import plain, write_json
+from kinfolk.experiment.run import Watch, run
+from kinfolk.experiment.sections import AlgorithmSpec, Experiment
+from kinfolk.federation.federation import Federation
+from kinfolk.federation.sources import build
+from kinfolk.streams import Seed
+from kinfolk.trust.book import blank_book, known, opinions
+from kinfolk.trust.threshold import choose
+from kinfolk.types import Client, Message
+
+
+def with_direct(spec: Experiment, direct: int) -> Experiment:
+    """The spec for SLFed with so many direct partners; an SLFed of the spec keeps its other options.
+
+    >>> with_direct(Experiment(), 1).algorithm
+    AlgorithmSpec(name='slfed', options={'direct': 1})
+    """
+    usual = spec.algorithm.options if spec.algorithm.name == "slfed" else {}
+    return replace(spec, algorithm=AlgorithmSpec("slfed", {**usual, "direct": direct}))
+
+
+def trace_trust(
+    spec: Experiment,
+    folder: Path,
+    *,
+    federation: Federation | None = None,
+    resume: bool = False,
+    watch: Watch = lambda event, facts: None,
+) -> dict[str, Any]:
+    """Run SLFed a round at a time and keep what its clients think in `trust.json` of the run folder.
+
+    The run is the one that `run` would make, but scored in every round.
+    """
+    one_process(spec.engine.name)
+    rows = federation or build(spec.data, Seed(spec.run.seed))
+    algorithm = build_parts(spec, rows).algorithm
+    if not isinstance(algorithm, SLFed):
+        raise KinfolkError("algorithm.name", spec.algorithm.name, "has no opinions to trace; use slfed")
+    facts = _begun(spec, rows, algorithm.direct, folder / "trust.json", resume)
+    for number in range(len(facts["rounds"]) + 1, spec.run.rounds + 1):
+        step = replace(spec, run=replace(spec.run, rounds=number, target=0.0, checkpoint_every=1))
+        told = _whole(watch, spec.run.rounds)
+        result = run(step, folder, federation=rows, resume=resume or number > 1, watch=told)
+        if result.rounds != number:
+            remedy = f"is at round {result.rounds}, its trace at {number - 1}; choose another folder"
+            raise KinfolkError("run folder", str(folder), remedy)
+        seen = look(result.memories, rows.clients, algorithm.conflict_aware)
+        facts["rounds"].append({"round": number, **round_facts(seen, facts["groups"])})
+        if number in pictured(spec.run.rounds):
+            facts["pictures"][str(number)] = {"s": seen["s"].tolist(), "listed": seen["listed"].tolist()}
+        write_json(folder / "trust.json", facts)
+    written: dict[str, Any] = plain(facts)
+    return written
+
+
+def _begun(spec: Experiment, rows: Federation, direct: int, path: Path, resume: bool) -> dict[str, Any]:
+    """A trace without rounds, or the one that is there to go on with."""
+    facts = {
+        "title": title(spec),
+        "federation": rows.name,
+        "direct": direct,
+        "clients": list(rows.clients),
+        "groups": None if rows.truth is None else rows.truth.tolist(),
+        "rounds": [],
+        "pictures": {},
+    }
+    return {**facts, **json.loads(path.read_text())} if resume and path.exists() else facts
+
+
+def _whole(watch: Watch, rounds: int) -> Watch:
+    """Many short runs told of as one long one."""
+
+    def tell(event: str, facts: dict[str, Any]) -> None:
+        if event in ("engine", "warning", "round"):
+            watch(event, {**facts, "rounds": rounds} if event == "round" else facts)
+
+    return tell
+
+
+def pictured(rounds: int) -> tuple[int, ...]:
+    """The few rounds of which every single opinion is kept.
+
+    >>> pictured(20), pictured(2)
+    ((1, 3, 10, 20), (1, 2))
+    """
+    return tuple(sorted({one for one in (1, 3, rounds // 2, rounds) if 1 <= one <= rounds}))
+
+
+def look(memories: Mapping[Client, Message], clients: tuple[Client, ...], aware: bool) -> dict[str, Tensor]:
+    """[clients, clients] each: s and u of the row's client about the column's, whom it knows and would ask.
+
+    >>> seen = look({}, (Client("a"), Client("b")), False)
+    >>> seen["u"], seen["listed"].any()
+    (tensor([[1., 1.],
+            [1., 1.]], dtype=torch.float64), tensor(False))
+    """
+    rows: dict[str, list[Tensor]] = {"s": [], "u": [], "known": [], "listed": []}
+    for who in clients:
+        held = memories.get(who, {}).get("book")
+        book = blank_book(len(clients)) if held is None else {key: t.cpu() for key, t in held.items()}
+        s, _, u = opinions(book, aware)
+        whom = known(book)
+        listed = choose(u[whom], s[whom], [c for c, there in zip(clients, whom, strict=True) if there])
+        mask = torch.tensor([c in listed for c in clients])
+        for key, row in (("s", s), ("u", u), ("known", whom), ("listed", mask)):
+            rows[key].append(row)
+    return {key: torch.stack(found) for key, found in rows.items()}
+
+
+def round_facts(seen: Mapping[str, Tensor], groups: list[int] | None) -> dict[str, float | None]:
+    """A round in a few numbers: uncertainty, list sizes, and what is thought of the own group and of others.
+
+    A stranger counts with u = 1. Where there are no groups, what is about them is None.
+
+    >>> one = torch.eye(2, dtype=torch.float64)
+    >>> round_facts({"s": one, "u": 1 - one, "known": one > 1, "listed": one > 1}, None)["u"]
+    1.0
+    """
+    n = len(seen["u"])
+    others = ~torch.eye(n, dtype=torch.bool)
+    sizes = seen["listed"].sum(1).double()
+    facts: dict[str, float | None] = {
+        "u": float(seen["u"][others].mean()),
+        "known": float(seen["known"].sum(1).double().mean()),
+        "listed": float(sizes.mean()),
+        "listed_least": float(sizes.min()),
+        "listed_most": float(sizes.max()),
+    }
+    truth = torch.zeros(n, dtype=torch.int64) if groups is None else torch.tensor(groups)
+    same = (truth[:, None] == truth[None]) & others
+    for name, where in (("s_same", same & seen["known"]), ("s_other", ~same & others & seen["known"])):
+        told = groups is not None and bool(where.any())
+        facts[name] = float(seen["s"][where].mean()) if told else None
+    told = groups is not None and bool(seen["listed"].any())
+    facts["listed_same"] = float(same[seen["listed"]].double().mean()) if told else None
+    facts["chance_same"] = float(same[others].double().mean()) if groups is not None else None
+    return facts

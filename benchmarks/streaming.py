@@ -42,7 +42,7 @@ def round_of(clients: int, engine: str, name: str) -> dict[str, object]:
     state = algorithm.init(learner.first, federation.clients, Seed(0))
     times = []
     with arithmetic(torch.device("cpu"), "float32"):
-        for number in range(2 if name == "fedavg" else 3):
+        for number in range(2):
             turn = Turn(Seed(0), number, federation.clients)
             began = time.perf_counter()
             state, _ = play(

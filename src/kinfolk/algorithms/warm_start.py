@@ -62,7 +62,8 @@ def warm_kmeans(
     if len(asked) > MOST:
         drawn = turn.seed.numpy("cluster", "sample").permutation(len(asked))[:MOST]
         asked = tuple(turn.clients[i] for i in sorted(drawn.tolist()))
-    points = Points(tuple(names), sketch_for(first, names, len(asked), turn.seed))
+    # By the number of all clients: a sample of many is sketched too, so that memory does not grow with them.
+    points = Points(tuple(names), sketch_for(first, names, len(turn.clients), turn.seed))
     who, table = yield from fold(points, "warm", asked, {"model": first})
     if len(who) < k:
         return None

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.record import disk_errors
+from kinfolk.report.figures import save
 from kinfolk.report.read import shown
 
 BLUE, ORANGE, INK, PALE = "#0072B2", "#D55E00", "#222222", "#8a8a8a"
@@ -101,10 +101,7 @@ def choice_figure(facts: Facts, path: str | Path) -> Path:
         _dots(panels[3], facts, "spread", "squared distance to centre", 1)
     for axes in panels:
         _dress(axes, facts)
-    with disk_errors("figure", path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format=path.suffix.lower()[1:] or "png")
-    return path
+    return save(figure, path)
 
 
 def _dots(axes: Axes, facts: Facts, key: str, title: str, scale: float) -> None:

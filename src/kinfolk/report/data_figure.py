@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from kinfolk.experiment.record import disk_errors
+from kinfolk.report.figures import save
 
 
 class Seen(Protocol):
@@ -67,12 +66,7 @@ def data_figure(seen: Seen, path: str | Path) -> Path:
         rest[0].imshow(_mosaic(seen.images), cmap="gray", interpolation="nearest")
         rest[0].set(title="One client of each group", xticks=[], yticks=[])
         rest[0].spines[:].set_visible(False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.lower()[1:] or "png")
-    with disk_errors("figure", path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(buffer.getvalue())
-    return path
+    return save(figure, path)
 
 
 def _mosaic(images: Any) -> Any:

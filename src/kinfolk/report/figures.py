@@ -113,8 +113,19 @@ def comparison_figure(runs: Iterable[Run], path: str | Path, score: str | None =
     what, where = _headline(runs, drawn, score)
     figure.text(0.012, 0.945, what, fontsize=12.5, fontweight="bold", color=INK)
     figure.text(0.012, 0.905, where, fontsize=9, color=PALE)
+    return save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure in the format that its name ends in; it is drawn first, so no half of it is written.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(Figure(), Path(folder) / "new" / "empty.png").name
+    'empty.png'
+    """
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.lower()[1:])
+    figure.savefig(buffer, format=path.suffix.lower()[1:] or "png")
     with disk_errors("figure", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(buffer.getvalue())

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.record import disk_errors
+from kinfolk.report.figures import save
 
 PSEUDO, HELD_OUT, INK, PALE = "#D55E00", "#0072B2", "#222222", "#555555"
 NAMES = {"back_search": "back-searching (MD-ICFL-1)", "generator": "generator (MD-ICFL-2)"}
@@ -117,10 +117,7 @@ def pseudo_figure(facts: Facts, path: str | Path) -> Path:
         _nearness(panels[1], one, facts["test"], "distance", "near")
         _nearness(panels[2], one, facts["test"], "correlation", "alike")
     panels[1].legend(frameon=False, fontsize=7, labelcolor=INK)
-    with disk_errors("figure", path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format=path.suffix.lower()[1:] or "png")
-    return path
+    return save(figure, path)
 
 
 def _images(axes: Axes, images: Any, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,8 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.record import disk_errors
-from kinfolk.report.figures import COLOURS, INK, PALE, STYLES
+from kinfolk.report.figures import COLOURS, INK, PALE, STYLES, save
 from kinfolk.report.read import (
     LOWER_IS_BETTER,
     Run,
@@ -166,11 +164,7 @@ def sheet_figure(sheet: Sheet, path: Path) -> Path | None:
     if held.is_file():
         _models(figure.add_subplot(1, 2, 2), json.loads(held.read_text(encoding="utf-8")))
     figure.tight_layout()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    with disk_errors("figure", path.parent):
-        path.write_bytes(buffer.getvalue())
-    return path
+    return save(figure, path)
 
 
 def _curves(axes: Axes, sheet: Sheet, rows: Sequence[Mapping[str, Any]]) -> None:

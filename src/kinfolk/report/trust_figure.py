@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.record import disk_errors
+from kinfolk.report.figures import save
 
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")
 INK, QUIET = "#222222", "#555555"
@@ -95,12 +94,7 @@ def trust_figure(traces: Sequence[Trace], path: str | Path) -> Path:
         bar = bottom.colorbar(shown, ax=list(panels.flat), shrink=0.7, pad=0.01)
         bar.set_label("s of the row's client about the column's; a dot: asked", fontsize=8.5, color=INK)
         bar.ax.tick_params(labelsize=8, colors=QUIET)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.lower()[1:] or "png")
-    with disk_errors("figure", path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(buffer.getvalue())
-    return path
+    return save(figure, path)
 
 
 def _curves(figure: SubFigure, traces: Sequence[Trace]) -> None:

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms import many_models, near_centre
+from kinfolk.algorithms.label_law import count_labels
 from kinfolk.algorithms.lowest_loss import enough_clients, where
 from kinfolk.algorithms.many_models import copies, model_of_group
 from kinfolk.algorithms.warm_start import warm_kmeans, warm_task
@@ -43,7 +44,7 @@ from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Request, Script, ask
 from kinfolk.streams import Seed, Turn
-from kinfolk.task import Batch, Carry, Facts, Fit, Plan, Real, Sweep, Table, Task
+from kinfolk.task import Carry, Fit, Table, Task
 from kinfolk.types import Client, Each, Message, Stack, Tree
 
 
@@ -215,23 +216,6 @@ class FeSEMMA:
             "personal": personal,
             "fine-tuned": learner.score(tune=learner.tuning(1)),
         }
-
-
-def count_labels(classes: int, batch: int) -> Task:
-    """A task: how many training rows of each class the client has."""
-
-    def start(message: Message, memory: Message, facts: Facts) -> Carry:
-        # Zeros made of the client's own number of rows: each client has its own from the beginning.
-        return {"labels": facts.rows * torch.zeros(classes, dtype=torch.int64, device=facts.rows.device)}
-
-    def add(carry: Carry, batch: Batch) -> Carry:
-        mine = batch.y[:, None] == torch.arange(classes, device=batch.y.device)
-        return {"labels": carry["labels"] + batch.sum(mine.long())}
-
-    def finish(carry: Carry) -> tuple[Message, None]:
-        return {"labels": carry["labels"].float()}, None  # as floats, for which the guard knows a range
-
-    return Task(start, finish, (Sweep(add, Plan(batch, shuffle=False)),), {"labels": Real((classes,), low=0)})
 
 
 def _told(state: State, got: Stack) -> State:

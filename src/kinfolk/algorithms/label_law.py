@@ -1,4 +1,4 @@
-"""Label laws as clients tell them or use them: p_i of the own rows, and a choice among clusters by it."""
+"""Labels as clients tell them or use them: counts, the law p_i of own rows, a choice of clusters by it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ from kinfolk.types import Message
 
 # A coin that was never thrown, or has served: whoever holds it has no answer to give.
 SPENT = -1.0
+
+
+def count_labels(classes: int, batch: int) -> Task:
+    """A task: how many training rows of each class there are; as floats, whose range the guard checks."""
+    sweep = Sweep(_count_labels, Plan(batch, shuffle=False))
+    expected = {"labels": Real((classes,), low=0)}
+    return Task(_no_labels(classes), lambda carry: ({"labels": carry["counts"]}, None), (sweep,), expected)
 
 
 def law_task(classes: int, batch: int) -> Task:

@@ -11,8 +11,11 @@ from hypothesis import settings
 from kinfolk.cli import main
 
 torch.set_num_threads(1)
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
+# A change lands or not by its own faults: the examples are the same in every run of the suite. For new ones:
+# pytest --hypothesis-profile=explore
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, max_examples=1000)
+settings.load_profile("steady")
 
 
 @pytest.fixture

@@ -31,7 +31,8 @@ def threshold(uncertainty: Tensor) -> float:
         raise KinfolkError("uncertainty", [], "knows nobody; there is no threshold")
     median = (ranked[(n - 1) // 2] + ranked[n // 2]) / 2
     mean = ranked.mean()
-    return float(mean if mean < median else ranked[: max(1, n // 2)].mean())
+    # A mean that is the median but for rounding is not below it: the list must not hang on the last bit.
+    return float(mean if mean < median - SLACK else ranked[: max(1, n // 2)].mean())
 
 
 def choose(uncertainty: Tensor, similarity: Tensor, names: Sequence[Client]) -> tuple[Client, ...]:

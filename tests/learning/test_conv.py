@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ from torch.func import functional_call, vmap
 
 from kinfolk.learning import conv, linear
 from kinfolk.learning.layers import exchange_layers
-from kinfolk.learning.pool import Pool2, fast_pool, relu_pool
+from kinfolk.learning.pool import Pool2, ReluPool2, fast_pool, join_relu_and_pool, relu_pool
 from kinfolk.streams import Seed
 
 # clients, rows, in, out, height, width, kernel, stride, padding
@@ -121,3 +123,32 @@ def test_pooling_keeps_the_first_of_equals_and_what_is_not_a_number(shape):
     bad = x.detach().clone()
     bad[0, 0, 1, 1] = float("nan")
     assert relu_pool(bad)[0, 0, 0, 0].isnan()
+
+
+def test_a_pool_on_a_cpu_answers_in_the_layout_of_convolutions():
+    x = torch.randn(3, 4, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
+    for pool in (relu_pool, fast_pool(nn.MaxPool2d(2))):
+        (got,) = torch.autograd.grad(pool(x).flatten(1).square().sum(), x)
+        assert got.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_relu_and_a_pool_in_a_sequence_become_one_with_the_same_gradients():
+    plain = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU(), nn.MaxPool2d(3, 1)).to(
+        DEVICE
+    )
+    joined = join_relu_and_pool(copy.deepcopy(plain))
+    assert [type(m) for m in joined][1:] == [nn.Identity, ReluPool2, nn.ReLU, nn.MaxPool2d]
+    assert list(joined.state_dict()) == list(plain.state_dict())
+    x = normal(2, 2, 12, 12)
+    found = []
+    for network in (plain, joined):
+        out = network(x)
+        found.append([out, *torch.autograd.grad(out.square().sum(), list(network.parameters()))])
+    for got, want in zip(*found, strict=True):
+        assert torch.allclose(got, want, atol=1e-6)
+
+
+def test_layers_that_somebody_looks_at_stay():
+    seen = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+    seen[0].register_forward_hook(lambda module, given, out: None)
+    assert type(join_relu_and_pool(seen)[0]) is nn.ReLU

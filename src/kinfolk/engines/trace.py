@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from kinfolk.engines.shorten import alike, by_methods, drop_idling, keep_constants, shown
 from kinfolk.engines.steps import Rows, gradients
 from kinfolk.task import Carry, Descent
 from kinfolk.types import Tree, leaves
@@ -128,14 +128,16 @@ def _trace(descent: Descent, carry: Carry, buffers: Tree, rows: Rows, whole: boo
     # On copies: buffers are written to on the way, and that must not count twice. What is trained is in order
     # after its first step, however it came.
     held = [
-        t.clone(memory_format=torch.contiguous_format) if key == descent.part else _alike(t)
+        t.clone(memory_format=torch.contiguous_format) if key == descent.part else alike(t)
         for key, _, t in leaves(carry)
     ]
+    given = [*(t.clone() for t in buffers.values()), *held, *rows]
     try:
-        made = make_fx(flat)(*(t.clone() for t in buffers.values()), *held, *rows)
+        made = make_fx(flat)(*given)
     except Exception:  # whatever a user's objective does that can not be traced
         return None
-    _drop_idling(made.graph)
+    drop_idling(made.graph)
+    keep_constants(made, given)
     made.recompile()
     return made
 
@@ -155,28 +157,10 @@ def _fitted(
         fitted.recompile()
     left = tuple(name for i, name in enumerate(names) if i not in moved)
     try:
-        with torch.no_grad():
-            fitted(*(_alike(t) for t in inputs), *([] if over is None else [0.0]))
+        by_methods(fitted, [*inputs, *([] if over is None else [0.0])])
     except RuntimeError:
         return None
     return Traced(fitted.forward, tuple(names[i] for i in moved), left)
-
-
-def _alike(t: Tensor) -> Tensor:
-    """A copy of the same layout: one tensor that stands for all clients still does."""
-    return t[:1].clone().expand_as(t) if t.dim() and len(t) > 1 and t.stride(0) == 0 else t.clone()
-
-
-def _drop_idling(graph: Graph) -> None:
-    """Leave out operations that give back what they were given."""
-    for node in list(graph.nodes):
-        same = node.target == _aten.detach.default or (
-            node.target == _aten.permute.default and list(node.args[1]) == list(range(len(node.args[1])))
-        )
-        if same:
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-    graph.eliminate_dead_code()
 
 
 def move_by_products(graph: Graph, places: Sequence[int], over: bool) -> list[int]:
@@ -195,7 +179,7 @@ def move_by_products(graph: Graph, places: Sequence[int], over: bool) -> list[in
     moved = {}
     for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
         # One side of the product may be a parameter itself, which would have moved by then.
-        if _only_product(grad, output) and not any(_shown(side) in params for side in grad.args):
+        if _only_product(grad, output) and not any(shown(side) in params for side in grad.args):
             # At the very end: whatever else reads the parameter has read it.
             with graph.inserting_before(output):
                 moved[i] = graph.call_function(move, (param, *grad.args), {"alpha": factor})
@@ -206,19 +190,6 @@ def move_by_products(graph: Graph, places: Sequence[int], over: bool) -> list[in
 
 def _only_product(grad: Any, output: Node) -> bool:
     return isinstance(grad, Node) and grad.target == _aten.bmm.default and list(grad.users) == [output]
-
-
-def _shown(node: Any) -> Any:
-    """The node in whose memory this one lies, if it is a view."""
-    while isinstance(node, Node) and node.op == "call_function" and _is_view(node.target):
-        node = node.args[0]
-    return node
-
-
-def _is_view(target: Any) -> bool:
-    if not isinstance(target, OpOverload):
-        return True  # one of several results
-    return target == _aten._unsafe_view.default or any(r.alias_info for r in target._schema.returns)
 
 
 def warm() -> None:

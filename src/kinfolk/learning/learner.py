@@ -15,7 +15,7 @@ from kinfolk.learning.layers import exchange_layers
 from kinfolk.learning.losses import Loss
 from kinfolk.learning.norm import RowBatchNorm, has_batch_norm, row_weights, without_padding
 from kinfolk.learning.optim import SGD
-from kinfolk.learning.pool import fast_pool
+from kinfolk.learning.pool import fast_pool, join_relu_and_pool
 from kinfolk.task import Batch, Carry, Descent, Expected, Facts, Fit, Objective, Optimiser, Plan, Sweep, Task
 from kinfolk.types import Message, Tree
 
@@ -188,7 +188,7 @@ def _products(module: nn.Module) -> Iterator[str]:
 
 def _for_many(layer: nn.Module) -> nn.Module:
     """The layer, or its equal for many clients in one call."""
-    return linear.for_clients(conv.for_clients(fast_pool(without_padding(layer))))
+    return linear.for_clients(conv.for_clients(fast_pool(join_relu_and_pool(without_padding(layer)))))
 
 
 def _reply_tally(carry: Carry) -> tuple[Message, None]:

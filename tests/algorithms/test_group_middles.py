@@ -11,6 +11,7 @@ from scipy.stats import trim_mean
 from turned import turned
 
 from kinfolk.algorithms.clustered_fl import ClusteredFL
+from kinfolk.algorithms.clustered_hdbscan import ClusteredHDBSCAN
 from kinfolk.algorithms.fesem import FeSEM
 from kinfolk.algorithms.group_middles import GroupMiddles, group_fold
 from kinfolk.algorithms.hypcluster import HypCluster
@@ -118,6 +119,7 @@ METHODS = {
     "ifca": lambda learner, **more: IFCA(learner, k=2, **more),
     "hypcluster": lambda learner, **more: HypCluster(learner, k=2, **more),
     "clustered_fl": lambda learner, **more: ClusteredFL(learner, split_after=1, **more),
+    "clustered_hdbscan": lambda learner, **more: ClusteredHDBSCAN(learner, min_size=3, **more),
 }
 
 

@@ -20,7 +20,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from kinfolk.algorithms import many_models
-from kinfolk.algorithms.many_models import GroupMeans, State, copies, model_of_group
+from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
+from kinfolk.algorithms.many_models import State, copies, model_of_group
 from kinfolk.clustering.distances import cosine_distances, flat
 from kinfolk.clustering.hierarchy import hdbscan
 from kinfolk.errors import KinfolkError, at_least
@@ -40,10 +41,13 @@ class ClusteredHDBSCAN:
     min_samples: int = 1  # neighbours that make a place dense
     noise: Literal["single", "nearest"] = "single"  # a client of no group: alone, or with the nearest
     weights: Weights = "size"  # n_i / n, or the same for every client of a group
+    mean: Centre = "mean"  # what stands for a group; all models of a round are held in any case
+    trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
 
     def __post_init__(self) -> None:
         at_least("algorithm.min_size", self.min_size, 2)
         at_least("algorithm.min_samples", self.min_samples, 1)
+        check_trim("algorithm.trim", self.trim)
         if not self.names:
             remedy = "needs a network whose last layer is called 'head'"
             raise KinfolkError("algorithm.name", "clustered_hdbscan", remedy)
@@ -70,7 +74,7 @@ class ClusteredHDBSCAN:
         k = max(state.k, int(label.max()) + 1)
         # New numbers get new places; whatever stands there before the mean is taken is not used.
         keep = {n: torch.cat([t, t[:1].expand(k - state.k, *t.shape[1:])]) for n, t in state.centres.items()}
-        by = GroupMeans("model", keep, self.weights, lambda chunk: label)
+        by = group_fold(self.mean, self.trim, "model", keep, self.weights, lambda chunk: label)
         centres, _, _ = by.end(by.add(by.begin(), got))
         info = {"found": len(set(found.tolist()))}
         return State(centres, state.moved(got.clients, label), state.clients), info

@@ -19,6 +19,7 @@ from kinfolk.clustering.agreement import agreement
 from kinfolk.clustering.sketch import Sketch
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
+from kinfolk.contract.spoil import Passing
 from kinfolk.errors import KinfolkError
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
@@ -188,6 +189,8 @@ def test_only_the_model_of_ones_own_group_travels():
         ({"k": 0}, "algorithm.k"),
         ({"lam": -1.0}, "algorithm.lam"),
         ({"warm_epochs": 0}, "algorithm.warm_epochs"),
+        ({"set_aside": -1.0}, "algorithm.set_aside"),
+        ({"set_aside": 0.5}, "give more than 1"),
     ],
 )
 def test_senseless_options_are_refused(options, line):
@@ -299,3 +302,27 @@ def test_of_many_clients_a_sample_finds_the_centres_and_the_others_join(monkeypa
     monkeypatch.setattr("kinfolk.algorithms.warm_start.MOST", 8)
     found = toy.play_rounds(FeSEM(toy.learner("mlp", federation), k=3), federation, "batched", rounds=1)
     assert agreement(list(found.groups), truth)["ari"] == 1.0
+
+
+def test_attackers_far_away_get_no_centre_of_their_own_where_they_are_set_aside():
+    federation, truth = turned(3)
+    bad = [Client("c02"), Client("c07")]
+    method = FeSEM(toy.learner("mlp", federation), k=3, reseed_after=0, mean="median")
+
+    def far(request, reply):
+        if reply.clients[0] not in bad or "model" not in reply.body:
+            return reply
+        by = 5.0 + bad.index(reply.clients[0])
+        model = {n: t + by for n, t in reply.tree("model").items()}
+        return Stack(reply.clients, reply.size, {**reply.body, "model": model})
+
+    honest = [i for i, c in enumerate(federation.clients) if c not in bad]
+    found = []
+    for aside in (0.0, 2.0):
+        one = replace(method, set_aside=aside)
+        groups = toy.play_rounds(
+            one, federation, rounds=2, wrap=lambda e: Passing(e, far), score=False
+        ).groups
+        found.append(agreement([groups[i] for i in honest], truth[honest])["ari"])
+    assert found[0] < 0.5
+    assert found[1] == 1.0

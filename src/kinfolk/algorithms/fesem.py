@@ -86,6 +86,9 @@ class FeSEM:
     shared_rounds: int = 0
     warm_epochs: int = 5  # epochs of every client before k-means
     restarts: int = 20  # of k-means; the best counts
+    # Ours: k-means is not shown clients whose models are so many times as far from others' as most are; 0:
+    # it sees all. Without it each of a few attackers far away may get a centre to itself.
+    set_aside: float = 0.0
     reseed_after: int = 3  # rounds without members before a centre is moved; 0: never
     settle: int = 5  # rounds without change after which the run may stop; 0: never
     # What stands for a group: "mean" sums as replies come; "trimmed" and "median" hold the cohort's models.
@@ -94,12 +97,16 @@ class FeSEM:
 
     def __post_init__(self) -> None:
         for name, least in (("k", 1), ("lam", 0), ("warm_epochs", 1), ("restarts", 1), ("reseed_after", 0),
-                            ("settle", 0), ("shared_rounds", 0)):  # fmt: skip
+                            ("settle", 0), ("shared_rounds", 0), ("set_aside", 0)):  # fmt: skip
             at_least(f"algorithm.{name}", getattr(self, name), least)
         check_trim("algorithm.trim", self.trim)
         if self.cluster_on == "last_layer" and not any(n.startswith("head.") for n in self.learner.names):
             remedy = "the network has no layer called 'head'; name its last layer so, or use 'all'"
             raise KinfolkError("algorithm.cluster_on", self.cluster_on, remedy)
+        if 0 < self.set_aside <= 1:
+            raise KinfolkError(
+                "algorithm.set_aside", self.set_aside, "give more than 1 (2 is a good one), or 0"
+            )
         if self.shared_rounds and self.start == "distinct_models":
             raise KinfolkError("algorithm.shared_rounds", self.shared_rounds, "needs a start from one model")
 
@@ -165,7 +172,9 @@ class FeSEM:
         first = {n: t[0] for n, t in state.centres.items()}
         if self.start == "warm_kmeans":
             by = partial(group_fold, self.mean, self.trim)
-            found = yield from warm_kmeans(first, self.names, self.k, self.restarts, self.weights, turn, by)
+            found = yield from warm_kmeans(
+                first, self.names, self.k, self.restarts, self.weights, turn, by, self.set_aside
+            )
             if found is None:  # too few answered: share for one more round
                 return replace(state, parted=False), dict.fromkeys(state.clients, 0)
             centres, labels = found

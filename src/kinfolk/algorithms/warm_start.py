@@ -13,6 +13,7 @@ from kinfolk.algorithms.many_models import GroupMeans
 from kinfolk.algorithms.near_centre import squared_distances
 from kinfolk.clustering.distances import flat
 from kinfolk.clustering.kmeans import kmeans
+from kinfolk.clustering.outliers import outlying
 from kinfolk.clustering.sketch import Sketch, width_for
 from kinfolk.fold import Fold, Weights
 from kinfolk.learning.learner import Learner
@@ -53,10 +54,12 @@ def warm_kmeans(
     weights: Weights,
     turn: Turn,
     by: GroupFold = GroupMeans,
+    aside: float = 0.0,
 ) -> Generator[Request, Any, tuple[Tree, dict[Client, int]] | None]:
     """Everyone does the task "warm" from `first`; (means of the groups [K, ...], group of each client).
 
-    None if fewer than k clients answered. `by` makes the fold that stands for the groups.
+    None if fewer than k clients answered. `by` makes the fold that stands for the groups. Clients
+    that lie more than `aside` times as far from others as most do have no part in it, nor a group yet.
     """
     asked = turn.clients
     if len(asked) > MOST:
@@ -65,6 +68,8 @@ def warm_kmeans(
     # By the number of all clients: a sample of many is sketched too, so that memory does not grow with them.
     points = Points(tuple(names), sketch_for(first, names, len(turn.clients), turn.seed))
     who, table = yield from fold(points, "warm", asked, {"model": first})
+    far = outlying(table, aside)
+    table, who = table[~far], tuple(c for c, out in zip(who, far.tolist(), strict=True) if not out)
     if len(who) < k:
         return None
     found = kmeans(table, k, turn.seed, restarts)

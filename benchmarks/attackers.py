@@ -1,6 +1,8 @@
 """What attackers do to the honest: accuracy on rotated digits, by attack, share of attackers and mean.
 
-python benchmarks/attackers.py [--rounds 10] [--seeds 3]      prints two tables; several minutes on one core
+python benchmarks/attackers.py [--rounds 10] [--seeds 3] [--attacks noise ...]
+
+prints two tables; several minutes on one core
 """
 
 from __future__ import annotations
@@ -84,6 +86,7 @@ def main() -> None:
     given = argparse.ArgumentParser(description=__doc__)
     given.add_argument("--rounds", type=int, default=10)
     given.add_argument("--seeds", type=int, default=3)
+    given.add_argument("--attacks", nargs="*", choices=("none", *ATTACKS), default=["none", *ATTACKS])
     asked = given.parse_args()
     few = [f"run.{key}={asked.rounds}" for key in ("rounds", "evaluate_every", "checkpoint_every")]
     spec = override(load(CONFIG), [*few, "engine.name=batched", "engine.chunk=24", "engine.device=cpu"])
@@ -94,7 +97,7 @@ def main() -> None:
     groups = table("Attackers in a group of their own in %, agreement of the honest", list(methods)[1:])
     console = Console(width=100)
     with tempfile.TemporaryDirectory() as folder, console.status("...") as status:
-        for attack, share in [("none", 0.0), *((a, s) for a in ATTACKS for s in SHARES)]:
+        for attack, share in [(a, s) for a in asked.attacks for s in (SHARES if a != "none" else (0.0,))]:
             here = override(spec, [f"run.attack={attack}", f"run.attackers={share}"])
             cells = {}
             for name, algorithm in methods.items():

@@ -52,6 +52,19 @@ class Facts(NamedTuple):
     round: int
 
 
+class Augment(Protocol):
+    """A change of rows, one of a few, drawn for each row each time it is visited."""
+
+    @property
+    def ways(self) -> int:
+        """How many changes there are; all are equally likely."""
+        ...
+
+    def __call__(self, x: Tensor, way: Tensor) -> Tensor:
+        """Rows x [..., *shape] changed, each by its own way [...] of int64: element by element, no draws."""
+        ...
+
+
 @dataclass(frozen=True)
 class Plan:
     """Which rows a pass visits. Either `epochs` or `steps` of shuffled rows, or one pass in order."""
@@ -62,6 +75,8 @@ class Plan:
     shuffle: bool = True
     split: str = "train"
     drop_single: bool = False  # a batch of one has no variance: BatchNorm can not train on it
+    rows: int = 0  # > 0: of a client that has more, only so many, drawn anew for each pass
+    augment: Augment | None = None  # what is done to the rows of a batch
 
 
 # A number that the host knows, or one that lies on the device.

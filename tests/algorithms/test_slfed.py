@@ -1,10 +1,12 @@
 """SLFed: what a round comes to, who hears what, and what bad letters can and can not do."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
 
-from kinfolk.algorithms.slfed import SLFed, partners
+from kinfolk.algorithms.slfed import SLFed, due, partners
 from kinfolk.contract import toy
 from kinfolk.contract.compare import unsound
 from kinfolk.engines.one import perform
@@ -13,6 +15,7 @@ from kinfolk.learning.stand_in import predicted
 from kinfolk.script import Ask, Exchange, play
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Peer, Swap
+from kinfolk.trust.alike import listed
 from kinfolk.trust.book import known, opinions
 from kinfolk.types import Client
 
@@ -373,6 +376,9 @@ def test_images_are_made_anew_every_few_rounds_and_at_once_by_newcomers(nine, le
         ({"images_count": 1}, "images_count"),
         ({"low": 1.0}, "high"),
         ({"waves": 0}, "waves"),
+        ({"gan_growth": 0.5}, "gan_growth"),
+        ({"gan_rows": -1}, "gan_rows"),
+        ({"local_rounds": -1}, "local_rounds"),
     ],
 )
 def test_options_out_of_range_are_refused(learner, options, field):
@@ -388,3 +394,34 @@ def test_the_systems_entropy_gives_the_same_sums(nine, learner):
         np.testing.assert_array_equal(
             flat(known_draws.memories[who]["pam"]), flat(unknown.memories[who]["pam"])
         )
+
+
+@pytest.mark.parametrize(("every", "growth"), [(1, 1.0), (3, 1.0), (3, 1.5), (4, 2.0), (2, 1.1), (1, 50.0)])
+def test_images_get_rarer_by_a_factor(every, growth):
+    wanted, at, gap = [], Fraction(0), Fraction(every)
+    while at < 200:
+        wanted.append(int(at))
+        at, gap = at + gap, gap * Fraction(growth)
+    assert [r for r in range(200) if due(r, every, growth)] == wanted
+
+
+def test_rounds_alone_have_two_halves_and_then_lists_are_by_similarity(nine):
+    """Half of them nobody is met, in the other half nobody is asked; images are made from the half on."""
+    options = {"rank": "similarity", "local_rounds": 4, "gan_every": 3, "min_members": 1, "max_share": 1.0}
+    options |= {"shares": "plain", "images": "back_search", "images_count": 20}
+    film = Film(SLFed(toy.learner("mlp", nine), **options), nine, 6)
+    by_round = {r: {name for number, name in film.after if number == r} for r in range(6)}
+    assert by_round[0] == by_round[1] == {"practise"}
+    assert [r for r in range(6) if "dream" in by_round[r]] == [2, 5]
+    for number in (2, 3):
+        assert not film.lists(number)
+        assert check_pams(film, number) == 0
+    for number in (4, 5):
+        check_pams(film, number)
+        for memory in film.after[number, "opinions"].values():
+            whom = listed(memory["book"], NAMES, "similarity")
+            assert memory["asked"]["mask"].tolist() == [c in whom for c in NAMES]
+    assert sum(len(film.lists(number)) for number in (4, 5)) > 0
+    # Alone, what is scored as the PAM is the model before the round's training.
+    before, after = (film.after[number, "practise"]["a"] for number in (0, 1))
+    np.testing.assert_array_equal(flat(after["pam"]), flat(before["model"]))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import torch
 from toys import federation, learner, turn
 
-from kinfolk.engines.capture import _fixed, changing
+from kinfolk.contract import toy
+from kinfolk.engines.capture import Recorded, _fixed, changing
+from kinfolk.engines.one import perform
 from kinfolk.engines.padded import padded
 from kinfolk.engines.steps import sweep_step
-from kinfolk.task import Plan, Sweep
+from kinfolk.learning.augment import FlipCrop
+from kinfolk.task import Fit, Plan, Sweep, Task
 from kinfolk.types import Client
 
 
@@ -52,3 +58,23 @@ def test_a_part_that_a_sweep_adds_has_a_place():
     changed, added = changing(sweep, {"sum": torch.zeros(len(data.clients))}, plan)
     assert changed == {"last"}
     assert added["last"].shape == (len(data.clients),)
+
+
+def test_what_a_recording_does_is_the_pass_itself_with_changed_rows_too():
+    """On the host a recording can not be made; what it would record is run instead, step after step."""
+    data = toy.ragged()
+    network = toy.learner("tiny_cnn", data)
+    for augment in (FlipCrop(2), None):
+        plan = Plan(4, 2, drop_single=True, augment=augment)
+        fit = Fit((network.descent(),), plan)
+        task = Task(lambda message, memory, facts: {}, lambda carry: (carry, None), (fit,))
+        whole = padded(fit, 0, "batch", data, data.clients, turn(data), torch.device("cpu"))
+        carry = {"model": {n: t.expand(len(data.clients), *t.shape) for n, t in network.first.items()}}
+        recorded = Recorded(fit, carry, whole, None)
+        recorded._record = lambda *kind, it=recorded: SimpleNamespace(replay=lambda: it._body(*kind))
+        end = recorded.run(carry, whole, [network.lr])[0]["model"]
+        task = replace(task, start=lambda message, memory, facts: {"model": network.first})
+        for i, who in enumerate(data.clients):
+            alone = perform(task, {}, {}, data, who, turn(data))[0]["model"]
+            for name, leaf in alone.items():
+                torch.testing.assert_close(end[name][i], leaf, rtol=1e-5, atol=1e-5)

@@ -12,6 +12,7 @@ from kinfolk.engines.batched import Batched
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
 from kinfolk.federation.own import from_arrays
+from kinfolk.learning.augment import FlipCrop
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
@@ -39,12 +40,14 @@ def test_cuda_agrees_with_the_reference(name: str, network: str) -> None:
 
 
 @pytest.mark.parametrize("optimiser", [SGD(), SGD(0.9, 1e-3), Adam(eps=1e-2)], ids=lambda o: type(o).__name__)
-@pytest.mark.parametrize("network", ["mlp", "lenet", "tiny_cnn"])
+@pytest.mark.parametrize("network", ["mlp", "lenet", "tiny_cnn", "tiny_cnn, changed rows"])
 def test_a_recorded_pass_is_the_pass(network: str, optimiser: object) -> None:
     """Clients of unequal size, so that steps with padding and with idle clients are recorded too.
 
     Adam with a large eps: with its own, the sign of a gradient that is zero but for rounding moves a weight.
     """
+    network, _, changed = network.partition(",")
+    plan = Plan(8, epochs=2, augment=FlipCrop(2) if changed else None)
     shape = {"mlp": (20,), "lenet": (1, 28, 28), "tiny_cnn": (1, 8, 8)}[network]
     draw = Seed(0).torch("rows")
     rows = [
@@ -54,7 +57,7 @@ def test_a_recorded_pass_is_the_pass(network: str, optimiser: object) -> None:
     federation = from_arrays(rows, test={}, classes=5)
     with Seed(0).borrowed("init"):
         module = build_model(network, shape, 5, {"norm": "bn"} if network == "tiny_cnn" else {})
-    learner = Learner(module, find_loss("cross_entropy"), 5, optimiser, Plan(8, epochs=2), lr=0.01, decay=0.9)
+    learner = Learner(module, find_loss("cross_entropy"), 5, optimiser, plan, lr=0.01, decay=0.9)
     table = {"update": learner.train(), "score": learner.score()}
     first = {"model": {n: t.cuda() for n, t in learner.first.items()}}
     engines = [

@@ -1,5 +1,6 @@
 """The GAN, the images that stand for rows, and the look for copies: against plain torch and NumPy."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import nn
 from kinfolk.contract import toy
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.one import gradient, perform
+from kinfolk.engines.one import client_batches, gradient, perform
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.own import from_arrays
 from kinfolk.learning.copies import CopyGuard
@@ -214,3 +215,20 @@ def test_controls_noise_held_out_rows_and_rows_searched_for(digits, learner):
 def test_images_that_show_nothing_are_refused_by_name(images, why):
     with pytest.raises(KinfolkError, match=f"(?s)'bob'.*{why}"):
         checked_images(images, torch.zeros(2, 3, dtype=torch.uint8), "bob")
+
+
+def test_a_gan_of_few_rows_sees_no_others(digits, learner):
+    """Rows that were not drawn can be anything, and its images are the same bytes."""
+    gan = Gan(width=0.0625, epochs=2, rows=20, batch=8)
+    turn = Turn(Seed(0), 0, digits.clients)
+    task = StandIns(learner, "gan", 12, gan, guard=None).task()
+    seen = {int(r) for b in client_batches(task.passes[1], 1, "gan", digits, "ann", turn) for r in b.row}
+    assert len(seen) == 20
+    mine = digits.splits["train"].rows(0)
+    x = digits.x.clone()
+    x[[int(mine[r]) for r in range(len(mine)) if r not in seen]] = 0.77
+    other = make(StandIns(learner, "gan", 12, gan, guard=None), replace(digits, x=x))
+    images = make(StandIns(learner, "gan", 12, gan, guard=None), digits)["images"]
+    assert torch.equal(images, other["images"])
+    all_rows = make(StandIns(learner, "gan", 12, Gan(width=0.0625, epochs=2, batch=8), guard=None), digits)
+    assert not torch.equal(images, all_rows["images"])

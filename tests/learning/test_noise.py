@@ -55,3 +55,25 @@ def test_many_clients_at_once_have_the_numbers_of_each():
     alone = torch.stack([uniform(k, (4, 2), 1, s) for k, s in zip(keys, steps, strict=True)])
     assert torch.equal(together, alone)
     assert torch.equal(uniform(torch.tensor(6), (4, 2), 1, 1), alone[1])
+
+
+def test_rows_are_normal_each_and_have_nothing_to_do_with_one_another():
+    """As attackers and GANs take it: many keys, a few hundred numbers each, and all moments up to four."""
+    clients, n = 60, 2000
+    z = vmap(lambda key: normal(key, (n,), 3))(torch.arange(clients)).numpy()
+    assert abs(z.mean(1)).max() < 4.5 / np.sqrt(n)
+    assert abs(z.var(1) - 1).max() < 4.5 * np.sqrt(2 / n)
+    assert abs((z**3).mean()) < 4.5 * np.sqrt(15 / z.size)
+    assert abs((z**4).mean() - 3) < 4.5 * np.sqrt(96 / z.size)
+    assert stats.kstest(z.ravel(), "norm").pvalue > 1e-3
+    off = np.corrcoef(z)[np.triu_indices(clients, 1)]
+    assert abs(off).max() < 5 / np.sqrt(n)
+    assert stats.kstest(off * np.sqrt(n), "norm").pvalue > 1e-3
+    assert np.unique(z).size == z.size  # no number twice: 32 bits would have had some
+
+
+def test_one_number_out_of_a_key_is_a_key():
+    keys = vmap(lambda key: bits(key, (), 4))(torch.arange(1000))
+    assert keys.shape == (1000,)
+    assert len(set(keys.tolist())) == 1000
+    assert torch.equal(keys[7], bits(torch.tensor(7), (), 4))

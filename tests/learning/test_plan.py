@@ -6,12 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinfolk.contract import toy
+from kinfolk.engines.one import client_batches
+from kinfolk.engines.padded import padded
 from kinfolk.learning.plan import batches, step_count
-from kinfolk.streams import Seed
-from kinfolk.task import Plan
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Plan, Sweep
 
 PLANS = st.builds(
     Plan,
@@ -20,6 +24,7 @@ PLANS = st.builds(
     steps=st.integers(0, 25),
     shuffle=st.booleans(),
     drop_single=st.booleans(),
+    rows=st.sampled_from([0, 0, 1, 2, 9]),
 )
 
 
@@ -36,7 +41,7 @@ def test_step_count_is_the_number_of_batches(plan, n):
 @settings(deadline=None, max_examples=300)
 @given(PLANS, st.integers(0, 40), st.integers(0, 5))
 def test_every_row_once_an_epoch_and_no_batch_too_large(plan, n, seed):
-    plan = replace(plan, steps=0)
+    plan = replace(plan, steps=0, rows=0)
     found = drawn(plan, n, seed)
     assert all(1 <= len(b) <= plan.batch for b in found)
     per_epoch = len(found) // plan.epochs if plan.epochs else 0
@@ -58,7 +63,7 @@ def test_every_row_once_an_epoch_and_no_batch_too_large(plan, n, seed):
 @settings(deadline=None)
 @given(PLANS, st.integers(2, 40))
 def test_steps_go_round_the_rows_as_epochs_would(plan, n):
-    plan = replace(plan, steps=max(1, plan.steps))
+    plan = replace(plan, steps=max(1, plan.steps), rows=max(plan.rows, 2) if plan.rows else 0)
     found = drawn(plan, n)
     assert len(found) == plan.steps
     many = drawn(replace(plan, steps=0, epochs=plan.steps), n)
@@ -105,3 +110,41 @@ def test_the_first_row_of_a_shuffle_is_any_row_alike():
     firsts = [drawn(Plan(5), 5, seed)[0][0] for seed in range(500)]
     counts = np.bincount(firsts, minlength=5)
     assert counts.min() > 60
+
+
+@settings(deadline=None)
+@given(PLANS, st.integers(0, 40), st.integers(0, 5))
+def test_a_limit_keeps_a_few_rows_for_the_whole_pass_and_treats_them_as_all(plan, n, seed):
+    found = drawn(plan, n, seed)
+    seen = {r for b in found for r in b}
+    most = min(n, plan.rows) if plan.rows else n
+    assert len(seen) <= most
+    assert seen <= set(range(n))
+    assert [len(b) for b in found] == [len(b) for b in drawn(replace(plan, rows=0), most, seed)]
+    if not plan.shuffle:
+        assert seen <= set(range(most))
+
+
+def test_the_few_rows_are_any_and_others_each_time():
+    plan = Plan(4, epochs=3, rows=10)
+    counts = np.zeros(40)
+    for seed in range(400):
+        rows = [r for b in drawn(plan, 40, seed) for r in b]
+        assert sorted(rows) == sorted(sorted(set(rows)) * 3)
+        counts[sorted(set(rows))] += 1
+    assert counts.sum() == 4000
+    assert abs(counts - 100).max() < 4.5 * np.sqrt(100 * 0.75)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("rows", [0, 3, 12])
+def test_the_plans_of_many_are_those_of_each(shuffle, rows):
+    """Laid out for a chunk of clients of 1 to 30 rows, step by step."""
+    federation = toy.ragged()
+    one = Sweep(lambda carry, batch: carry, Plan(5, epochs=2, shuffle=shuffle, drop_single=True, rows=rows))
+    turn = Turn(Seed(2), 7, federation.clients)
+    many = padded(one, 1, "gan", federation, federation.clients, turn, torch.device("cpu"))
+    for i, who in enumerate(federation.clients):
+        alone = [b.row.tolist() for b in client_batches(one, 1, "gan", federation, who, turn)]
+        here = [many.row[t, i][many.weight[t, i] > 0].tolist() for t in range(len(many)) if many.active[t, i]]
+        assert here == alone

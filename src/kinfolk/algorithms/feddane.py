@@ -56,7 +56,8 @@ class FedDANE:
     def tasks(self) -> Table:
         """grad F_i(w); and v_i, which takes grad F_i(w) first."""
         own = replace(self.learner.descent(self.loss_at_rest), optimiser=SumGradients(), clip=0.0)
-        gradient = Fit((own,), Plan(self.learner.plan.batch, shuffle=False))
+        usual = self.learner.plan
+        gradient = Fit((own,), Plan(usual.batch, shuffle=False, augment=usual.augment))
         corrected = Fit((self.learner.descent(self.objective),), self.learner.plan)
         expected = {"gradient": self.learner.params(self.learner.first)}
         return {

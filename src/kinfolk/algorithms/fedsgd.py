@@ -17,7 +17,7 @@ from kinfolk.learning.learner import Learner
 from kinfolk.learning.optim import SumGradients
 from kinfolk.script import Script, fold
 from kinfolk.streams import Turn
-from kinfolk.task import Carry, Facts, Fit, Plan, Table, Task
+from kinfolk.task import Carry, Facts, Fit, Table, Task
 from kinfolk.types import Client, Message, Tree
 
 
@@ -39,7 +39,7 @@ class FedSGD:
 
     def tasks(self) -> Table:
         """The gradient of the mean loss over all rows, with the buffers as they are afterwards."""
-        plan = Plan(self.learner.plan.batch, shuffle=False, drop_single=self.learner.plan.drop_single)
+        plan = replace(self.learner.plan, epochs=1, steps=0, shuffle=False)
         summed = replace(self.learner.descent(), optimiser=SumGradients())
         return {
             "gradient": Task(

@@ -32,9 +32,9 @@ from kinfolk.shares.refusals import Refusals
 from kinfolk.shares.scheme import Scheme
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Carry, Facts, Fit, Peer, Swap, Table, Task
-from kinfolk.trust.book import blank_book, checked_told, known, note_hearsay, note_meetings, opinions
+from kinfolk.trust.alike import Rank, listed
+from kinfolk.trust.book import blank_book, checked_told, note_hearsay, note_meetings, opinions
 from kinfolk.trust.similarity import histogram, similarity
-from kinfolk.trust.threshold import choose
 from kinfolk.types import Client, Each, Message, Tree
 
 # What lives longer than a round; all else in a memory is one round's.
@@ -60,15 +60,20 @@ class SLFed:
     learner: Learner
     direct: int = 2  # DS: partners each client chooses in a round
     gan_every: int = 4  # g: rounds from one set of images to the next
+    gan_growth: float = 1.0  # above 1 that gap grows by this factor each time, so that images get rarer
     images: Literal["gan", "noise", "back_search", "held_out"] = "gan"  # all but the first are controls
     images_count: int = 1000  # G
     gan_epochs: int = 10
+    gan_rows: int = 2000  # the most rows a GAN is shown; 0: all
     gan_steps: int = 0  # > 0: that many steps instead of epochs (2000 rows, 10 epochs: 313)
     gan_width: float = 1.0  # factor on the GAN's hidden layers
     low: float = -1.0  # the range of the numbers in a row, which bytes are spread over
     high: float = 1.0
     guard_copies: bool = True  # images that are copies of training rows do not leave
     memory: Literal["recompute", "accumulate"] = "recompute"  # what becomes of earlier hearsay
+    rank: Rank = "uncertainty"  # whom to ask; "similarity" is ours: those who stand out by it
+    # Ours: rounds before anybody is asked for a model; in their second half clients meet and compare.
+    local_rounds: int = 0
     conflict_aware: bool = False  # the variance of similarities is added to the uncertainty
     shares: Literal["additive64", "plain", "layerwise", "shamir61"] = "additive64"
     entropy: Literal["stream", "system"] = "stream"  # of shares; only the system's keeps secrets
@@ -79,6 +84,9 @@ class SLFed:
     def __post_init__(self) -> None:
         for name in ("direct", "gan_every", "min_members", "waves"):
             at_least(f"algorithm.{name}", getattr(self, name), 1)
+        at_least("algorithm.gan_growth", self.gan_growth, 1)
+        at_least("algorithm.gan_rows", self.gan_rows, 0)
+        at_least("algorithm.local_rounds", self.local_rounds, 0)
         if not self.learner.loss.classification:
             raise KinfolkError(
                 "algorithm.name", "slfed", "compares predicted classes; use a classification loss"
@@ -95,12 +103,16 @@ class SLFed:
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """One round; every answer is empty, and all that matters goes from client to client."""
+        if turn.round < self.local_rounds // 2:
+            yield from ask("practise", cohort)
+            return state, {}
         place = {who: i for i, who in enumerate(turn.clients)}
         new = [who for who in cohort if not state.joined[place[who]]]
         if new:
             yield from ask("practise", new)
         yield from exchange("begin", cohort)
-        dreamers = cohort if turn.round % self.gan_every == 0 else new
+        anew = due(turn.round - self.local_rounds // 2, self.gan_every, self.gan_growth)
+        dreamers = cohort if anew else new
         joined = state.joined.clone()
         if dreamers:
             got = yield from ask("dream", dreamers)
@@ -142,12 +154,19 @@ class SLFed:
         """Train the own model or the PAM, and go on from there."""
 
         def start(message: Message, memory: Message, facts: Facts) -> Carry:
-            return {**memory, "model": memory[of]}
+            return {**memory, "model": memory[of], "pam": memory[of]}
 
         return Task(start, keep_all, (Fit((self.learner.descent(),), self.learner.plan),), {}, stream)
 
     def _stand_ins(self) -> StandIns:
-        gan = Gan(self.gan_width, epochs=self.gan_epochs, steps=self.gan_steps, low=self.low, high=self.high)
+        gan = Gan(
+            self.gan_width,
+            epochs=self.gan_epochs,
+            steps=self.gan_steps,
+            rows=self.gan_rows,
+            low=self.low,
+            high=self.high,
+        )
         guard = CopyGuard(low=self.low, high=self.high) if self.guard_copies else None
         return StandIns(self.learner, self.images, self.images_count, gan, guard)
 
@@ -222,11 +241,10 @@ class SLFed:
             with refusals.by(sender):
                 told[names.index(sender)] = checked_told(inbox[sender].get("opinions"), len(names), sender)
         book = note_hearsay(memory["book"], told, names.index(me.name), self.memory, self.conflict_aware)
-        s, _, u = opinions(book, self.conflict_aware)
-        whom = known(book)
-        listed = choose(u[whom], s[whom], [c for c, there in zip(names, whom, strict=True) if there])
-        asked = {**no_request(len(names)), "sigma": s}
-        asked["mask"][[names.index(c) for c in listed]] = True
+        alone = me.turn.round < self.local_rounds
+        whom = () if alone else listed(book, names, self.rank, self.conflict_aware)
+        asked = {**no_request(len(names)), "sigma": opinions(book, self.conflict_aware).s}
+        asked["mask"][[names.index(c) for c in whom]] = True
         kept = {key: value for key, value in memory.items() if key != "lately"}
         return {**kept, "book": book, "asked": asked, "refused": refusals.count}
 
@@ -279,6 +297,18 @@ def _refusals(memory: Message, me: Peer) -> Refusals:
 
 def _pam(message: Message, memory: Message, facts: Facts) -> Carry:
     return {"model": memory["pam"]}
+
+
+def due(round: int, every: int, growth: float) -> bool:
+    """Whether images are made anew in this round: first in round 0, then after gaps of every * growth ** i.
+
+    >>> [[r for r in range(40) if due(r, 3, growth)] for growth in (1.0, 2.0)]
+    [[0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39], [0, 3, 9, 21]]
+    """
+    at, gap = 0.0, float(every)
+    while at < round:
+        at, gap = at + gap, gap * growth
+    return at < round + 1
 
 
 def partners(me: Peer, direct: int) -> tuple[Client, ...]:

@@ -116,8 +116,8 @@ class Batched:
     def _prepare(self, name: str, who: tuple[Client, ...], turn: Turn) -> Prepared:
         task = self.table[name]
         assert isinstance(task, Task)
-        # Rows that are not shuffled are visited in the same order in every round.
-        shuffled = any(one.plan.shuffle for one in task.passes)
+        # Rows that are neither shuffled nor changed are the same in every round.
+        shuffled = any(one.plan.shuffle or one.plan.augment for one in task.passes)
         key = (name, who, turn.seed, turn.round if shuffled else -1)
         if key in self._ahead:
             return self._ahead.pop(key) if shuffled else self._ahead[key]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.engines.padded import Padded
+from kinfolk.engines.padded import Padded, seen
 from kinfolk.engines.steps import first_states, fit_in_place, fit_step, gradients, sweep_step, writes_over
 from kinfolk.task import Carry, Fit, Sweep
 from kinfolk.types import Message
@@ -30,9 +30,9 @@ class Recorded:
         changed, added = changing(one, carry, plan)
         self.carry = {**_fixed(carry, changed), **added}
         self.states = first_states(one, self.carry) if isinstance(one, Fit) else []
-        self.data = plan.data
-        self.pool, self.row = torch.zeros_like(plan.pool), torch.zeros_like(plan.row)
-        self.weight, self.active = torch.zeros_like(plan.weight), torch.zeros_like(plan.active)
+        self.data, self.augment = plan.data, plan.augment
+        self.plan = [torch.zeros_like(t) for t in plan.tensors()]
+        self.pool = self.plan[0]
         self.step = torch.zeros((), dtype=torch.int64, device=plan.pool.device)
         count = len(one.descents) if isinstance(one, Fit) else 0
         self.rates = [torch.zeros((), device=plan.pool.device) for _ in range(count)]
@@ -44,8 +44,7 @@ class Recorded:
         if isinstance(self.one, Fit):
             for mine, fresh in zip(self.states, first_states(self.one, self.carry), strict=True):
                 _copy(mine, fresh)
-        fixed = (self.pool, self.row, self.weight, self.active)
-        for place, given in zip(fixed, plan.tensors(), strict=True):
+        for place, given in zip(self.plan, plan.tensors(), strict=True):
             place[: len(given)].copy_(given)
         for place, rate in zip(self.rates, rates, strict=True):
             place.fill_(rate)
@@ -80,10 +79,8 @@ class Recorded:
 
     def _body(self, whole: bool, everyone: bool) -> None:
         now = self.step.reshape(1)
-        pool, row, weight, active = (
-            t.index_select(0, now)[0] for t in (self.pool, self.row, self.weight, self.active)
-        )
-        rows = (*self.data.take(pool), row, weight)
+        pool, row, weight, active, *way = (t.index_select(0, now)[0] for t in self.plan)
+        rows = (*seen(self.data, self.augment, pool, *way), row, weight)
         idle = None if everyone else active
         if isinstance(self.one, Sweep):
             _copy(self.carry, sweep_step(self.one, self.carry, rows, idle, whole))

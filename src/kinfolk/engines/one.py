@@ -10,9 +10,9 @@ from torch import Tensor
 
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.optim import clip
-from kinfolk.learning.plan import batches, step_count
+from kinfolk.learning.plan import Rows, batches, step_count
 from kinfolk.streams import Turn
-from kinfolk.task import Batch, Carry, Descent, Facts, Fit, Sweep, Task
+from kinfolk.task import Batch, Carry, Descent, Facts, Fit, Plan, Sweep, Task
 from kinfolk.types import Client, Message, Tree
 
 
@@ -62,12 +62,25 @@ def client_batches(
 ) -> Iterator[Batch]:
     """The batches of pass number `number`, in the order that the client's own stream gives."""
     mine = federation.splits[one.plan.split].rows(federation.place(who))
-    draw = turn.seed.numpy(stream, turn.round, who, number)
-    for drawn in batches(one.plan, len(mine), draw):
+    visits = batches(one.plan, len(mine), turn.seed.numpy(stream, turn.round, who, number))
+    changed = changes(one.plan, sum(map(len, visits)), stream, number, who, turn)
+    done = 0
+    for drawn in visits:
         row = torch.from_numpy(drawn)
         pool = mine[row].to(federation.x.device)
         x, y = federation.take(pool)
+        if one.plan.augment and changed is not None:
+            x = one.plan.augment(x, torch.from_numpy(changed[done : done + len(row)]).to(x.device))
+            done += len(row)
         yield Batch(x, y, row.to(pool.device), None)
+
+
+def changes(plan: Plan, visits: int, stream: str, number: int, who: Client, turn: Turn) -> Rows | None:
+    """How each row is changed that pass number `number` visits, in order; None if rows stay as they are."""
+    if plan.augment is None:
+        return None
+    draw = turn.seed.numpy("augment", stream, turn.round, who, number)
+    return draw.integers(plan.augment.ways, size=visits)
 
 
 def _fit(fit: Fit, carry: Carry, rows: Iterator[Batch], turn: Turn) -> Carry:

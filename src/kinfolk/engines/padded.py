@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kinfolk.engines.one import changes
 from kinfolk.engines.steps import Rows
 from kinfolk.federation.federation import Federation, Split
-from kinfolk.learning.plan import batches
-from kinfolk.streams import Turn
-from kinfolk.task import Fit, Plan, Sweep
+from kinfolk.learning.plan import batches, few
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Augment, Fit, Plan, Sweep
 from kinfolk.types import Client
 
 
@@ -31,17 +32,28 @@ class Padded:
     active: Tensor  # [steps, clients] whether the client takes this step
     whole: list[bool]  # per step: no padding at all
     everyone: list[bool]  # per step: every client takes it
+    augment: Augment | None
+    way: tuple[Tensor, ...]  # one of [steps, clients, batch]: how each row is changed; none if they are not
 
     def __len__(self) -> int:
         return len(self.whole)
 
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(pool, row, weight, active)."""
-        return self.pool, self.row, self.weight, self.active
+    def tensors(self) -> tuple[Tensor, ...]:
+        """(pool, row, weight, active), and the ways if rows are changed."""
+        return self.pool, self.row, self.weight, self.active, *self.way
 
     def batch(self, step: int) -> Rows:
         """(x, y, row, weight) of one step, every leaf [clients, batch, ...]."""
-        return *self.data.take(self.pool[step]), self.row[step], self.weight[step]
+        way = [t[step] for t in self.way]
+        return *seen(self.data, self.augment, self.pool[step], *way), self.row[step], self.weight[step]
+
+
+def seen(
+    data: Federation, augment: Augment | None, pool: Tensor, way: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Rows of the pool (x, y) as a batch has them, changed if they are to be."""
+    x, y = data.take(pool)
+    return (x if augment is None or way is None else augment(x, way)), y
 
 
 class _Count:
@@ -87,23 +99,37 @@ def padded(
     """
     split = data.splits[one.plan.split]
     counts = [split.count(data.place(c)) for c in who]
-    layouts = [_layout(one.plan, n) for n in counts]
+    layouts = [_layout(one.plan, min(n, one.plan.rows) if one.plan.rows else n) for n in counts]
     steps = max((len(places) for places, _, _ in layouts), default=0)
     width = max((places.shape[1] for places, _, _ in layouts if len(places)), default=1)
     row = np.zeros((steps, len(who), width), dtype=np.int32)
     size = np.zeros((steps, len(who)), dtype=np.int32)
+    way = np.zeros((*row.shape,) if one.plan.augment else (0,), dtype=np.int32)
     for i, (c, n, (places, sizes, drawn)) in enumerate(zip(who, counts, layouts, strict=True)):
         if not len(places):
             continue
-        if one.plan.shuffle:
-            draw = turn.seed.numpy(stream, turn.round, c, number)
-            order = np.concatenate([draw.permutation(n) for _ in range(drawn // n)])
-            places = order[places]
         t, w = places.shape
-        row[:t, i, :w], size[:t, i] = places % n if not one.plan.shuffle else places, sizes
+        words = (stream, turn.round, c, number)
+        row[:t, i, :w], size[:t, i] = _visits(one.plan, n, places, drawn, turn.seed, words), sizes
         if w < width:
             row[:t, i, w:] = row[:t, i, :1]
-    return _on_device(data, split, who, row, size, device)
+        changed = changes(one.plan, int(sizes.sum()), stream, number, c, turn)
+        if changed is not None:
+            way[:t, i][np.arange(width) < sizes[:, None]] = changed
+    return _on_device(data, split, who, row, size, (one.plan.augment, way), device)
+
+
+def _visits(
+    plan: Plan, n: int, places: NDArray[np.int64], drawn: int, seed: Seed, words: tuple[str | int, ...]
+) -> NDArray[np.int64]:
+    """The rows of a client of n rows that a layout of its draws stands for, [steps, batch]."""
+    if not plan.shuffle:
+        return places % (min(n, plan.rows) if plan.rows else n)
+    draw = seed.numpy(*words)
+    kept = few(plan, n, draw)
+    m = n if kept is None else len(kept)
+    rows: NDArray[np.int64] = np.concatenate([draw.permutation(m) for _ in range(drawn // m)])[places]
+    return rows if kept is None else kept[rows]
 
 
 def _on_device(
@@ -112,6 +138,7 @@ def _on_device(
     who: Sequence[Client],
     row: NDArray[np.int32],
     size: NDArray[np.int32],
+    changed: tuple[Augment | None, NDArray[np.int32]],
     device: torch.device,
 ) -> Padded:
     """Only rows and sizes travel; the rest is worked out where it is needed."""
@@ -124,4 +151,6 @@ def _on_device(
     weight = (torch.arange(row.shape[2], device=device) < sizes[:, :, None]).float()
     whole = [bool(full) for full in (size == row.shape[2]).all(axis=1)]
     everyone = [bool(fewest > 0) for fewest in size.min(axis=1, initial=1)]
-    return Padded(data, pool, there, weight, sizes > 0, whole, everyone)
+    augment, way = changed
+    drawn = (torch.from_numpy(way).to(device).long(),) if augment else ()
+    return Padded(data, pool, there, weight, sizes > 0, whole, everyone, augment, drawn)

@@ -7,7 +7,6 @@ memory; an honest client in the same call is left as it is, to the last bit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.sections import RunSpec
 from kinfolk.federation.federation import Federation
+from kinfolk.learning.noise import bits, normal
 from kinfolk.streams import Seed
 from kinfolk.task import Batch, Carry, Descent, Facts, Fit, Peer, Swap, Sweep, Table, Task
 from kinfolk.types import Client, Message, Tree
@@ -28,8 +28,6 @@ NOISE = 3.0  # standard deviation of "noise", in those of the update
 PREFIX = "attack."
 FLAG, KEY, DRAW = "attack.flag", "attack.key", "attack.draw"
 BEFORE = "attack.before."  # and a key of the reply: that part of the carry before training
-
-_WORD = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Attack:
         """
 
         def marked(who: Client) -> Message:
-            key = self.seed.number("attack", "noise", who) & _WORD
+            key = self.seed.number("attack", "noise", who)
             return {**remember(who), FLAG: torch.tensor(who in self.who), KEY: torch.tensor(key)}
 
         return marked
@@ -111,30 +109,9 @@ def altered(kind: str, sent: Tree, before: Tree, draw: Tensor) -> Tree:
     if kind == "scaled":
         return {n: t + (SCALE - 1) * moved[n] if n in moved else t for n, t in sent.items()}
     flat = torch.cat([t.flatten().double() for t in moved.values()])
-    noise = NOISE * flat.std(correction=0) * normals(draw, len(flat))
+    noise = NOISE * flat.std(correction=0) * normal(draw, (len(flat),))
     parts = dict(zip(moved, torch.split(noise, [t.numel() for t in moved.values()]), strict=True))
     return {n: t + parts[n].reshape(t.shape).to(t.dtype) if n in parts else t for n, t in sent.items()}
-
-
-def normals(draw: Tensor, count: int) -> Tensor:
-    """Normal numbers that follow from one number of 32 bits by hashing: a task must not draw.
-
-    Box and Muller's pairs of uniform numbers, each a hash of its place and of `draw`.
-
-    >>> normals(torch.tensor(7), 2).shape
-    torch.Size([2])
-    """
-    place = torch.arange(2 * count, device=draw.device)
-    uniform = (_hash(_hash(place) ^ draw).double() + 0.5) / (_WORD + 1)
-    radius, angle = (-2 * uniform[:count].log()).sqrt(), 2 * math.pi * uniform[count:]
-    return radius * angle.cos()
-
-
-def _hash(x: Tensor) -> Tensor:
-    """A mixing of 32 bits, held in int64; products may overflow, their low bits are right."""
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _WORD
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & _WORD
-    return x ^ (x >> 16)
 
 
 def _parted(held: Message) -> tuple[Message, Message]:
@@ -161,8 +138,7 @@ def _task(task: Task, kind: str, classes: int) -> Task:
     def start(message: Message, memory: Message, facts: Facts) -> Carry:
         own, ours = _parted(memory)
         carry = task.start(message, own, facts)
-        draw = _hash((ours[KEY] + 0x9E3779B9 * facts.round) & _WORD)
-        return {**carry, **_before(carry, keys), **ours, DRAW: draw}
+        return {**carry, **_before(carry, keys), **ours, DRAW: bits(ours[KEY], (), facts.round)}
 
     def finish(carry: Carry) -> tuple[Message, Message | None]:
         own, ours = _parted(carry)

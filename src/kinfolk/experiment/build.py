@@ -15,6 +15,7 @@ from kinfolk.experiment.attack import Attack, planned
 from kinfolk.experiment.sections import Experiment, LocalSpec
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
+from kinfolk.learning.augment import find_augment
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import Loss, find_loss
 from kinfolk.learning.metrics import names
@@ -22,7 +23,7 @@ from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD, Adam
 from kinfolk.script import Algorithm
 from kinfolk.streams import Seed
-from kinfolk.task import Optimiser, Plan
+from kinfolk.task import Augment, Optimiser, Plan
 
 # A user's network: one that is ready, or something that makes one.
 Network = nn.Module | Callable[[], nn.Module]
@@ -68,7 +69,8 @@ def build_parts(
             module = network if isinstance(network, nn.Module) else network()
         # Within the loan too: lazy layers draw their weights when they see the first row.
         _check_output(module, spec.model.name, federation, outputs)
-    learner = _learner(spec, module, loss, outputs)
+    augment = find_augment(spec.local.augment, spec.local.augment_pad, federation.shape)
+    learner = _learner(spec, module, loss, outputs, augment)
     _check_training(spec, learner)
     algorithm = build_algorithm(spec.algorithm.name, learner, spec.algorithm.options)
     attack = planned(spec.run, federation, seed)
@@ -87,14 +89,16 @@ def title(spec: Experiment) -> str:
     return " ".join([spec.algorithm.name.rpartition(":")[2], *changed])
 
 
-def _learner(spec: Experiment, module: nn.Module, loss: Loss, outputs: int) -> Learner:
+def _learner(
+    spec: Experiment, module: nn.Module, loss: Loss, outputs: int, augment: Augment | None
+) -> Learner:
     local = spec.local
     return Learner(
         module,
         loss,
         outputs,
         optimiser=_optimiser(local),
-        plan=Plan(local.batch, local.epochs, local.steps),
+        plan=Plan(local.batch, local.epochs, local.steps, augment=augment),
         lr=local.lr,
         decay=local.decay,
         clip=local.clip,

@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, get_type_hints
 
 from kinfolk.federation.sources import DataSpec
+from kinfolk.learning.augment import NAMES as AUGMENTS
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class LocalSpec:
     clip: float = 0.0
     # What is minimised: "cross_entropy", "mse" or "auto" (by the labels).
     loss: str = "auto"
+    # Pictures changed at random in training, never in scoring: "none", "flip", "crop" or "flip_crop".
+    augment: str = "none"
+    # Pixels of border that "crop" adds on each side before it cuts the old size out again.
+    augment_pad: int = 4
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ SECTIONS: dict[str, type[Any]] = get_type_hints(Experiment)
 
 CHOICES = {
     "local.optimiser": ("sgd", "adam"),
+    "local.augment": AUGMENTS,
     "local.loss": ("auto", "cross_entropy", "mse"),
     "engine.name": ("auto", "loop", "batched", "workers", "wire", "distributed"),
     "engine.inner": ("auto", "loop", "batched"),
@@ -143,6 +149,7 @@ RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
     (bool, "give a name", "model.name algorithm.name run.target_score"),
     (lambda v: v >= 1, "give 1 or more", "local.batch run.rounds run.evaluate_every run.checkpoint_every"),
     (lambda v: v >= 0, "give 0 or more", "local.epochs local.steps local.weight_decay local.clip"),
+    (lambda v: v >= 0, "give 0 or more", "local.augment_pad"),
     (lambda v: v >= 0, "give 0 or more", "engine.chunk engine.processes engine.memory run.seed"),
     (lambda v: v > 0, "give a number above 0", "local.lr engine.timeout"),
     (lambda v: 0 < v <= 1, "give a number above 0 and at most 1", "local.decay run.participation"),

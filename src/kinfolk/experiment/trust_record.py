@@ -25,8 +25,8 @@ from kinfolk.experiment.sections import AlgorithmSpec, Experiment
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
 from kinfolk.streams import Seed
+from kinfolk.trust.alike import Rank, listed
 from kinfolk.trust.book import blank_book, known, opinions
-from kinfolk.trust.threshold import choose
 from kinfolk.types import Client, Message
 
 
@@ -65,7 +65,7 @@ def trace_trust(
         if result.rounds != number:
             remedy = f"is at round {result.rounds}, its trace at {number - 1}; choose another folder"
             raise KinfolkError("run folder", str(folder), remedy)
-        seen = look(result.memories, rows.clients, algorithm.conflict_aware)
+        seen = look(result.memories, rows.clients, algorithm.conflict_aware, algorithm.rank)
         facts["rounds"].append({"round": number, **round_facts(seen, facts["groups"])})
         if number in pictured(spec.run.rounds):
             facts["pictures"][str(number)] = {"s": seen["s"].tolist(), "listed": seen["listed"].tolist()}
@@ -107,7 +107,9 @@ def pictured(rounds: int) -> tuple[int, ...]:
     return tuple(sorted({one for one in (1, 3, rounds // 2, rounds) if 1 <= one <= rounds}))
 
 
-def look(memories: Mapping[Client, Message], clients: tuple[Client, ...], aware: bool) -> dict[str, Tensor]:
+def look(
+    memories: Mapping[Client, Message], clients: tuple[Client, ...], aware: bool, rank: Rank = "uncertainty"
+) -> dict[str, Tensor]:
     """[clients, clients] each: s and u of the row's client about the column's, whom it knows and would ask.
 
     >>> seen = look({}, (Client("a"), Client("b")), False)
@@ -120,10 +122,9 @@ def look(memories: Mapping[Client, Message], clients: tuple[Client, ...], aware:
         held = memories.get(who, {}).get("book")
         book = blank_book(len(clients)) if held is None else {key: t.cpu() for key, t in held.items()}
         s, _, u = opinions(book, aware)
-        whom = known(book)
-        listed = choose(u[whom], s[whom], [c for c, there in zip(clients, whom, strict=True) if there])
-        mask = torch.tensor([c in listed for c in clients])
-        for key, row in (("s", s), ("u", u), ("known", whom), ("listed", mask)):
+        asked = listed(book, clients, rank, aware)
+        mask = torch.tensor([c in asked for c in clients])
+        for key, row in (("s", s), ("u", u), ("known", known(book)), ("listed", mask)):
             rows[key].append(row)
     return {key: torch.stack(found) for key, found in rows.items()}
 

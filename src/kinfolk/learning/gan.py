@@ -49,6 +49,7 @@ class Gan:
     latent: int = 100
     epochs: int = 10
     steps: int = 0  # > 0: that many steps instead of epochs
+    rows: int = 0  # > 0: of a client that has more, only so many rows
     batch: int = 64
     lr: float = 2e-4
     betas: tuple[float, float] = (0.5, 0.999)
@@ -81,7 +82,7 @@ class Gan:
             mine = tuple(n for n in names if n.startswith(side))
             return Descent(objective, adam, mine, self.lr, part=PART)
 
-        plan = Plan(self.batch, self.epochs, self.steps, drop_single=True)
+        plan = Plan(self.batch, self.epochs, self.steps, drop_single=True, rows=self.rows)
         both = (descent(self.generator_loss, "generator"), descent(self.discriminator_loss, "discriminator"))
         return Fit(both, plan)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +80,7 @@ class Learner:
         object.__setattr__(self, "_constants", constants)
         object.__setattr__(self, "_coarse", frozenset(_products(plain)) if self.half else frozenset())
         if has_batch_norm(self.module):
-            object.__setattr__(self, "plan", _without_singles(self.plan))
+            object.__setattr__(self, "plan", replace(self.plan, drop_single=True))
 
     @property
     def first(self) -> Tree:
@@ -152,7 +152,7 @@ class Learner:
 
     def tuning(self, epochs: int) -> Fit:
         """Some plain epochs on the client's own rows."""
-        plan = Plan(self.plan.batch, epochs, drop_single=self.plan.drop_single)
+        plan = Plan(self.plan.batch, epochs, drop_single=self.plan.drop_single, augment=self.plan.augment)
         return Fit((self.descent(),), plan)
 
     def score(self, start: Start = received_model, tune: Fit | None = None, stream: str = "tune") -> Task:
@@ -193,7 +193,3 @@ def _for_many(layer: nn.Module) -> nn.Module:
 
 def _reply_tally(carry: Carry) -> tuple[Message, None]:
     return carry["tally"], None
-
-
-def _without_singles(plan: Plan) -> Plan:
-    return Plan(plan.batch, plan.epochs, plan.steps, plan.shuffle, plan.split, drop_single=True)

@@ -18,6 +18,9 @@ def batches(plan: Plan, n: int, draw: np.random.Generator) -> list[Rows]:
     >>> len(batches(Plan(batch=2, steps=7), 5, np.random.default_rng(0)))
     7
     """
+    kept = few(plan, n, draw)
+    if kept is not None:
+        return [kept[drawn] for drawn in batches(plan, len(kept), draw)]
     out: list[Rows] = []
     size = min(plan.batch, max(n, 1))
     usable = n > 0 and not (plan.drop_single and n == 1)
@@ -32,12 +35,24 @@ def batches(plan: Plan, n: int, draw: np.random.Generator) -> list[Rows]:
     return out[: plan.steps] if plan.steps else out
 
 
+def few(plan: Plan, n: int, draw: np.random.Generator) -> Rows | None:
+    """The rows that a plan with a limit keeps out of `n`, the first ones if it does not shuffle; else None.
+
+    >>> few(Plan(batch=2, rows=3, shuffle=False), 5, np.random.default_rng(0))
+    array([0, 1, 2])
+    """
+    if not 0 < plan.rows < n:
+        return None
+    return (draw.permutation(n) if plan.shuffle else np.arange(n))[: plan.rows]
+
+
 def step_count(plan: Plan, n: int) -> int:
     """How many steps `batches` gives, without drawing.
 
     >>> step_count(Plan(batch=2, epochs=3), 5)
     9
     """
+    n = min(n, plan.rows) if plan.rows else n
     if n == 0 or (plan.drop_single and n == 1):
         return 0
     if plan.steps:

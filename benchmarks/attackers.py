@@ -93,6 +93,7 @@ def main() -> None:
     methods = {"fedavg mean": "fedavg"}
     methods |= {f"{m} {mean}": m + more for m in CLUSTERED for mean, more in MEANS.items()}
     methods["fesem,k=5 mean"] = "fesem,k=5"  # room for a group of attackers
+    methods["fesem,k=4,aside median"] = "fesem,k=4,set_aside=2,mean=median"
     accuracy = table("Accuracy of honest clients in %", list(methods))
     groups = table("Attackers in a group of their own in %, agreement of the honest", list(methods)[1:])
     console = Console(width=100)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
 
 from kinfolk.clustering import matching as module
 from kinfolk.clustering.matching import Prior, gains, match_layer
@@ -99,6 +100,54 @@ def test_running_sums_equal_sums_from_scratch(seed, prior, widths):
     assert np.array_equal(found.counts, counts)
     assert (counts > 0).all()
     assert np.allclose(found.neurons, g / big[:, None])
+
+
+def _matched_from_scratch(layers, seed, prior, sweeps, cap):
+    """The same turns with all sums taken anew each time, and every assignment solved."""
+    table = {}  # client -> names of its neurons; a name stands in `order` where the neuron does
+    order, fresh = [], iter(range(10**6))
+
+    def turn(j):
+        table.pop(j, None)
+        order[:] = [n for n in order if any(n in names for names in table.values())]
+        mates = [[layers[i][names.index(n)] for i, names in table.items() if n in names] for n in order]
+        g = [prior.mu0 / prior.sigma0**2 + sum(m) / prior.sigma**2 for m in mates]
+        counts, width = np.array([len(m) for m in mates]), len(layers[j])
+        new = max(min(width, cap - len(order)), width - len(order))
+        columns = np.arange(width)
+        if order:
+            big = prior.sigma0**-2 + counts / prior.sigma**2
+            worth = gains(layers[j], np.array(g), big, counts, len(layers), new, prior)
+            columns = linear_sum_assignment(worth, maximize=True)[1]
+        named = {int(c): next(fresh) for c in sorted(columns) if c >= len(order)}
+        table[j] = [named[int(c)] if int(c) in named else order[c] for c in columns]
+        order.extend(named.values())
+
+    for j in sorted(range(len(layers)), key=lambda j: -len(layers[j])):
+        turn(j)
+    draw = seed.numpy("matching")
+    for _ in range(sweeps):
+        for j in draw.permutation(len(layers)).tolist():
+            turn(j)
+    return [[order.index(n) for n in table[j]] for j in range(len(layers))]
+
+
+def _together(assignments):
+    """Which neurons of whom are one; of several new ones it is all the same which comes first."""
+    named = [(int(place), (j, i)) for j, a in enumerate(assignments) for i, place in enumerate(a)]
+    return {frozenset(who for place, who in named if place == p) for p, _ in named}
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6), priors, st.lists(st.integers(2, 5), min_size=3, max_size=5), st.booleans())
+def test_turns_are_those_of_sums_from_scratch(seed, prior, widths, grows):
+    layers = [_layer(seed + j, width, 3) for j, width in enumerate(widths)]
+    cap = max(widths) + 3 * grows
+    found = match_layer(layers, Seed(seed), prior, 2, cap)
+    plain = _matched_from_scratch(layers, Seed(seed), prior, 2, cap)
+    assert _together(found.assignments) == _together(plain)
+    if len(set(widths)) == 1 and not grows:
+        assert [a.tolist() for a in found.assignments] == plain
 
 
 def test_equal_layers_are_matched_one_to_one():

@@ -10,10 +10,20 @@ import pytest
 import torch
 
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.local_models import principal
+from kinfolk.experiment import local_models
+from kinfolk.experiment.build import build_parts
+from kinfolk.experiment.local_models import first_picture, principal
 from kinfolk.experiment.paper import load_paper
 from kinfolk.experiment.reproduce import reproduce, row_spec
-from kinfolk.report.reproduction import cells, load_sheets, markdown, sheet_figure, sheet_table
+from kinfolk.experiment.sections import Experiment
+from kinfolk.report.reproduction import (
+    cells,
+    load_sheets,
+    markdown,
+    models_figure,
+    sheet_figure,
+    sheet_table,
+)
 
 ROOT = Path(__file__).parents[2]
 PAPERS = sorted((ROOT / "configs").glob("*/reproduce.toml"))
@@ -127,3 +137,25 @@ def test_principal_axes_are_those_of_the_covariance():
     wanted = here @ vectors[:, ::-1][:, :2]
     np.testing.assert_allclose(np.abs(place.numpy()), np.abs(wanted), atol=1e-9)
     np.testing.assert_allclose(share.numpy(), values[::-1][:2] / values.sum(), atol=1e-12)
+
+
+def test_principal_axes_are_the_same_in_blocks_of_columns(monkeypatch):
+    points = torch.from_numpy(np.random.default_rng(5).normal(size=(7, 40)) + 9).float()
+    whole, share = principal(points)
+    monkeypatch.setattr(local_models, "BLOCK", 9)
+    place, again = principal(points)
+    left, size, _ = np.linalg.svd(points.numpy().astype("float64") - points.double().mean(0).numpy())
+    assert np.allclose(place.abs().numpy(), np.abs(left[:, :2] * size[:2]), atol=1e-5)
+    assert np.allclose(share.numpy(), size[:2] ** 2 / (size**2).sum())
+    torch.testing.assert_close(again, share)
+    torch.testing.assert_close(place.abs(), whole.abs())
+
+
+def test_models_from_one_start_are_grouped_and_drawn(tmp_path):
+    parts = build_parts(Experiment())
+    held = first_picture(parts, 5, 4)
+    assert held["client"] == list(parts.federation.clients)
+    assert held["truth"] == parts.federation.truth.tolist()
+    pairs = set(zip(held["group"], held["truth"], strict=True))
+    assert len(pairs) == 4, "four turns, four groups, one for each"
+    assert models_figure(held, tmp_path / "models.png").stat().st_size > 10_000

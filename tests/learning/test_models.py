@@ -133,9 +133,19 @@ def test_lenet_pads_with_the_background():
 @pytest.mark.parametrize("name", NORMED)
 def test_group_norm_and_none_have_no_buffers_and_batch_norm_has(name):
     shape, options = SMALL[name]
-    for norm, kept in (("gn", False), ("none", False), ("bn", True)):
+    for norm, kept in (("gn", False), ("none", False), ("batch", False), ("bn", True)):
         model = build_model(name, shape, 2, {**options, "norm": norm})
         assert bool(list(model.buffers())) == kept
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_batch_statistics_are_those_of_training_in_scoring_too(name):
+    shape, options = SMALL[name]
+    kept, none = (build_model(name, shape, 2, {**options, "norm": norm}) for norm in ("bn", "batch"))
+    none.load_state_dict({n: t for n, t in kept.state_dict().items() if n in none.state_dict()})
+    x = _x(name, 6)
+    torch.testing.assert_close(none.eval()(x), kept.train()(x))
+    assert not torch.allclose(none(x[:3]), none(x)[:3]), "a row is read by those around it"
 
 
 # Only BatchNorm behaves differently when it does not train.
@@ -212,7 +222,7 @@ def test_rows_of_any_shape_are_flattened_but_never_regrouped():
         ("tiny_cnn", (1, 8, 8), {"width": 0}, "model.width", "whole number above 0"),
         ("tiny_cnn", (1, 8, 8), {"width": True}, "model.width", "whole number above 0"),
         ("tiny_cnn", (1, 8, 8), {"norm": "bnn"}, "model.norm", "did you mean 'bn'?"),
-        ("resnet18", (3, 8, 8), {"norm": 3}, "model.norm", "known: bn, gn, none"),
+        ("resnet18", (3, 8, 8), {"norm": 3}, "model.norm", "known: batch, bn, gn, none"),
         ("lenet", (1, 28, 28), {"pad": 2}, "model.pad", "true or false"),
         ("lenet", (1, 8, 8), {}, "data.shape", "16x16 up; resize them, or use tiny_cnn, mlp or logistic"),
         ("lenet", (1, 28, 32), {}, "data.shape", "square"),

@@ -137,7 +137,8 @@ class _Table:
         self.precision: Array = np.zeros(0)
         self.counts: Array = np.zeros(0, dtype=np.int64)
         self.assigned: list[Array] = [np.zeros(0, dtype=np.int64) for _ in layers]
-        self.lengths: list[Array] = [_host(v.double().square().sum(1)) for v in layers]
+        norms = (torch.linalg.vector_norm(v, dim=1, dtype=torch.float64) for v in layers)
+        self.lengths: list[Array] = [_host(norm) ** 2 for norm in norms]
         self.totals: list[Array] = [_host(v.sum(1, dtype=torch.float64)) for v in layers]
 
     def put(self, j: int) -> None:
@@ -177,8 +178,11 @@ class _Table:
 
     def _add(self, j: int, sign: int) -> None:
         where, one = self.assigned[j], self.prior.sigma**-2  # no neuron of a client is there twice
-        place = torch.from_numpy(where).to(self.g.device)
-        self.g.index_add_(0, place, self.layers[j].double(), alpha=sign * one)
+        if np.array_equal(where, np.arange(len(self.g))):  # as most are: the same sum, no copies
+            self.g.add_(self.layers[j], alpha=sign * one)
+        else:
+            place = torch.from_numpy(where).to(self.g.device)
+            self.g.index_add_(0, place, self.layers[j].double(), alpha=sign * one)
         self.precision[where] += sign * one
         self.counts[where] += sign
 
@@ -199,7 +203,8 @@ def _check(layers: list[Tensor], sweeps: int, cap: int | None) -> int:
     if not layers or any(v.dim() != 2 or v.shape[1:] != layers[0].shape[1:] or not len(v) for v in layers):
         shapes = [tuple(v.shape) for v in layers]
         raise KinfolkError("neurons", shapes, "give [L_j, D] with one D for each client")
-    if not all(bool(v.isfinite().all()) for v in layers):
+    # A largest and a smallest entry: NaN comes through both, and no copy as large as the layer is made.
+    if not all(bool(torch.stack(v.aminmax()).isfinite().all()) for v in layers):
         raise KinfolkError("neurons", None, "they hold NaN or infinity; leave those clients out")
     widest = max(len(v) for v in layers)
     if cap is not None and cap < widest:

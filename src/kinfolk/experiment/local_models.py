@@ -1,4 +1,4 @@
-"""Where the clients' own models lie: the local updates of a finished run, seen along two axes."""
+"""Where the clients' own models lie: after a run, or trained from one start; seen along two axes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import Any
 import torch
 
 from kinfolk.clustering.distances import flat
-from kinfolk.experiment.asking import staged
+from kinfolk.clustering.kmeans import kmeans
+from kinfolk.experiment.asking import staged, trained_alike
 from kinfolk.experiment.build import Parts
 from kinfolk.experiment.run import Result
 from kinfolk.script import Ask, Groups, installed
 from kinfolk.streams import Turn
+from kinfolk.types import Client
+
+# Columns that are held as doubles at a time.
+BLOCK = 1 << 16
 
 
 def principal(points: torch.Tensor, axes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,8 +28,12 @@ def principal(points: torch.Tensor, axes: int = 2) -> tuple[torch.Tensor, torch.
     >>> (place[:, 0].abs() - torch.tensor([5.0, 0.0, 5.0])).abs().max() < 1e-6, round(float(share[0]), 6)
     (tensor(True), 1.0)
     """
-    here = points.double() - points.double().mean(0)
-    values, vectors = torch.linalg.eigh(here @ here.T)
+    products = torch.zeros(len(points), len(points), dtype=torch.float64, device=points.device)
+    for at in range(0, points.shape[1], BLOCK):
+        here = points[:, at : at + BLOCK].double()
+        here -= here.mean(0)
+        products += here @ here.T
+    values, vectors = torch.linalg.eigh(products)
     values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
     return vectors[:, :axes] * values[:axes].sqrt(), values[:axes] / values.sum().clamp(min=1e-300)
 
@@ -37,17 +46,41 @@ def picture(parts: Parts, result: Result, most: int) -> dict[str, Any]:
     shared, each = algorithm.serve(result.state, who)
     with staged(parts, installed(algorithm)) as stage:
         got = stage.perform(Ask("update", who, shared, each), Turn(parts.seed, result.rounds, who))
-    place, share = principal(flat(got.tree("model"), parts.learner.names).cpu())
     labels = algorithm.groups(result.state).tolist() if isinstance(algorithm, Groups) else [0] * len(who)
     group = dict(zip(federation.clients, labels, strict=True))
-    truth = None if federation.truth is None else dict(zip(federation.clients, federation.truth.tolist(),
-                                                           strict=True))  # fmt: skip
+    points = flat(got.tree("model"), parts.learner.names).cpu()
+    return _drawn(parts, got.clients, points, [int(group[c]) for c in got.clients], parts.title)
+
+
+def first_picture(parts: Parts, epochs: int, k: int, restarts: int = 20) -> dict[str, Any]:
+    """What every client makes of the same first model, and the groups that k-means finds there.
+
+    FeSEM's first step, without a run. Models beyond 1 GiB are drawn by sketches, which keep distances.
+
+    >>> from kinfolk.experiment.build import build_parts
+    >>> from kinfolk.experiment.sections import Experiment
+    >>> held = first_picture(build_parts(Experiment()), 1, 4)
+    >>> len(held["x"]), held["title"]
+    (24, '1 epoch from one start')
+    """
+    points = trained_alike(parts, epochs)
+    groups = kmeans(points, k, parts.seed, restarts).labels.tolist()
+    title = f"{epochs} epoch{'s' if epochs > 1 else ''} from one start"
+    return _drawn(parts, parts.federation.clients, points, groups, title)
+
+
+def _drawn(
+    parts: Parts, who: tuple[Client, ...], points: torch.Tensor, groups: list[int], title: str
+) -> dict[str, Any]:
+    place, share = principal(points)
+    federation, truth = parts.federation, parts.federation.truth
+    known = None if truth is None else dict(zip(federation.clients, truth.tolist(), strict=True))
     return {
-        "client": list(got.clients),
+        "client": list(who),
         "x": place[:, 0].tolist(),
         "y": place[:, 1].tolist(),
         "share": share.tolist(),
-        "group": [int(group[c]) for c in got.clients],
-        "truth": None if truth is None else [int(truth[c]) for c in got.clients],
-        "title": parts.title,
+        "group": groups,
+        "truth": None if known is None else [int(known[c]) for c in who],
+        "title": title,
     }

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.pool import relu_pool
 
-NORMS = ("bn", "gn", "none")
+NORMS = ("bn", "batch", "gn", "none")
 
 
 # Whoever traces a network sees this as one step.
@@ -30,11 +30,11 @@ fx.wrap("relu_pool")
 
 
 def _norm(kind: str, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> nn.Module:
-    """BatchNorm, GroupNorm or nothing."""
+    """BatchNorm, the same by the batch at hand in scoring too ("batch"), GroupNorm or nothing."""
     if kind not in NORMS:
         raise KinfolkError("model.norm", kind, near(str(kind), NORMS))
-    if kind == "bn":
-        return nn.BatchNorm2d(channels, eps=eps, momentum=momentum)
+    if kind in ("bn", "batch"):
+        return nn.BatchNorm2d(channels, eps=eps, momentum=momentum, track_running_stats=kind == "bn")
     if kind == "none":
         return nn.Identity()
     # At most the usual 32 groups, and four channels or more in each: a group of one channel on a
@@ -94,8 +94,10 @@ class FemnistCNN(nn.Module):
 class CelebaCNN(nn.Module):
     """The CNN of LEAF for CelebA (Caldas et al., 2018), with TensorFlow's BatchNorm constants.
 
-    Its momentum there, 0.99 (0.01 as it is counted here), needs hundreds of steps before running statistics
-    can be used; clients of ten pictures take one step an epoch.
+    LEAF normalises by the batch at hand always, in tests too; so does `norm = "batch"`. Running statistics
+    ("bn") are of little use among clients of ten pictures: the mean of what clients have seen of models that
+    went apart is not what the mean model sees, and at TensorFlow's momentum of 0.99 (0.01 as it is counted
+    here) they still hold their first values after ten rounds.
     """
 
     def __init__(

@@ -167,6 +167,14 @@ def sheet_figure(sheet: Sheet, path: Path) -> Path | None:
     return save(figure, path)
 
 
+def models_figure(held: Mapping[str, Any], path: Path) -> Path:
+    """Where the clients' models lie, alone: what `kinfolk.experiment.local_models` has computed."""
+    figure = Figure(figsize=(6, 4.6), dpi=150, facecolor="white")
+    _models(figure.add_subplot(), held)
+    figure.tight_layout()
+    return save(figure, path)
+
+
 def _curves(axes: Axes, sheet: Sheet, rows: Sequence[Mapping[str, Any]]) -> None:
     score, over = next((c for c in sheet.columns if c[0] not in GROUPS), ("accuracy", "macro"))
     for i, row in enumerate(rows):

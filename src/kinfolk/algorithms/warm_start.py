@@ -17,7 +17,7 @@ from kinfolk.clustering.outliers import outlying
 from kinfolk.clustering.sketch import Sketch, width_for
 from kinfolk.fold import Fold, Weights
 from kinfolk.learning.learner import Learner
-from kinfolk.script import Request, fold
+from kinfolk.script import Request, ask, fold
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Fit, Task
 from kinfolk.types import Client, Stack, Tree
@@ -66,22 +66,36 @@ def warm_kmeans(
         drawn = turn.seed.numpy("cluster", "sample").permutation(len(asked))[:MOST]
         asked = tuple(turn.clients[i] for i in sorted(drawn.tolist()))
     # By the number of all clients: a sample of many is sketched too, so that memory does not grow with them.
-    points = Points(tuple(names), sketch_for(first, names, len(turn.clients), turn.seed))
-    who, table = yield from fold(points, "warm", asked, {"model": first})
+    sketch = sketch_for(first, names, len(turn.clients), turn.seed)
+    who, table, held = yield from _trained(first, names, asked, sketch)
     far = outlying(table, aside)
     table, who = table[~far], tuple(c for c, out in zip(who, far.tolist(), strict=True) if not out)
     if len(who) < k:
         return None
     found = kmeans(table, k, turn.seed, restarts)
     labels = dict(zip(who, found.labels.tolist(), strict=True))
-    # The same work again gives the same models: their means are taken without having held them all.
     keep = {n: t.expand(k, *t.shape) for n, t in first.items()}
     means = by("model", keep, weights, lambda chunk: _of(labels, chunk))
-    centres, _, _ = yield from fold(means, "warm", who, {"model": first})
+    if held is not None:
+        centres, _, _ = means.end(means.add(means.begin(), held.at(who)))
+    else:  # the same work again gives the same models: their means are taken without holding them all
+        centres, _, _ = yield from fold(means, "warm", who, {"model": first})
     if len(asked) < len(turn.clients):
         near = by("model", centres, weights, lambda chunk: _nearest(chunk, centres, names))
         centres, labels, _ = yield from fold(near, "warm", turn.clients, {"model": first})
     return centres, labels
+
+
+def _trained(
+    first: Tree, names: Sequence[str], asked: Sequence[Client], sketch: Sketch | None
+) -> Generator[Request, Any, tuple[tuple[Client, ...], Tensor, Stack | None]]:
+    """(clients, what each has made of `first` as a row, the models themselves if they are held), by name."""
+    if sketch is not None:
+        who, table = yield from fold(Points(tuple(names), sketch), "warm", asked, {"model": first})
+        return who, table, None
+    got = yield from ask("warm", asked, {"model": first})
+    held = got.at(got.clients)
+    return held.clients, flat(held.tree("model"), names), held
 
 
 def sketch_for(model: Tree, names: Sequence[str], clients: int, seed: Seed) -> Sketch | None:

@@ -318,3 +318,13 @@ def test_the_default_folder_follows_from_the_spec(tmp_path, monkeypatch):
     assert result.folder.parent == Path("runs")
     assert result.folder.name.startswith("fedavg-")
     assert (tmp_path / result.folder / "spec.toml").read_text() == dump(override(SPEC, ["run.rounds=1"]))
+
+
+def test_only_the_first_of_several_models_may_be_scored(tmp_path):
+    fesem = ("algorithm.name=fesem", "algorithm.k=2", "run.rounds=1")
+    every = go(tmp_path / "all", *fesem).summary
+    first = go(tmp_path / "first", *fesem, "run.models=first").summary
+    assert (list(every), list(first)) == (["centre", "personal", "fine-tuned"], ["centre"])
+    assert first["centre"] == every["centre"]
+    with pytest.raises(KinfolkError, match="run.models"):
+        go(tmp_path / "r", "run.models=last")

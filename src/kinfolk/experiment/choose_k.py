@@ -256,7 +256,7 @@ def short(spec: Experiment, trial: Trial, k: int, s: int) -> Experiment:
     options = {**spec.algorithm.options, "k": k}
     length: dict[str, Any] = dict.fromkeys(("rounds", "evaluate_every", "checkpoint_every"), trial.rounds)
     rules = replace(spec.run, **length, participation=1.0, absent=0.0, target=0.0, split="valid")
-    rules = replace(rules, seed=spec.run.seed + s)
+    rules = replace(rules, seed=spec.run.seed + s, models="first")
     return replace(spec, algorithm=replace(spec.algorithm, options=options), run=rules)
 
 

@@ -269,7 +269,7 @@ class _Running:
         if evaluate:
             turn = Turn(self.parts.seed, self.done, self.clients)
             columns, self.summary = score_everyone(
-                self.algorithm, self.state, self.stage, turn, spec.split, self.attackers
+                self.algorithm, self.state, self.stage, turn, spec.split, self.attackers, spec.models
             )
             self.records.write_scores(self.done, columns)
             facts = {**facts, "summary": self.summary}

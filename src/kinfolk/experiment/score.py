@@ -25,16 +25,18 @@ def score_everyone(
     turn: Turn,
     split: str,
     without: Container[Client] = (),
+    models: str = "all",
 ) -> tuple[Columns, dict[str, Any]]:
     """(tidy columns for the records, summary by kind of model and score); drop-outs are scored too.
 
-    Those of `without` are left out: how well attackers are served is nobody's concern.
+    Those of `without` are left out: how well attackers are served is nobody's concern. An algorithm may
+    have several models for a client, some of which cost as much as a round; `models` = "first" takes one.
     """
     columns: Columns = {name: [] for name in ("client", "model", "split", "score", "value", "rows")}
     summary: dict[str, Any] = {}
     who = tuple(c for c in turn.clients if c not in without)
     shared, each = algorithm.serve(state, who)
-    for kind in algorithm.scored():
+    for kind in list(algorithm.scored())[: 1 if models == "first" else None]:
         got: Stack = stage.perform(Ask(f"score.{kind}", who, shared, each), turn, rehearse=False)
         if not got.clients:
             continue

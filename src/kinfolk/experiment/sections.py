@@ -100,6 +100,8 @@ class RunSpec:
     checkpoint_every: int = 1
     # Rows that are scored: "test" or "valid".
     split: str = "test"
+    # Whose scores are taken: of "all" models that an algorithm has for a client, or of the "first" alone.
+    models: str = "all"
     # Stop once the score reaches this; 0: never.
     target: float = 0.0
     # The score that `target` is about.
@@ -141,6 +143,7 @@ CHOICES = {
     "engine.device": ("auto", "cpu", "cuda"),
     "engine.precision": ("float32", "tf32", "bf16"),
     "run.split": ("test", "valid"),
+    "run.models": ("all", "first"),
     "run.attack": ("none", "sign_flip", "scaled", "noise", "label_flip"),
 }
 

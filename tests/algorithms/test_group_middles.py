@@ -17,6 +17,7 @@ from kinfolk.algorithms.group_middles import GroupMiddles, group_fold
 from kinfolk.algorithms.hypcluster import HypCluster
 from kinfolk.algorithms.ifca import IFCA
 from kinfolk.algorithms.many_models import GroupMeans
+from kinfolk.algorithms.mdicfl import MDICFL
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.contract.spoil import Passing
@@ -119,6 +120,9 @@ METHODS = {
     "ifca": lambda learner, **more: IFCA(learner, k=2, **more),
     "hypcluster": lambda learner, **more: HypCluster(learner, k=2, **more),
     "clustered_fl": lambda learner, **more: ClusteredFL(learner, split_after=1, **more),
+    "mdicfl": lambda learner, **more: MDICFL(
+        learner, k=2, shared_rounds=1, restarts=3, warm_epochs=2, samples=3, search_iterations=5, **more
+    ),
     "clustered_hdbscan": lambda learner, **more: ClusteredHDBSCAN(learner, min_size=3, **more),
 }
 

@@ -309,11 +309,11 @@ def test_an_empty_cluster_keeps_its_model_and_twins_count_once():
     for name, t in one.centres.items():
         assert torch.equal(t[2], method.learner.first[name])
     alike = {n: t[:1].expand_as(t).clone() for n, t in one.centres.items()}
-    twins = method.count(replace(one, centres=alike), method.probe(one, Turn(Seed(0), 1, ()))[1])
+    twins = method.merged(replace(one, centres=alike), method.probe(one, Turn(Seed(0), 1, ()))[1], False)[1]
     assert twins == {"clusters": 3, "effective": 1}
     apart = started(replace(method, start="distinct"), federation)
     apart = replace(apart, shape=(1, 8, 8), member=apart.member.clamp(max=1))
-    gone = method.count(apart, method.probe(apart, Turn(Seed(0), 1, ()))[1])
+    gone = method.merged(apart, method.probe(apart, Turn(Seed(0), 1, ()))[1], False)[1]
     assert gone == {"clusters": 2, "effective": 2}, "a cluster without members does not count"
 
 

@@ -6,12 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfolk.clustering.output_distance import (
-    class_distances,
-    count_distinct,
-    nearest_cluster,
-    pairwise_distances,
-)
+from kinfolk.clustering.output_distance import class_distances, joined, mutual_distances, nearest_cluster
 
 
 def outputs(*size):
@@ -60,15 +55,26 @@ def test_ties_go_to_the_lowest_and_absent_classes_do_not_count():
     assert nearest_cluster(apart.expand(4, 3, 2), torch.tensor([[1.0, 0.0]] * 4)).tolist() == [2] * 4
 
 
-def test_models_that_agree_count_once_also_by_way_of_others():
-    said = outputs(4, 6)
-    apart = pairwise_distances(said)
-    for i in range(4):
-        for j in range(4):
-            by_hand = np.abs(said[i].numpy() - said[j].numpy()).sum(1).mean()
-            assert float(apart[i, j]) == pytest.approx(by_hand, abs=1e-12)
-    assert count_distinct(pairwise_distances(torch.stack([said[0], said[1], said[0]])), 0.01) == 2
-    chain = torch.tensor([[0.0, 0.1, 0.2], [0.1, 0.0, 0.1], [0.2, 0.1, 0.0]])
-    assert count_distinct(chain, 0.15) == 1
-    assert count_distinct(chain, 0.1) == 3
-    assert count_distinct(chain[:0, :0], 0.1) == 0
+def test_models_are_compared_on_the_rows_of_either_alone():
+    said = outputs(4, 4, 6)
+    apart = mutual_distances(said).numpy()
+    table = said.numpy()
+    for a in range(4):
+        for b in range(4):
+            rows = [(a, table[b, a] - table[a, a]), (b, table[a, b] - table[b, b])]
+            by_hand = np.mean([np.abs(gap).sum(1).mean() for _, gap in rows])
+            assert apart[a, b] == pytest.approx(by_hand, abs=1e-12)
+
+
+@given(st.integers(0, 6), st.integers(0, 99))
+def test_models_that_agree_are_one_also_by_way_of_others(k, seed):
+    draw = np.random.default_rng(seed).uniform(0, 1, (k, k))
+    apart = np.triu(draw, 1) + np.triu(draw, 1).T
+    got = joined(torch.from_numpy(apart), 0.3).tolist()
+    first = list(range(k))  # the same by brute force: let the lower number spread until nothing moves
+    for _ in range(k):
+        for a in range(k):
+            for b in range(k):
+                if apart[a, b] < 0.3:
+                    first[a] = first[b] = min(first[a], first[b])
+    assert got == first

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.choose_k import Trial, choose_k, or_fesem, sample_clients, validated
+from kinfolk.experiment.choose_k import Trial, alike, choose_k, or_fesem, sample_clients, short, validated
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
 from kinfolk.federation.own import from_arrays
@@ -50,6 +50,34 @@ def test_without_groups_the_answer_is_one(tmp_path):
     assert facts["recommended"] == 1, facts["reason"]
     assert facts["reason"].startswith("One group")
     assert facts["counted"] == [1, 1]
+
+
+MDICFL = ["algorithm.name=mdicfl", "algorithm.samples=3", "algorithm.search_iterations=20"]
+
+
+@pytest.mark.parametrize(("shift", "wanted"), [("rotation", 4), ("none", 1)])
+def test_mdicfl_gets_its_rounds_as_one_group_on_top(shift, wanted, tmp_path):
+    spec = override(SMALL, [*MDICFL, f"data.shift={shift}"])
+    facts = choose_k(spec, tmp_path, Trial((2, 4), rounds=2, seeds=2))
+    assert facts["recommended"] == wanted, facts["reason"]
+    assert facts["rounds"] == 5, "three of them as one group"
+    assert facts["rows"][0]["spread"] is None
+    assert (facts["rows"][-1]["stability"] == 1.0) == (wanted == 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "extra"),
+    [("algorithm.shared_rounds=7", 7), ("algorithm.start=shared", 0), ("algorithm.name=ifca", 0)],
+)
+def test_only_rounds_as_one_group_are_extra(change, extra):
+    spec = override(Experiment(), ["algorithm.name=mdicfl", "local.epochs=2", change])
+    assert alike(spec) == extra
+    assert short(spec, Trial(rounds=4), 2, 0).run.rounds == 4 + extra
+    # One group is given rounds for the five epochs that several are parted by, two epochs a round.
+    catch_up = 3 if change == "algorithm.shared_rounds=7" else 0
+    assert short(spec, Trial(rounds=4), 1, 0).run.rounds == 4 + extra + catch_up
+    assert alike(override(SMALL, ["algorithm.shared_rounds=2"])) == 2, "FeSEM has such rounds too"
+    assert alike(SMALL) == 0
 
 
 def test_test_rows_play_no_part(tmp_path):

@@ -326,5 +326,5 @@ def test_only_the_first_of_several_models_may_be_scored(tmp_path):
     first = go(tmp_path / "first", *fesem, "run.models=first").summary
     assert (list(every), list(first)) == (["centre", "personal", "fine-tuned"], ["centre"])
     assert first["centre"] == every["centre"]
-    with pytest.raises(KinfolkError, match="run.models"):
+    with pytest.raises(KinfolkError, match=r"run\.models"):
         go(tmp_path / "r", "run.models=last")

@@ -2,14 +2,16 @@
 
 import copy
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from kinfolk.learning.generator import TRAINED, Generators, alikeness
-from kinfolk.learning.input_gradient import cheap_input_gradients
+from kinfolk.learning.input_gradient import rows_innermost, rows_last
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import LeNet, TinyCNN
@@ -117,21 +119,88 @@ def test_a_row_does_not_depend_on_how_many_are_searched_for():
 
 
 @pytest.mark.parametrize(("channels", "size"), [(1, 5), (3, 3)])
-def test_the_cheap_input_gradient_is_the_usual_one(channels, size):
+def test_the_input_gradient_with_rows_innermost_is_the_usual_one(channels, size):
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(4, channels, 9, 8, generator=draw, dtype=torch.float64, requires_grad=True)
     w = torch.randn(6, channels, size, size, generator=draw, dtype=torch.float64)
-    wanted = torch.autograd.grad(torch.conv2d(x, w).square().sum(), x)[0]
-    with cheap_input_gradients():
-        out = torch.conv2d(x, w, None, 1, 0)
-        assert "_Conv" in type(out.grad_fn).__name__
+    bias = torch.randn(6, generator=draw, dtype=torch.float64)
+    usual = torch.conv2d(x, w, bias)
+    with rows_innermost():
+        out = torch.conv2d(x, w, bias, 1, 0)
         others = [
             torch.conv2d(x, w, None, 2),
             torch.conv2d(x, w, None, 1, 1),
             torch.conv2d(x, w[:, :1], groups=channels),
         ]
+    assert "_Conv" in type(out.grad_fn).__name__
+    torch.testing.assert_close(out, usual)
+    wanted = torch.autograd.grad(usual.square().sum(), x)[0]
     torch.testing.assert_close(torch.autograd.grad(out.square().sum(), x)[0], wanted)
     assert all("_Conv" not in type(o.grad_fn).__name__ for o in others[:2])
+    torch.testing.assert_close(others[0], torch.conv2d(x, w, None, 2))
+
+
+PIECES = {
+    "pool": lambda t: F.max_pool2d(t, 2),
+    "pool in words": lambda t: F.max_pool2d(t, kernel_size=(2, 2), stride=2),
+    "relu and pool": lambda t: F.max_pool2d(F.relu(t), 2),
+    "relu, used twice": lambda t: (lambda r: F.max_pool2d(r, 2).sum() + r.square().sum())(F.relu(t)),
+    "pool by three": lambda t: F.max_pool2d(t, 3),
+    "odd": lambda t: F.max_pool2d(t[:, :, 1:], 2),
+    "border": lambda t: F.pad(t, [1, 2, 3, 0], mode="replicate"),
+    "zeros around": lambda t: F.pad(t, [1, 1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_pools_and_borders_with_rows_innermost_are_the_usual_ones(piece):
+    draw = torch.Generator().manual_seed(0)
+    # Few different values, so that there are ties: the first of the largest has the gradient.
+    x = torch.randint(-2, 3, (5, 2, 6, 8), generator=draw).double()
+    found = []
+    for mode, start in ((nullcontext(), x), (rows_innermost(), rows_last(x))):
+        leaf = start.detach().requires_grad_()
+        with mode:
+            out = PIECES[piece](leaf)
+        shares = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        found.append((out, torch.autograd.grad((out * shares).sum(), leaf)[0]))
+    for usual, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, usual)
+
+
+def test_a_search_has_the_same_bits_on_any_number_of_cores(monkeypatch):
+    learner = learner_of(seeded(lambda: LeNet(1, 4, 28)), 4)
+    models, found, before = several(learner, 3), [], torch.get_num_threads()
+    for cores in (1, 2, 5):
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid, n=cores: set(range(n)), raising=False)
+        x, _ = BackSearch(samples=90, iterations=2).draw(learner, models, (1, 28, 28), TURN, {})
+        found.append((x, probabilities(learner, models, x.flatten(0, 1))))
+    for x, said in found[1:]:
+        assert torch.equal(x, found[0][0])
+        assert torch.equal(said, found[0][1])
+    assert torch.get_num_threads() == before
+    # Rows of a model are searched for by its own weights, whoever else is at work.
+    alone = {n: t[2:] for n, t in models.items()}
+    again = BackSearch(samples=90, iterations=2).search(learner, alone, start_of(3, 360)[2:], labels(4, 90))
+    torch.testing.assert_close(found[0][0][2:], again, rtol=0, atol=1e-6)
+
+
+def start_of(k, rows):
+    """Where the rows of `TURN` begin."""
+    draws = [torch.randn(rows, 1, 28, 28, generator=TURN.seed.torch("pseudo", 2, j)) for j in range(k)]
+    return torch.stack(draws)
+
+
+def test_gradients_of_a_whole_network_are_the_usual_ones():
+    learner = learner_of(seeded(lambda: LeNet(1, 4, 28)), 4)
+    x = torch.randn(7, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    grads = []
+    for mode in (nullcontext(), rows_innermost()):
+        leaf = x.clone().requires_grad_()
+        with mode:
+            out = learner.apply(learner.first, leaf)
+        grads.append(torch.autograd.grad(out[:, 1].sum(), leaf)[0])
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-6)
 
 
 def test_rows_of_a_class_are_taken_for_it_and_follow_from_seed_round_and_model():

@@ -20,23 +20,20 @@ import math
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from kinfolk.algorithms import many_models
+from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
 from kinfolk.algorithms.label_law import SPENT, choose_task, law_task, throw
 from kinfolk.algorithms.lowest_loss import enough_clients, where
 from kinfolk.algorithms.many_models import GroupMeans, copies, model_of_group
 from kinfolk.algorithms.one_model import average
 from kinfolk.algorithms.warm_start import drawn_groups, warm_kmeans, warm_task
-from kinfolk.clustering.output_distance import (
-    class_distances,
-    count_distinct,
-    nearest_cluster,
-    pairwise_distances,
-)
+from kinfolk.clustering.output_distance import class_distances, joined, mutual_distances, nearest_cluster
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.fold import Weights
 from kinfolk.learning.generator import Generators
@@ -64,6 +61,12 @@ class State(many_models.State):
     laws: Tensor  # [clients, C] label laws; zeros where none was told
     begun: bool  # whether a round has been played from the start
     generators: Tree  # [K, ...], where they go on from round to round
+    one_with: Tensor  # [K]: the first of the clusters each was merged with; itself where it was not
+
+    @property
+    def models(self) -> tuple[Tree, Tree]:
+        """Of the clusters, and their generators'."""
+        return self.centres, self.generators
 
     def law(self, who: Sequence[Client]) -> Tensor:
         """The label laws of some clients, in the order they are named."""
@@ -104,6 +107,9 @@ class MDICFL:
     warm_epochs: int = 5  # epochs of every client before k-means
     restarts: int = 20  # of k-means; the best counts
     weights: Weights = "uniform"  # of clients in the mean of a cluster; the paper's is uniform
+    # What stands for a cluster: "mean" sums as replies come; "trimmed" and "median" hold the cohort's models.
+    mean: Centre = "mean"
+    trim: float = 0.1  # share of a cluster's members that "trimmed" cuts off each side
     samples: int = 30  # M: pseudo rows for each cluster and class
     prior_mean: float = 0.0  # mu of rows; the paper's 0.5 for pixels is 0 once they are normalised
     prior_weight: float = 0.1  # lambda
@@ -120,7 +126,8 @@ class MDICFL:
     warm_generators: bool = False  # go on from the last round's, in place of fresh ones
     diversity_weight: float = 0.0  # against a generator's rows being all alike
     epsilon: float = 0.0  # above 0: randomised response, this far from telling; strong privacy only
-    merge_below: float = 0.1  # cluster models whose outputs are less apart count as one in the records
+    merge: bool = False  # clusters whose models agree become one, not before their second round
+    merge_below: float = 0.25  # agree: outputs on either's rows are less apart, of at most 2
 
     def __post_init__(self) -> None:
         least = {
@@ -131,6 +138,7 @@ class MDICFL:
         }  # fmt: skip
         for name, number in least.items():
             at_least(f"algorithm.{name}", getattr(self, name), number)
+        check_trim("algorithm.trim", self.trim)
         loss = self.learner.loss
         if not loss.classification:
             remedy = "mdicfl compares the probabilities of classes; use a classification loss, cross_entropy"
@@ -149,7 +157,7 @@ class MDICFL:
         if self.start == "distinct":
             centres = many_models.distinct(centres, self.learner.names, seed)
         laws = torch.zeros(len(clients), self.learner.outputs)
-        return State(centres, member, tuple(clients), (), laws, False, {})
+        return State(centres, member, tuple(clients), (), laws, False, {}, torch.arange(self.k))
 
     def begin(self, state: State, turn: Turn) -> Generator[Request, Any, Begun]:
         """The models and clusters to begin with, and whether these clusters stand for the first round."""
@@ -157,8 +165,9 @@ class MDICFL:
             return state, False
         if self.start in ("warm_kmeans", "parted"):
             first = {n: t[0] for n, t in state.centres.items()}
+            by = partial(group_fold, self.mean, self.trim)
             found = yield from warm_kmeans(
-                first, self.learner.names, self.k, self.restarts, self.weights, turn
+                first, self.learner.names, self.k, self.restarts, self.weights, turn, by
             )
             if found is not None:
                 centres, labels = found
@@ -190,8 +199,14 @@ class MDICFL:
         if not member:  # nobody took part: the start is still to come
             return known, facts
         moved = new.moved(list(member), where(member))
+        # A cluster that was merged goes on as a copy of the one it was merged with.
+        centres = {n: t[new.one_with.to(t.device)] for n, t in centres.items()}
         new = replace(new, centres=centres, member=moved, begun=True)
-        return new, facts | self.count(new, probe)
+        if probe is None:
+            return new, facts | {"clusters": len(torch.unique(moved))}
+        # Models that have just been parted may agree for want of training.
+        new, told = self.merged(new, probe, self.merge and known.begun)
+        return new, facts | told
 
     def hear(self, state: State, cohort: Sequence[Client]) -> Generator[Request, Any, tuple[State, Info]]:
         """What the server has to be told once: the shape of rows; with weak privacy, label laws."""
@@ -233,10 +248,14 @@ class MDICFL:
                 self.samples, self.generator_iterations, self.generator_lr, self.generator_batch, self.noise,
                 self.hidden, self.output, self.warm_generators, self.diversity_weight, prior,
             )  # fmt: skip
-        x, kept = sampler.draw(self.learner, state.centres, state.shape, turn, state.generators)
-        alone = [{n: t[k : k + 1] for n, t in state.centres.items()} for k in range(self.k)]
-        own = [probabilities(self.learner, model, x[k])[0] for k, model in enumerate(alone)]
-        return replace(state, generators=kept), Probe(x, torch.stack(own))
+        # Of clusters that were merged, rows are made once.
+        alive, slot = torch.unique(state.one_with.cpu(), return_inverse=True)
+        models, nets = ({n: t[alive.to(t.device)] for n, t in tree.items()} for tree in state.models)
+        x, kept = sampler.draw(self.learner, models, state.shape, turn, nets)
+        alone = [{n: t[k : k + 1] for n, t in models.items()} for k in range(len(alive))]
+        own = torch.stack([probabilities(self.learner, model, x[k])[0] for k, model in enumerate(alone)])
+        slot = slot.to(x.device)
+        return replace(state, generators={n: t[slot] for n, t in kept.items()}), Probe(x[slot], own[slot])
 
     def distances(self, models: Tree, probe: Probe) -> Tensor:
         """d [clients, K, C] of clients' models."""
@@ -254,18 +273,19 @@ class MDICFL:
             if probe is None:
                 return state.of(chunk.clients)
             apart = self.distances(chunk.tree("model"), probe)
-            return nearest_cluster(apart, state.law(chunk.clients).to(apart.device))
+            # Twins are as near as each other but for the last bit.
+            near = nearest_cluster(apart, state.law(chunk.clients).to(apart.device))
+            return state.one_with.cpu()[near.cpu()]
 
-        means = GroupMeans("model", state.centres, self.weights, group)
+        means = group_fold(self.mean, self.trim, "model", state.centres, self.weights, group)
         found: Found = yield from fold(means, "update", able, each=model_of_group(state, able))
         return found
 
     def chosen(self, state: State, able: tuple[Client, ...], probe: Probe) -> Generator[Request, Any, Found]:
         """Clusters by the clients' own choice; who makes none has not taken part."""
         choices: dict[Client, int] = {}
-        means = GroupMeans(
-            "model", state.centres, self.weights, lambda chunk: where({c: choices[c] for c in chunk.clients})
-        )
+        chosen = lambda chunk: where({c: choices[c] for c in chunk.clients})  # noqa: E731
+        means = group_fold(self.mean, self.trim, "model", state.centres, self.weights, chosen)
         total = means.begin()
         got = yield from ask("update", able, each=model_of_group(state, able))
         if not got.clients:
@@ -274,21 +294,37 @@ class MDICFL:
         if self.epsilon:
             yield from exchange("coin", got.clients)
         answers = yield from ask("choose", got.clients, each=replace(got, body=apart))
-        choices = dict(zip(answers.clients, answers.tensor("choice").tolist(), strict=True))
+        choice = state.one_with.cpu()[answers.tensor("choice").cpu()]
+        choices = dict(zip(answers.clients, choice.tolist(), strict=True))
         if choices:
             total = means.add(total, got.at(answers.clients))
         return means.end(total)
 
-    def count(self, state: State, probe: Probe | None) -> Info:
-        """Clusters that have members; and how many are left when those are joined whose models agree."""
-        held: Tensor = torch.unique(state.member)
-        found: Info = {"clusters": len(held)}
-        if probe is not None:
-            said = probabilities(self.learner, state.centres, probe.x.flatten(0, 1))
-            found["effective"] = count_distinct(
-                pairwise_distances(said[held.to(said.device)]), self.merge_below
-            )
-        return found
+    def merged(self, state: State, probe: Probe, join: bool) -> tuple[State, Info]:
+        """How many clusters have members, and how many differ; with `join` those that agree are one."""
+        held = torch.unique(state.member.cpu())
+        models = {n: t[held.to(t.device)] for n, t in state.centres.items()}
+        said = probabilities(self.learner, models, probe.x[held.to(probe.x.device)].flatten(0, 1))
+        said = said.reshape(len(held), len(held), -1, said.shape[-1])
+        one_with = held[joined(mutual_distances(said), self.merge_below)]
+        found: Info = {"clusters": len(held), "effective": len(torch.unique(one_with))}
+        if not join or found["clusters"] == found["effective"]:
+            return state, found
+        to = torch.arange(self.k)
+        to[held] = one_with
+        # Those merged before go where theirs goes.
+        return self.as_one(state, to[state.one_with.cpu()]), {**found, "clusters": found["effective"]}
+
+    def as_one(self, state: State, to: Tensor) -> State:
+        """The state in which every cluster k is one with cluster to[k]: the mean by members, for all."""
+        count = torch.bincount(state.member.cpu(), minlength=self.k)
+        held = torch.nonzero(count)[:, 0]
+        models = {n: t[held.to(t.device)] for n, t in state.centres.items()}
+        stack = Stack(tuple(Client(str(k)) for k in held.tolist()), count[held], {"model": models})
+        means = GroupMeans("model", state.centres, "size", lambda chunk: to[held])
+        centres, _, _ = means.end(means.add(means.begin(), stack))
+        centres = {n: t[to.to(t.device)] for n, t in centres.items()}
+        return replace(state, centres=centres, member=to[state.member.cpu()], one_with=to)
 
     def remember(self, who: Client) -> Message:
         """A coin for randomised answers, not yet thrown."""

@@ -39,22 +39,29 @@ def nearest_cluster(distances: Tensor, law: Tensor) -> Tensor:
     return (distances.double() * law.double().unsqueeze(-2)).sum(-1).argmin(-1)
 
 
-def pairwise_distances(outputs: Tensor) -> Tensor:
-    """The mean L1 distance of every two models' outputs [models, rows, outputs]: [models, models].
+def mutual_distances(outputs: Tensor) -> Tensor:
+    """How far apart every two models are on the rows that were made of either: [K, K], in [0, 2].
 
-    >>> pairwise_distances(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
-    tensor([[0., 2.],
-            [2., 0.]])
+    outputs [K, K, rows, outputs]: what model a (first) says of the rows of model b (second). On rows of third
+    models two may differ by chance, whose groups are one.
+
+    >>> mutual_distances(torch.tensor([[[[1.0, 0.0]], [[1.0, 0.0]]], [[[0.5, 0.5]], [[0.0, 1.0]]]]))
+    tensor([[0.0000, 1.5000],
+            [1.5000, 0.0000]])
     """
-    return torch.stack([(outputs - one).abs().sum(-1).mean(-1) for one in outputs])
+    own = outputs.diagonal().movedim(-1, 0)
+    there = (outputs - own).abs().sum(-1).mean(-1)
+    return (there + there.T) / 2
 
 
-def count_distinct(apart: Tensor, tolerance: float) -> int:
-    """How many models there are when those less than `tolerance` apart, also by way of others, are one.
+def joined(apart: Tensor, tolerance: float) -> Tensor:
+    """For each model the first of those it is one with: less than `tolerance` apart, also by way of others.
 
-    >>> count_distinct(torch.tensor([[0.0, 0.01, 1.0], [0.01, 0.0, 1.0], [1.0, 1.0, 0.0]]), 0.1)
-    2
+    >>> joined(torch.tensor([[0.0, 0.9, 0.01], [0.9, 0.0, 1.0], [0.01, 1.0, 0.0]]), 0.1)
+    tensor([0, 1, 0])
     """
     if not len(apart):
-        return 0
-    return int(connected_components((apart < tolerance).cpu().numpy(), directed=False)[0])
+        return torch.zeros(0, dtype=torch.int64)
+    near = (apart < tolerance).cpu().numpy()
+    _, part = connected_components(near, directed=False)
+    return torch.tensor([part.tolist().index(p) for p in part.tolist()])

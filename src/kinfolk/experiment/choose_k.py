@@ -39,6 +39,8 @@ from kinfolk.streams import Seed
 HELD = 0.2
 # Epochs from the common start before distances are taken, as FeSEM's own start has.
 WARM = 5
+# Whose `shared_rounds` count with one of their starts only, and who need no start for one group.
+SHARED = {"mdicfl": "parted"}
 # Groups on which seeds agree less than this are no settled ones: rounds were too few, or there are none.
 SETTLED = 0.8
 
@@ -103,7 +105,7 @@ def choose_k(
         "federation": whole.name,
         "clients": len(sample.clients),
         "of": len(whole.clients),
-        "rounds": trial.rounds,
+        "rounds": trial.rounds + alike(spec),
         "seeds": [one.run.seed for one in specs[1]],
         "groups": {k: [dict(zip(sample.clients, one.groups, strict=True)) for one in runs[k]] for k in ks},
     }
@@ -246,6 +248,32 @@ def sample_clients(federation: Federation, count: int, seed: Seed) -> Federation
     )
 
 
+def alike(spec: Experiment) -> int:
+    """Rounds in which the algorithm has one model for all: they tell nothing of groups, so they are extra.
+
+    >>> [alike(Experiment(algorithm=AlgorithmSpec(name))) for name in ("mdicfl", "ifca")]
+    [3, 0]
+    """
+    own = SHARED.get(spec.algorithm.name)
+    return int(_chosen(spec, "shared_rounds")) if own in (None, _chosen(spec, "start")) else 0
+
+
+def head_start(spec: Experiment) -> int:
+    """Rounds as long as what several groups train before their first round, where one group does not.
+
+    >>> head_start(Experiment(algorithm=AlgorithmSpec("mdicfl"))), head_start(or_fesem(Experiment()))
+    (5, 0)
+    """
+    if spec.algorithm.name not in SHARED or _chosen(spec, "start") not in ("parted", "warm_kmeans"):
+        return 0
+    return math.ceil(int(_chosen(spec, "warm_epochs")) / max(spec.local.epochs, 1))
+
+
+def _chosen(spec: Experiment, option: str) -> Any:
+    """An option of the algorithm as the spec has it, or as it is when left out; 0 if there is none."""
+    return spec.algorithm.options.get(option, getattr(find_algorithm(spec.algorithm.name), option, 0))
+
+
 def short(spec: Experiment, trial: Trial, k: int, s: int) -> Experiment:
     """The spec of one trial run: few rounds, everybody in each, scored once on validation rows.
 
@@ -254,7 +282,8 @@ def short(spec: Experiment, trial: Trial, k: int, s: int) -> Experiment:
     ({'k': 4}, 2, 'valid')
     """
     options = {**spec.algorithm.options, "k": k}
-    length: dict[str, Any] = dict.fromkeys(("rounds", "evaluate_every", "checkpoint_every"), trial.rounds)
+    rounds = trial.rounds + alike(spec) + (head_start(spec) if k == 1 else 0)
+    length: dict[str, Any] = dict.fromkeys(("rounds", "evaluate_every", "checkpoint_every"), rounds)
     rules = replace(spec.run, **length, participation=1.0, absent=0.0, target=0.0, split="valid")
     rules = replace(rules, seed=spec.run.seed + s, models="first")
     return replace(spec, algorithm=replace(spec.algorithm, options=options), run=rules)

@@ -12,6 +12,7 @@ One network for each model; all learn in one optimisation, every tensor with the
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kinfolk.learning.input_gradient import rows_innermost
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.pseudo import Adam, Prior, batchable, labels, losses, repeat
 from kinfolk.streams import Turn
@@ -114,7 +116,8 @@ class Generators:
             adam.step(torch.autograd.grad(total, list(leaves.values())))
             now.add_(1)
 
-        repeat(step, self.iterations, [*nets.values(), *adam.tensors, now])
+        with nullcontext() if device.type == "cuda" else rows_innermost():
+            repeat(step, self.iterations, [*nets.values(), *adam.tensors, now])
 
 
 def alikeness(x: Tensor, noise: Tensor) -> Tensor:

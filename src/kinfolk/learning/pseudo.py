@@ -5,22 +5,26 @@ Its MD-ICFL-1: for each class c, rows x from N(0, I) are moved by Adam down
 
     CE(h(model; x), c) + (prior_weight / 2) |x - prior_mean|
 
-Models are used in scoring mode and are not changed. All models and classes are one optimisation; on a
-CUDA device its step is recorded once and replayed.
+Models are used in scoring mode and are not changed. On a CUDA device all models and classes are one
+optimisation, whose step is recorded once and replayed. On a CPU rows are searched for in blocks,
+which are spread over the cores; how they are cut does not depend on how many there are.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from queue import SimpleQueue
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from kinfolk.learning.input_gradient import cheap_input_gradients
+from kinfolk.learning.input_gradient import rows_innermost, rows_last
 from kinfolk.learning.learner import Learner
 from kinfolk.streams import Turn
 from kinfolk.types import Tree
@@ -29,11 +33,15 @@ from kinfolk.types import Tree
 TINY = 1e-12
 # What inputs are held to where they are held to a range: pixels as the papers normalise them.
 RANGE = (-1.0, 1.0)
-# Numbers of one layer's output that are held at a time while many models look at the same rows, and how
+# Numbers of one layer's output that a GPU holds at a time while many models look at the same rows, and how
 # many of them there are for each number of an input.
-_HELD = {"cpu": 1 << 26, "cuda": 1 << 29}
-_WIDER = 16
+_HELD, _WIDER = 1 << 29, 16
+# Rows that one core of a CPU works on at a time: fewer leave most of the time to Python, and tracing the step
+# gains nothing at this size.
+_BLOCK = 300
 _WARM_UP = 2
+
+Job = Callable[[Learner], Tensor]
 
 
 @dataclass(frozen=True)
@@ -82,21 +90,39 @@ class BackSearch:
 
     def search(self, learner: Learner, models: Tree, x: Tensor, y: Tensor) -> Tensor:
         """Where rows x [K, rows, ...] end that are to look like y [rows] to their model."""
+        if not x.is_cuda:
+            blocks = [(k, rows) for k in range(len(x)) for rows in torch.split(torch.arange(len(y)), _BLOCK)]
+            jobs = [partial(self._block, _one(models, k), x[k, rows], y[rows]) for k, rows in blocks]
+            return torch.cat(on_cores(learner, jobs)).reshape(x.shape)
         x, together = x.clone(), batchable(learner, models, x)
+
+        def total(leaf: Tensor) -> Tensor:
+            # The sum, not the mean: how far a row moves does not depend on how many there are.
+            return losses(learner, models, leaf, y.expand(x.shape[:2]), self.prior, together).sum()
+
+        self._descend(x, total)
+        return x
+
+    def _block(self, model: Tree, x: Tensor, y: Tensor, learner: Learner) -> Tensor:
+        """The same for some rows x [rows, ...] of one model, on one core."""
+        x = rows_last(x).clone()
+        with rows_innermost():
+            self._descend(x, lambda leaf: _costs(learner, model, leaf, y, self.prior).sum())
+        return x
+
+    def _descend(self, x: Tensor, total: Callable[[Tensor], Tensor]) -> None:
+        """Move rows down their total cost, in place."""
         adam = Adam([x], self.lr)
 
         def step() -> None:
             leaf = x.detach().requires_grad_()
             with torch.enable_grad():
-                # The sum, not the mean: how far a row moves does not depend on how many there are.
-                total = losses(learner, models, leaf, y.expand(x.shape[:2]), self.prior, together).sum()
-            adam.step(torch.autograd.grad(total, [leaf]))
+                cost = total(leaf)
+            adam.step(torch.autograd.grad(cost, [leaf]))
             if self.clip_to_range:
                 x.clamp_(*RANGE)
 
-        with nullcontext() if x.is_cuda else cheap_input_gradients():
-            repeat(step, self.iterations, [x, *adam.tensors])
-        return x
+        repeat(step, self.iterations, [x, *adam.tensors])
 
 
 class Adam:
@@ -121,8 +147,9 @@ class Adam:
     def step(self, grads: Sequence[Tensor]) -> None:
         """One step downhill."""
         torch._foreach_add_(self.steps, 1)
+        grads = [_laid_out(g, p) for g, p in zip(grads, self.params, strict=True)]
         torch._fused_adam_(
-            self.params, [g.contiguous() for g in grads], self.first, self.second, [], self.steps,
+            self.params, grads, self.first, self.second, [], self.steps,
             lr=self.lr, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
         )  # fmt: skip
 
@@ -164,7 +191,7 @@ def losses(learner: Learner, models: Tree, x: Tensor, y: Tensor, prior: Prior, t
     """
 
     def one(model: Tree, x: Tensor, y: Tensor) -> Tensor:
-        return learner.loss.row_loss(learner.apply(model, x), y) + prior.value(x)
+        return _costs(learner, model, x, y, prior)
 
     if together:
         found: Tensor = vmap(one)(models, x, y)
@@ -172,6 +199,40 @@ def losses(learner: Learner, models: Tree, x: Tensor, y: Tensor, prior: Prior, t
     # Not x[k]: each such piece would come back as a gradient of the size of the whole.
     pieces = zip(x.unbind(), y.unbind(), strict=True)
     return torch.stack([one(_one(models, k), *piece) for k, piece in enumerate(pieces)])
+
+
+def _costs(learner: Learner, model: Tree, x: Tensor, y: Tensor, prior: Prior) -> Tensor:
+    return learner.loss.row_loss(learner.apply(model, x), y) + prior.value(x)
+
+
+def on_cores(learner: Learner, jobs: Sequence[Job]) -> list[Tensor]:
+    """What each job makes of the learner, in order; they are spread over the cores, each is done on one.
+
+    >>> from kinfolk.learning.losses import find_loss
+    >>> learner = Learner(torch.nn.Linear(2, 3), find_loss("cross_entropy"), outputs=3)
+    >>> on_cores(learner, [lambda own: torch.ones(own.outputs), lambda own: torch.zeros(1)])
+    [tensor([1., 1., 1.]), tensor([0.])]
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads, busy = torch.get_num_threads(), max(min(cores, len(jobs)), 1)
+    # A network holds the weights it is called with while it runs: two calls at once need two networks.
+    spare: SimpleQueue[Learner] = SimpleQueue()
+    for own in [learner, *(replace(learner) for _ in range(busy - 1))]:
+        spare.put(own)
+
+    def do(job: Job) -> Tensor:
+        own = spare.get()
+        try:
+            return job(own)
+        finally:
+            spare.put(own)
+
+    try:
+        # PyTorch's own threads would split sums otherwise on another machine.
+        with ThreadPoolExecutor(busy, initializer=partial(torch.set_num_threads, 1)) as pool:
+            return list(pool.map(do, jobs))
+    finally:
+        torch.set_num_threads(threads)
 
 
 @torch.no_grad()
@@ -185,13 +246,23 @@ def probabilities(learner: Learner, models: Tree, x: Tensor) -> Tensor:
     torch.Size([2, 4, 3])
     """
     n = _count(models)
-    if batchable(learner, models, x.expand(n, *x.shape)):
-        width = _HELD["cuda"] // (n * x[0].numel() * _WIDER)
-        parts = [vmap(learner.apply, in_dims=(0, None))(models, p) for p in torch.split(x, max(width, 1))]
-        return torch.cat(parts, 1).softmax(-1)
-    width = max(_HELD["cpu"] // (x[0].numel() * _WIDER), 1)
-    each = [torch.cat([learner.apply(_one(models, i), p) for p in torch.split(x, width)]) for i in range(n)]
-    return torch.stack(each).softmax(-1)
+    together = batchable(learner, models, x.expand(n, *x.shape))
+    if x.is_cuda:
+        width = _HELD // ((n if together else 1) * x[0].numel() * _WIDER)
+        parts = torch.split(x, max(width, 1))
+        if together:
+            said = [vmap(learner.apply, in_dims=(0, None))(models, p) for p in parts]
+            return torch.cat(said, 1).softmax(-1)
+        each = [torch.cat([learner.apply(_one(models, i), p) for p in parts]) for i in range(n)]
+        return torch.stack(each).softmax(-1)
+
+    def look(model: Tree, rows: Tensor, own: Learner) -> Tensor:
+        with torch.no_grad(), rows_innermost():
+            return own.apply(model, rows).softmax(-1)
+
+    blocks = [rows_last(block) for block in torch.split(x, _BLOCK)]
+    found = on_cores(learner, [partial(look, _one(models, i), b) for i in range(n) for b in blocks])
+    return torch.cat(found).reshape(n, len(x), -1)
 
 
 @torch.no_grad()
@@ -213,6 +284,11 @@ def labels(classes: int, samples: int) -> Tensor:
     tensor([0, 0, 0, 1, 1, 1])
     """
     return torch.arange(classes).repeat_interleave(samples)
+
+
+def _laid_out(g: Tensor, like: Tensor) -> Tensor:
+    """A gradient in the same order in memory as what it is to change."""
+    return g if g.stride() == like.stride() else torch.empty_like(like).copy_(g)
 
 
 def _one(models: Tree, k: int) -> Tree:

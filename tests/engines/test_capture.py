@@ -13,7 +13,9 @@ from kinfolk.engines.capture import Recorded, _fixed, changing
 from kinfolk.engines.one import perform
 from kinfolk.engines.padded import padded
 from kinfolk.engines.steps import sweep_step
+from kinfolk.federation.sources import DataSpec, build
 from kinfolk.learning.augment import FlipCrop
+from kinfolk.streams import Seed
 from kinfolk.task import Fit, Plan, Sweep, Task
 from kinfolk.types import Client
 
@@ -60,8 +62,12 @@ def test_a_part_that_a_sweep_adds_has_a_place():
     assert added["last"].shape == (len(data.clients),)
 
 
-def test_what_a_recording_does_is_the_pass_itself_with_changed_rows_too():
+def unrecorded(recorded):
     """On the host a recording can not be made; what it would record is run instead, step after step."""
+    recorded._record = lambda *kind: SimpleNamespace(replay=lambda: recorded._body(*kind))
+
+
+def test_what_a_recording_does_is_the_pass_itself_with_changed_rows_too():
     data = toy.ragged()
     network = toy.learner("tiny_cnn", data)
     for augment in (FlipCrop(2), None):
@@ -71,10 +77,39 @@ def test_what_a_recording_does_is_the_pass_itself_with_changed_rows_too():
         whole = padded(fit, 0, "batch", data, data.clients, turn(data), torch.device("cpu"))
         carry = {"model": {n: t.expand(len(data.clients), *t.shape) for n, t in network.first.items()}}
         recorded = Recorded(fit, carry, whole, None)
-        recorded._record = lambda *kind, it=recorded: SimpleNamespace(replay=lambda: it._body(*kind))
+        unrecorded(recorded)
         end = recorded.run(carry, whole, [network.lr])[0]["model"]
         task = replace(task, start=lambda message, memory, facts: {"model": network.first})
         for i, who in enumerate(data.clients):
             alone = perform(task, {}, {}, data, who, turn(data))[0]["model"]
             for name, leaf in alone.items():
                 torch.testing.assert_close(end[name][i], leaf, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_are_made_on_demand_are_brought_to_where_a_recording_reads_them():
+    spec = DataSpec(name="gaussians", clients=12, rows=24, groups=2, features=4, classes=3, shift="source")
+    data = build(spec, Seed(0))
+    assert data.maker is not None
+    one = learner(plan=Plan(4, 2))
+    fit = one.train().passes[0]
+    recorded, seen = None, []
+    # Chunks of one shape: the second has other rows, and must not be given the first one's.
+    for who in (data.clients[:5], data.clients[5:10]):
+        rows = data.among(who)
+        plan = padded(fit, 0, "batch", rows, who, turn(data), torch.device("cpu"))
+        carry = {"model": {n: t.expand(5, *t.shape) for n, t in one.first.items()}}
+        if recorded is None:
+            recorded = Recorded(fit, carry, plan, None, made=True)
+            unrecorded(recorded)
+        assert recorded.fits(plan)
+        end = recorded.run(carry, plan, [one.lr])[0]["model"]
+        for i, client in enumerate(who):
+            alone = perform(one.train(), {"model": one.first}, {}, data, client, turn(data))[0]["model"]
+            for name, leaf in alone.items():
+                torch.testing.assert_close(end[name][i], leaf, rtol=1e-5, atol=1e-6)
+        seen.append(end)
+    assert not torch.equal(*(next(iter(end.values())) for end in seen))
+    everyone = padded(
+        fit, 0, "batch", data.among(data.clients), data.clients, turn(data), torch.device("cpu")
+    )
+    assert not recorded.fits(everyone), "there is no room for so many rows"

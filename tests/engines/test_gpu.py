@@ -12,6 +12,7 @@ from kinfolk.engines.batched import Batched
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
 from kinfolk.federation.own import from_arrays
+from kinfolk.federation.sources import DataSpec, build
 from kinfolk.learning.augment import FlipCrop
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
@@ -132,3 +133,24 @@ def test_networks_in_float64_train_on_the_device() -> None:
     for name, leaf in loop.tree("model").items():
         # The learning rate lies on the device in float32.
         assert (batched.tree("model")[name] - leaf).norm() <= 1e-7 * leaf.norm(), name
+
+
+def test_rows_that_are_made_on_demand_are_recorded_too() -> None:
+    spec = DataSpec(name="gaussians", clients=12, rows=40, groups=2, features=6, classes=3, shift="source")
+    federation = build(spec, Seed(0))
+    with Seed(0).borrowed("init"):
+        module = build_model("mlp", (6,), 3, {})
+    learner = Learner(module, find_loss("cross_entropy"), 3, SGD(), Plan(5, epochs=2), lr=0.05)
+    engines = [
+        Batched(federation, {"t": learner.train()}, Memories(lambda who: {}), 4, "cuda", record)
+        for record in (True, False)
+    ]
+    for number in range(2):
+        turn = Turn(Seed(2), number, federation.clients)
+        first = {"model": {n: t.cuda() for n, t in learner.first.items()}}
+        got, wanted = (
+            Stack.join(list(engine.replies(Ask("t", federation.clients, first), turn))) for engine in engines
+        )
+        for name, leaf in wanted.tree("model").items():
+            torch.testing.assert_close(got.tree("model")[name], leaf, rtol=1e-5, atol=1e-6)
+    assert engines[0]._recordings

@@ -161,7 +161,7 @@ class Batched:
     def _pass(self, one: Fit | Sweep, carry: Carry, plan: Padded, turn: Turn) -> Carry:
         carry = dict(carry)
         rates = [d.rate(turn.round) for d in one.descents] if isinstance(one, Fit) else []
-        if self._record and len(plan) >= WORTH_RECORDING and plan.data is self.federation:
+        if self._record and len(plan) >= WORTH_RECORDING:
             carry, states = self._recorded(one, carry, plan).run(carry, plan, rates)
             return {**carry, **optimiser_parts(states)}
         states = first_states(one, carry) if isinstance(one, Fit) else []
@@ -183,12 +183,13 @@ class Batched:
 
     def _recorded(self, one: Fit | Sweep, carry: Carry, plan: Padded) -> Recorded:
         """The recording for chunks of this shape, kept for the rounds to come."""
+        made = plan.data is not self.federation
         key = (id(one), plan.pool.shape[1:], _shape(carry))
         known = self._recordings.get(key)
-        if known is None or len(known.pool) < len(plan):
+        if known is None or not known.fits(plan):
             if len(self._recordings) >= MOST_RECORDINGS:
                 self._recordings.pop(next(iter(self._recordings)))
-            known = self._recordings[key] = Recorded(one, carry, plan, self._memory)
+            known = self._recordings[key] = Recorded(one, carry, plan, self._memory, made)
         return known
 
 

@@ -1,13 +1,15 @@
 """A pass over rows as a CUDA graph: one step is recorded, then replayed without a word from the host.
 
 Everything a recorded step reads or writes lies at a fixed address: the carry of the chunk, the
-optimisers' states, the plan and the number of the step, which the step itself counts up. Between
+optimisers' states, the plan and the number of the step, which the step itself counts up, and the rows:
+those of the federation, or if a chunk's rows are made for it, a place that they are copied to. Between
 steps nothing is launched, copied or waited for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from kinfolk.engines.padded import Padded, seen
 from kinfolk.engines.steps import first_states, fit_in_place, fit_step, gradients, sweep_step, writes_over
+from kinfolk.federation.federation import Federation
 from kinfolk.task import Carry, Fit, Sweep
 from kinfolk.types import Message
 
@@ -25,12 +28,12 @@ _WARM_UP = 2
 class Recorded:
     """One pass for chunks of one shape; a step with padding, or with idle clients, has its own recording."""
 
-    def __init__(self, one: Fit | Sweep, carry: Carry, plan: Padded, memory: Any) -> None:
-        self.one, self.memory = one, memory
+    def __init__(self, one: Fit | Sweep, carry: Carry, plan: Padded, memory: Any, made: bool = False) -> None:
+        self.one, self.memory, self.made = one, memory, made
         changed, added = changing(one, carry, plan)
         self.carry = {**_fixed(carry, changed), **added}
         self.states = first_states(one, self.carry) if isinstance(one, Fit) else []
-        self.data, self.augment = plan.data, plan.augment
+        self.data, self.augment = _place_for(plan.data) if made else plan.data, plan.augment
         self.plan = [torch.zeros_like(t) for t in plan.tensors()]
         self.pool = self.plan[0]
         self.step = torch.zeros((), dtype=torch.int64, device=plan.pool.device)
@@ -38,9 +41,15 @@ class Recorded:
         self.rates = [torch.zeros((), device=plan.pool.device) for _ in range(count)]
         self.graphs: dict[tuple[bool, bool], torch.cuda.CUDAGraph] = {}
 
+    def fits(self, plan: Padded) -> bool:
+        """Whether there is room for a plan of this length, and for its rows if they were made for it."""
+        return len(plan) <= len(self.pool) and (not self.made or len(plan.data.x) <= len(self.data.x))
+
     def run(self, carry: Carry, plan: Padded, rates: list[float]) -> tuple[Carry, list[Message]]:
         """Go through the plan; the carry and the optimisers' states at its end."""
         _copy(self.carry, carry)
+        for place, given in ((self.data.x, plan.data.x), (self.data.y, plan.data.y)) if self.made else ():
+            place[: len(given)].copy_(given)
         if isinstance(self.one, Fit):
             for mine, fresh in zip(self.states, first_states(self.one, self.carry), strict=True):
                 _copy(mine, fresh)
@@ -94,6 +103,13 @@ class Recorded:
             for mine, new in zip(self.states, states, strict=True):
                 _copy(mine, new)
         self.step.add_(1)
+
+
+def _place_for(data: Federation) -> Federation:
+    """A federation with room for these rows, and for somewhat more: the next chunk may have some more."""
+    room = 1 << max(len(data.x) - 1, 0).bit_length()
+    x, y = (t.new_zeros((room, *t.shape[1:])) for t in (data.x, data.y))
+    return replace(data, x=x, y=y)
 
 
 def changing(one: Fit | Sweep, carry: Carry, plan: Padded) -> tuple[set[str], Carry]:

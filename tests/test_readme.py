@@ -65,7 +65,7 @@ def test_group_commands_run_and_print_what_is_shown(room):
     assert shell(train, room).returncode == 0
     done = shell(place, room)
     assert done.returncode == 0, done.stderr
-    groups = [[row.split()[i] for i in (0, 2)] for row in shown[2].splitlines()[2:10]]
+    groups = [[row.split()[i] for i in (0, 2)] for row in shown[-1].splitlines()[2:10]]
     assert [[row.split()[i] for i in (0, 2)] for row in done.stdout.splitlines()[2:10]] == groups
 
 

@@ -14,7 +14,7 @@ from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.fesem import EM, FeSEM
 from kinfolk.algorithms.local import Local
 from kinfolk.algorithms.near_centre import squared_distances
-from kinfolk.algorithms.warm_start import sketch_for
+from kinfolk.algorithms.warm_start import sketch_for, warm_kmeans
 from kinfolk.clustering.agreement import agreement
 from kinfolk.clustering.sketch import Sketch
 from kinfolk.contract import toy
@@ -191,6 +191,7 @@ def test_only_the_model_of_ones_own_group_travels():
         ({"warm_epochs": 0}, "algorithm.warm_epochs"),
         ({"set_aside": -1.0}, "algorithm.set_aside"),
         ({"set_aside": 0.5}, "give more than 1"),
+        ({"set_aside": 2.0, "start": "random_partition"}, "needs start"),
     ],
 )
 def test_senseless_options_are_refused(options, line):
@@ -326,3 +327,42 @@ def test_attackers_far_away_get_no_centre_of_their_own_where_they_are_set_aside(
         found.append(agreement([groups[i] for i in honest], truth[honest])["ari"])
     assert found[0] < 0.5
     assert found[1] == 1.0
+
+
+def test_where_nobody_answers_the_warm_start_all_share_for_one_more_round():
+    federation, _ = turned(3)
+    method = FeSEM(toy.learner("mlp", federation), k=3)
+    state = method.init(method.learner.first, federation.clients, Seed(0))
+
+    def silent(request):
+        if request.task == "count":
+            return Stack(federation.clients, torch.full((12,), 24), {})
+        nobody = Stack((), torch.zeros(0, dtype=torch.int64), {})
+        return nobody if request.fold is None else request.fold.end(request.fold.begin())
+
+    after, _ = play(method.round(state, federation.clients, Turn(Seed(0), 0, federation.clients)), silent)
+    assert not after.parted
+    assert all(
+        torch.equal(after.centres[n][k], method.learner.first[n]) for n in after.centres for k in range(3)
+    )
+
+
+def test_of_many_clients_those_far_away_have_no_part_in_the_start(monkeypatch):
+    """A sample seeks the centres; attackers among the others must not move them either."""
+    monkeypatch.setattr("kinfolk.algorithms.warm_start.MOST", 5)
+    names = [Client(c) for c in "abcdefg"]
+    where = dict(zip(names, (0.0, 0.1, 0.2, 10.0, 10.1, 10.2, 1000.0), strict=True))
+
+    def warm(request):
+        rows = {c: (1, {"model": {"w": torch.tensor([where[c]])}}) for c in request.to}
+        stack = Stack.of(rows)
+        return (
+            stack if request.fold is None else request.fold.end(request.fold.add(request.fold.begin(), stack))
+        )
+
+    for seed in range(4):
+        turn = Turn(Seed(seed), 0, tuple(names))
+        start = warm_kmeans({"w": torch.zeros(1)}, ["w"], 2, 5, "uniform", turn, aside=3.0)
+        centres, labels = play(start, warm)
+        assert centres["w"].max() < 11
+        assert Client("g") not in labels

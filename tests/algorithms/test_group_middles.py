@@ -164,6 +164,16 @@ def test_a_poisoned_member_is_kept_out_of_the_middle(mean, most):
     assert mean != "mean" or moved > 0.25
 
 
+def test_rounds_that_all_share_take_the_middle_too():
+    federation, _ = turned(2)
+    method = MDICFL(toy.learner("mlp", federation), k=2, shared_rounds=1, mean="median")
+    clean, found = (
+        toy.play_rounds(method, federation, rounds=1, wrap=poisoned(bad), score=False).state.centres
+        for bad in ("nobody", "c03")
+    )
+    assert max(float((found[n] - clean[n]).abs().max()) for n in clean) < 0.2
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_share_that_leaves_nobody_is_refused(name):
     with pytest.raises(KinfolkError, match=r"algorithm.trim = 0.5: give 0 or more and less than 0.5"):

@@ -331,6 +331,12 @@ def test_rows_of_any_kind_will_do_and_other_losses_will_not():
         assert state.begun
     with pytest.raises(KinfolkError, match="loss = 'mse': mdicfl compares the probabilities of classes"):
         MDICFL(Learner(nn.Linear(5, 1), find_loss("mse"), 1))
+    with pytest.raises(KinfolkError, match=r"model.norm = 'batch': .*must not depend on other rows"):
+        MDICFL(
+            Learner(
+                nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False)), find_loss("cross_entropy"), 2
+            )
+        )
     with pytest.raises(KinfolkError, match=r"algorithm.sampler = 'gan': choose one of"):
         build_algorithm("mdicfl", learner, {"sampler": "gan"})
     with pytest.raises(KinfolkError, match=r"algorithm.k = 5: give at most 4"):

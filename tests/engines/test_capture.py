@@ -19,6 +19,8 @@ from kinfolk.streams import Seed
 from kinfolk.task import Fit, Plan, Sweep, Task
 from kinfolk.types import Client
 
+CPU = torch.device("cpu")
+
 
 def test_what_a_sweep_changes_is_each_clients_own_and_the_model_stays_one():
     data = federation()
@@ -26,7 +28,7 @@ def test_what_a_sweep_changes_is_each_clients_own_and_the_model_stays_one():
     sweep = Sweep(
         lambda carry, batch: {**carry, "sum": carry["sum"] + batch.sum(batch.x).sum()}, Plan(4, shuffle=False)
     )
-    plan = padded(sweep, 0, "batch", data, who, turn(data), torch.device("cpu"))
+    plan = padded(sweep, 0, "batch", data, who, turn(data), CPU)
     model = {n: t.expand(len(who), *t.shape) for n, t in learner().first.items()}
     carry = {"model": model, "sum": torch.zeros(()).expand(len(who))}
     changed, added = changing(sweep, carry, plan)
@@ -48,7 +50,7 @@ def test_what_a_sweep_changes_is_each_clients_own_and_the_model_stays_one():
 def test_a_fit_changes_what_it_trains():
     data = federation()
     fit = learner().train().passes[0]
-    plan = padded(fit, 0, "batch", data, data.clients, turn(data), torch.device("cpu"))
+    plan = padded(fit, 0, "batch", data, data.clients, turn(data), CPU)
     carry = {"model": {}, "centre": {}}
     assert changing(fit, carry, plan) == ({"model"}, {})
 
@@ -56,7 +58,7 @@ def test_a_fit_changes_what_it_trains():
 def test_a_part_that_a_sweep_adds_has_a_place():
     data = federation()
     sweep = Sweep(lambda carry, batch: {**carry, "last": batch.sum(batch.x).sum()}, Plan(4, shuffle=False))
-    plan = padded(sweep, 0, "batch", data, data.clients, turn(data), torch.device("cpu"))
+    plan = padded(sweep, 0, "batch", data, data.clients, turn(data), CPU)
     changed, added = changing(sweep, {"sum": torch.zeros(len(data.clients))}, plan)
     assert changed == {"last"}
     assert added["last"].shape == (len(data.clients),)
@@ -74,7 +76,7 @@ def test_what_a_recording_does_is_the_pass_itself_with_changed_rows_too():
         plan = Plan(4, 2, drop_single=True, augment=augment)
         fit = Fit((network.descent(),), plan)
         task = Task(lambda message, memory, facts: {}, lambda carry: (carry, None), (fit,))
-        whole = padded(fit, 0, "batch", data, data.clients, turn(data), torch.device("cpu"))
+        whole = padded(fit, 0, "batch", data, data.clients, turn(data), CPU)
         carry = {"model": {n: t.expand(len(data.clients), *t.shape) for n, t in network.first.items()}}
         recorded = Recorded(fit, carry, whole, None)
         unrecorded(recorded)
@@ -96,7 +98,7 @@ def test_rows_that_are_made_on_demand_are_brought_to_where_a_recording_reads_the
     # Chunks of one shape: the second has other rows, and must not be given the first one's.
     for who in (data.clients[:5], data.clients[5:10]):
         rows = data.among(who)
-        plan = padded(fit, 0, "batch", rows, who, turn(data), torch.device("cpu"))
+        plan = padded(fit, 0, "batch", rows, who, turn(data), CPU)
         carry = {"model": {n: t.expand(5, *t.shape) for n, t in one.first.items()}}
         if recorded is None:
             recorded = Recorded(fit, carry, plan, None, made=True)
@@ -109,7 +111,13 @@ def test_rows_that_are_made_on_demand_are_brought_to_where_a_recording_reads_the
                 torch.testing.assert_close(end[name][i], leaf, rtol=1e-5, atol=1e-6)
         seen.append(end)
     assert not torch.equal(*(next(iter(end.values())) for end in seen))
-    everyone = padded(
-        fit, 0, "batch", data.among(data.clients), data.clients, turn(data), torch.device("cpu")
+    few = padded(fit, 0, "batch", data.among(data.clients[:5]), data.clients[:5], turn(data), CPU)
+    longer = padded(
+        learner(plan=Plan(4, 3)).train().passes[0], 0, "batch", few.data, data.clients[:5], turn(data), CPU
     )
+    assert not recorded.fits(longer), "nor for so many steps"
+    larger = Recorded(fit, carry, longer, None, made=True, before=recorded)
+    assert larger.fits(longer)
+    assert larger.fits(few)
+    everyone = padded(fit, 0, "batch", data.among(data.clients), data.clients, turn(data), CPU)
     assert not recorded.fits(everyone), "there is no room for so many rows"

@@ -81,3 +81,15 @@ def test_operations_are_called_by_methods_with_the_same_bits():
     assert "threshold_backward" in names(made), "it is no method and keeps its name"
     for got, want in zip(made(x * 2, w), many(x * 2, w), strict=True):
         assert torch.equal(got, want)
+
+
+def test_a_choice_between_truths_is_not_mistaken_for_another():
+    """As a method `where` takes the condition second; on these numbers the two agree, on others not."""
+
+    def chosen(c, x, y):
+        return [torch.where(c, x, y)]
+
+    yes, no = torch.tensor([True, True]), torch.tensor([False, False])
+    made = shortened(chosen, yes, yes.clone(), no)
+    other = (torch.tensor([False, True]), torch.tensor([True, False]), torch.tensor([False, True]))
+    assert torch.equal(made(*other)[0], chosen(*other)[0])

@@ -145,6 +145,7 @@ PIECES = {
     "pool in words": lambda t: F.max_pool2d(t, kernel_size=(2, 2), stride=2),
     "relu and pool": lambda t: F.max_pool2d(F.relu(t), 2),
     "relu, used twice": lambda t: (lambda r: F.max_pool2d(r, 2).sum() + r.square().sum())(F.relu(t)),
+    "laid out by hand": lambda t: t.contiguous(memory_format=torch.contiguous_format).view(5, -1),
     "pool by three": lambda t: F.max_pool2d(t, 3),
     "odd": lambda t: F.max_pool2d(t[:, :, 1:], 2),
     "border": lambda t: F.pad(t, [1, 2, 3, 0], mode="replicate"),

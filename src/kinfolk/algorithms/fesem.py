@@ -107,6 +107,8 @@ class FeSEM:
             raise KinfolkError(
                 "algorithm.set_aside", self.set_aside, "give more than 1 (2 is a good one), or 0"
             )
+        if self.set_aside and self.start != "warm_kmeans":
+            raise KinfolkError("algorithm.set_aside", self.set_aside, "needs start = 'warm_kmeans'")
         if self.shared_rounds and self.start == "distinct_models":
             raise KinfolkError("algorithm.shared_rounds", self.shared_rounds, "needs a start from one model")
 

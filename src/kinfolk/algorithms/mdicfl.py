@@ -31,13 +31,13 @@ from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
 from kinfolk.algorithms.label_law import SPENT, choose_task, law_task, throw
 from kinfolk.algorithms.lowest_loss import enough_clients, where
 from kinfolk.algorithms.many_models import GroupMeans, copies, model_of_group
-from kinfolk.algorithms.one_model import average
 from kinfolk.algorithms.warm_start import drawn_groups, warm_kmeans, warm_task
 from kinfolk.clustering.output_distance import class_distances, joined, mutual_distances, nearest_cluster
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.fold import Weights
 from kinfolk.learning.generator import Generators
 from kinfolk.learning.learner import Learner
+from kinfolk.learning.norm import by_the_batch
 from kinfolk.learning.pseudo import BackSearch, Prior, probabilities
 from kinfolk.script import Request, Script, ask, exchange, fold
 from kinfolk.streams import Seed, Turn
@@ -143,6 +143,11 @@ class MDICFL:
         if not loss.classification:
             remedy = "mdicfl compares the probabilities of classes; use a classification loss, cross_entropy"
             raise KinfolkError("loss", loss.name, remedy)
+        if by_the_batch(self.learner.module):
+            remedy = (
+                "what mdicfl asks models must not depend on other rows of a batch; use 'bn', 'gn' or 'none'"
+            )
+            raise KinfolkError("model.norm", "batch", remedy)
         if self.epsilon and self.privacy == "weak":
             remedy = "with weak privacy clients give no answers to randomise; set privacy = 'strong'"
             raise KinfolkError("algorithm.epsilon", self.epsilon, remedy)
@@ -179,9 +184,10 @@ class MDICFL:
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """Local updates from the clusters' models, then clusters and means."""
         if self.start == "parted" and self.k > 1 and turn.round < self.shared_rounds:
-            one = {n: t[0] for n, t in state.centres.items()}
-            one = yield from average(one, cohort, self.weights)
-            return replace(state, centres=copies(one, self.k)), {"clusters": 1}
+            one = {n: t[:1] for n, t in state.centres.items()}
+            by = group_fold(self.mean, self.trim, "model", one, self.weights, all_in_one)
+            one, _, _ = yield from fold(by, "update", cohort, {"model": {n: t[0] for n, t in one.items()}})
+            return replace(state, centres=copies({n: t[0] for n, t in one.items()}, self.k)), {"clusters": 1}
         known, facts = (yield from self.hear(state, cohort)) if self.k > 1 else (state, {})
         able = self.able(known, cohort)
         if not able:
@@ -341,6 +347,11 @@ class MDICFL:
         if self.epsilon:
             table["coin"] = Swap(lambda memory, me: {}, lambda inbox, memory, me: throw(me))
         return table | {"choose": choose_task(classes, self.k, self.learner.score_batch, self.epsilon)}
+
+
+def all_in_one(chunk: Stack) -> Tensor:
+    """Everybody in the first cluster."""
+    return torch.zeros(len(chunk), dtype=torch.int64)
 
 
 def row_shape(told: Tensor, learner: Learner, models: Tree) -> tuple[int, ...]:

@@ -80,7 +80,7 @@ def warm_kmeans(
         centres, _, _ = means.end(means.add(means.begin(), held.at(who)))
     else:  # the same work again gives the same models: their means are taken without holding them all
         centres, _, _ = yield from fold(means, "warm", who, {"model": first})
-    if len(asked) < len(turn.clients):
+    if len(asked) < len(turn.clients) and not aside:  # those not asked may lie far away too
         near = by("model", centres, weights, lambda chunk: _nearest(chunk, centres, names))
         centres, labels, _ = yield from fold(near, "warm", turn.clients, {"model": first})
     return centres, labels
@@ -90,10 +90,13 @@ def _trained(
     first: Tree, names: Sequence[str], asked: Sequence[Client], sketch: Sketch | None
 ) -> Generator[Request, Any, tuple[tuple[Client, ...], Tensor, Stack | None]]:
     """(clients, what each has made of `first` as a row, the models themselves if they are held), by name."""
-    if sketch is not None:
+    # By the whole models: those that are compared may be a small part of them.
+    if sketch is not None or 4 * len(asked) * sum(t.numel() for t in first.values()) > EXACT:
         who, table = yield from fold(Points(tuple(names), sketch), "warm", asked, {"model": first})
         return who, table, None
     got = yield from ask("warm", asked, {"model": first})
+    if not got.clients:
+        return (), torch.zeros(0, 1), None
     held = got.at(got.clients)
     return held.clients, flat(held.tree("model"), names), held
 

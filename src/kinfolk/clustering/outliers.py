@@ -14,7 +14,7 @@ NEIGHBOUR = 2
 def outlying(points: Tensor, times: float) -> Tensor:
     """Which of `points` [N, D] are more than `times` as far from their second nearest other as most are.
 
-    That is, as the median of all; 0 asks nobody.
+    That is, as the median of all that have no two twins; 0 asks nobody.
 
     >>> outlying(torch.tensor([[0.0], [1.0], [2.0], [90.0], [3.0]]), 3.0)
     tensor([False, False, False,  True, False])
@@ -23,4 +23,7 @@ def outlying(points: Tensor, times: float) -> Tensor:
         return torch.zeros(len(points), dtype=torch.bool, device=points.device)
     # The nearest of all is the point itself.
     lonely = squared(points, double=True).sort(1).values[:, NEIGHBOUR].sqrt()
-    return lonely > times * lonely.quantile(0.5)
+    if not bool(lonely.any()):
+        return lonely > 0
+    # Clients that did not train are all alike, and must not make strangers of those who did.
+    return lonely > times * lonely[lonely > 0].quantile(0.5)

@@ -187,9 +187,9 @@ class Batched:
         key = (id(one), plan.pool.shape[1:], _shape(carry))
         known = self._recordings.get(key)
         if known is None or not known.fits(plan):
-            if len(self._recordings) >= MOST_RECORDINGS:
+            if known is None and len(self._recordings) >= MOST_RECORDINGS:
                 self._recordings.pop(next(iter(self._recordings)))
-            known = self._recordings[key] = Recorded(one, carry, plan, self._memory, made)
+            known = self._recordings[key] = Recorded(one, carry, plan, self._memory, made, known)
         return known
 
 

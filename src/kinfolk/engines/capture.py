@@ -28,14 +28,25 @@ _WARM_UP = 2
 class Recorded:
     """One pass for chunks of one shape; a step with padding, or with idle clients, has its own recording."""
 
-    def __init__(self, one: Fit | Sweep, carry: Carry, plan: Padded, memory: Any, made: bool = False) -> None:
+    def __init__(
+        self,
+        one: Fit | Sweep,
+        carry: Carry,
+        plan: Padded,
+        memory: Any,
+        made: bool = False,
+        before: Recorded | None = None,
+    ) -> None:
         self.one, self.memory, self.made = one, memory, made
         changed, added = changing(one, carry, plan)
         self.carry = {**_fixed(carry, changed), **added}
         self.states = first_states(one, self.carry) if isinstance(one, Fit) else []
-        self.data, self.augment = _place_for(plan.data) if made else plan.data, plan.augment
-        self.plan = [torch.zeros_like(t) for t in plan.tensors()]
-        self.pool = self.plan[0]
+        # No less room than a recording had that this one replaces, or the two would take turns.
+        steps, rows = (len(before.pool), len(before.data.x)) if before else (0, 0)
+        self.data: Federation = _place_for(plan.data, rows) if made else plan.data
+        self.augment = plan.augment
+        self.plan = [t.new_zeros((max(len(t), steps), *t.shape[1:])) for t in plan.tensors()]
+        self.pool: Tensor = self.plan[0]
         self.step = torch.zeros((), dtype=torch.int64, device=plan.pool.device)
         count = len(one.descents) if isinstance(one, Fit) else 0
         self.rates = [torch.zeros((), device=plan.pool.device) for _ in range(count)]
@@ -105,9 +116,9 @@ class Recorded:
         self.step.add_(1)
 
 
-def _place_for(data: Federation) -> Federation:
+def _place_for(data: Federation, least: int) -> Federation:
     """A federation with room for these rows, and for somewhat more: the next chunk may have some more."""
-    room = 1 << max(len(data.x) - 1, 0).bit_length()
+    room = max(1 << max(len(data.x) - 1, 0).bit_length(), least)
     x, y = (t.new_zeros((room, *t.shape[1:])) for t in (data.x, data.y))
     return replace(data, x=x, y=y)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,7 +84,7 @@ def keep_constants(made: GraphModule, given: Sequence[Tensor]) -> None:
     def note(node: Node, args: Any, kwargs: Any, value: Any) -> None:
         used = any(user not in constant and user.op != "output" for user in node.users)
         if node in constant and used and isinstance(value, Tensor) and value.numel() <= _MOST_KEPT:
-            values[node] = value.clone(memory_format=torch.contiguous_format)
+            values[node] = value  # as it lies in memory: its layout may decide that of a result
 
     with torch.no_grad():
         _Watched(made, note).run(*(alike(t) for t in given))
@@ -97,6 +98,14 @@ def keep_constants(made: GraphModule, given: Sequence[Tensor]) -> None:
     made.graph.eliminate_dead_code()
 
 
+def copied(made: GraphModule) -> GraphModule:
+    """A copy whose list can be changed; what was kept stays a plain attribute."""
+    new = copy.deepcopy(made)
+    for name in [n for n in new._buffers if n.startswith("kept")]:
+        new.__dict__[name] = new._buffers.pop(name)
+    return new
+
+
 def by_methods(made: GraphModule, given: Sequence[Any]) -> None:
     """Call operations by the methods of tensors, which takes half as long as by their full names.
 
@@ -108,7 +117,8 @@ def by_methods(made: GraphModule, given: Sequence[Any]) -> None:
         if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
             return
         name = node.target._schema.name.split("::")[1]
-        method = hasattr(Tensor, name) and args and isinstance(args[0], Tensor)
+        # As a method, `where` has its arguments in another order, which one trial may not show.
+        method = name != "where" and hasattr(Tensor, name) and args and isinstance(args[0], Tensor)
         short = getattr(Tensor if method else torch, name, None)
         if short is None or not isinstance(value, Tensor):
             return

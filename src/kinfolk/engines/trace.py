@@ -9,7 +9,6 @@ and subtracted. Where the optimiser allows it, products go straight into the wei
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kinfolk.engines.shorten import alike, by_methods, drop_idling, keep_constants, shown
+from kinfolk.engines.shorten import alike, by_methods, copied, drop_idling, keep_constants, shown
 from kinfolk.engines.steps import Rows, gradients
 from kinfolk.task import Carry, Descent
 from kinfolk.types import Tree, leaves
@@ -148,7 +147,7 @@ def _fitted(
     """The traced operations with or without moves; None if they do not run on inputs of this layout."""
     if made is None:
         return None
-    fitted, names, moved = copy.deepcopy(made), descent.names, list[int]()
+    fitted, names, moved = copied(made), descent.names, list[int]()
     if over is not None:
         shape = [(key, name) for key, name, _ in leaves(carry)]
         before = len(inputs) - len(shape) - 4

@@ -117,6 +117,9 @@ def choose_k(
 def _ready(spec: Experiment, folder: Path, resume: bool) -> None:
     """Refuse what can be refused at once."""
     check_algorithm(spec.algorithm.name)
+    if spec.local.steps and head_start(spec):
+        told = f"{spec.algorithm.name}'s start is counted in epochs here; give local.epochs instead"
+        raise KinfolkError("local.steps", spec.local.steps, told)
     one_process(spec.engine.name)
     if (folder / "choose-k.json").exists() and not resume:
         raise KinfolkError("--out", str(folder), "a choice is there already; choose another folder")

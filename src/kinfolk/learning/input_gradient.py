@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 # An input of more channels is left to the library, unless it lies in memory with rows innermost already.
 FEW = 3
+_CHANNELS_LAST = {"memory_format": torch.channels_last}
 
 
 class rows_innermost(TorchFunctionMode):
@@ -30,10 +31,6 @@ class rows_innermost(TorchFunctionMode):
     (1, tensor(36.))
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._rectified: tuple[Tensor, Tensor] | None = None  # the last (ReLU's input, its output)
-
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -44,18 +41,11 @@ class rows_innermost(TorchFunctionMode):
                 return _Conv.apply(*args[:2], *(args[2:3] or (None,)))  # type: ignore[no-untyped-call]
             x = args[0].contiguous(memory_format=torch.channels_last) if _ours(args[0]) else args[0]
             return func(x, *args[1:])
-        if func is F.relu and not any((*args[1:], *given.values())) and _ours(args[0]):
-            self._rectified = args[0], func(*args)
-            return self._rectified[1]
         if func is F.max_pool2d and _by_two(args, given):
-            before, self._rectified = self._rectified, None
-            # A quarter of the numbers is left after pooling: ReLU comes last, to the same end.
-            if before is not None and before[1] is args[0]:
-                return F.relu(_Pool.apply(before[0]))  # type: ignore[no-untyped-call]
             return _Pool.apply(args[0])  # type: ignore[no-untyped-call]
         if func is F.pad and _border(*args, **given):
             return _Pad.apply(*args[:2])  # type: ignore[no-untyped-call]
-        if func is torch.Tensor.contiguous and len(given) == 1 and _ours(args[0]):
+        if func is torch.Tensor.contiguous and given == _CHANNELS_LAST and _ours(args[0]):
             return args[0]  # a convolution would put channels innermost; whether it should, it tells next
         return func(*args, **given)
 
@@ -153,8 +143,9 @@ class _Pool(torch.autograd.Function):
 
 def _shared(g: Tensor, one: Tensor, other: Tensor, to_one: Tensor, to_other: Tensor) -> None:
     """Write a gradient to the larger of two, to the first if they are equal."""
-    torch.ops.aten.threshold_backward.grad_input(g, other - one, 0, grad_input=to_other)
-    torch.sub(g, to_other, out=to_one)
+    none, second = torch.zeros((), dtype=g.dtype), other > one
+    torch.where(second, g, none, out=to_other)
+    torch.where(second, none, g, out=to_one)
 
 
 class _Pad(torch.autograd.Function):

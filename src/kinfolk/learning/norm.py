@@ -104,6 +104,16 @@ def without_padding(layer: nn.Module) -> nn.Module:
     return RowBatchNorm(cast(_BatchNorm, layer)) if known else layer
 
 
+def by_the_batch(module: nn.Module) -> bool:
+    """Whether a row's score depends on the rows beside it: BatchNorm without running statistics.
+
+    >>> [by_the_batch(nn.BatchNorm1d(2, track_running_stats=kept)) for kept in (True, False)]
+    [False, True]
+    """
+    kinds = (_BatchNorm, RowBatchNorm)
+    return any(isinstance(m, kinds) and m.running_mean is None for m in module.modules())
+
+
 def has_batch_norm(module: nn.Module) -> bool:
     """Whether training needs at least two rows in a batch.
 

@@ -83,7 +83,7 @@ def _innermost(pooled: Tensor) -> Tensor:
     Convolutions leave their results so. A gradient of another layout makes the pooling write its own
     in that layout, four times as large, and then turn it round.
     """
-    if pooled.is_cuda or not torch.is_grad_enabled():
+    if pooled.is_cuda or not torch.is_grad_enabled() or pooled.stride(0) == 1:  # rows innermost: leave it
         return pooled
     out: Tensor = _Innermost.apply(pooled)  # type: ignore[no-untyped-call]
     return out

@@ -120,10 +120,10 @@ def _steady(axes: Axes, facts: Facts) -> None:
     ks = [row["k"] for row in rows]
     axes.plot(ks, [row["stability"] for row in rows], "o-", color=BLUE, ms=5, lw=1.6, label="found groups")
     axes.plot(ks, [row["chance"] for row in rows], "--", color=PALE, lw=1.2, label="shuffled, at most")
-    axes.set_ylim(-0.08, 1.08)
+    axes.set_ylim(-0.15, 1.08)
     axes.set_title("agreement of the seeds", fontsize=9, color=INK, loc="left")
     if rows:
-        axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="center right")
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="lower right", bbox_to_anchor=(1, 0.18))
 
 
 def _dress(axes: Axes, facts: Facts) -> None:

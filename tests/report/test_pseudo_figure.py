@@ -10,7 +10,8 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from kinfolk.report.pseudo_figure import pseudo_figure, pseudo_tables, read_pseudo
+from kinfolk.report.pseudo_figure import pseudo_figure, pseudo_tables
+from kinfolk.report.read import read_facts
 
 
 def facts_of(*samplers: str, colours: int = 1, images: bool = True, k: int = 3):
@@ -74,4 +75,4 @@ def test_the_figure_has_a_line_of_panels_for_each_sampler(tmp_path, facts, tall,
 def test_facts_are_read_from_the_folder(tmp_path):
     facts = facts_of("generator")
     (tmp_path / "pseudo.json").write_text(json.dumps(facts))
-    assert read_pseudo(tmp_path) == facts
+    assert read_facts(tmp_path, "pseudo") == facts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,28 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from kinfolk.errors import KinfolkError
 from kinfolk.report.figures import save
 from kinfolk.report.read import shown
 
 BLUE, ORANGE, INK, PALE = "#0072B2", "#D55E00", "#222222", "#8a8a8a"
 NAN = float("nan")
 Facts = Mapping[str, Any]
-
-
-def read_choice(folder: str | Path) -> dict[str, Any]:
-    """What `choose-k` wrote into a folder.
-
-    >>> read_choice("nowhere")
-    Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: choose-k = 'nowhere': has no choose-k.json; name a folder of choose-k
-    """
-    try:
-        facts: dict[str, Any] = json.loads((Path(folder) / "choose-k.json").read_text())
-    except (OSError, ValueError) as error:
-        remedy = "has no choose-k.json; name a folder of choose-k"
-        raise KinfolkError("choose-k", str(folder), remedy) from error
-    return facts
 
 
 def choice_table(facts: Facts) -> tuple[Table, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,28 +12,12 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.table import Table
 
-from kinfolk.errors import KinfolkError
 from kinfolk.report.figures import save
 
 PSEUDO, HELD_OUT, INK, PALE = "#D55E00", "#0072B2", "#222222", "#555555"
 NAMES = {"back_search": "back-searching (MD-ICFL-1)", "generator": "generator (MD-ICFL-2)"}
 BARS = 40
 Facts = Mapping[str, Any]
-
-
-def read_pseudo(folder: str | Path) -> dict[str, Any]:
-    """What `kinfolk pseudo` wrote into a folder.
-
-    >>> read_pseudo("nowhere")
-    Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: pseudo = 'nowhere': has no pseudo.json; name a folder of `kinfolk pseudo`
-    """
-    try:
-        facts: dict[str, Any] = json.loads((Path(folder) / "pseudo.json").read_text())
-    except (OSError, ValueError) as error:
-        remedy = "has no pseudo.json; name a folder of `kinfolk pseudo`"
-        raise KinfolkError("pseudo", str(folder), remedy) from error
-    return facts
 
 
 def pseudo_tables(facts: Facts) -> tuple[list[Table], list[str]]:

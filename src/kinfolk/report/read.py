@@ -36,6 +36,21 @@ PERCENT = frozenset({"accuracy", "macro_f1", "top5"})
 OVER = ("macro", "micro", "worst", "p10", "spread", "best")
 
 
+def read_facts(folder: str | Path, command: str) -> dict[str, Any]:
+    """What a command other than `run` (`choose-k`, `pseudo`) wrote into a folder, in the file of its name.
+
+    >>> read_facts("nowhere", "pseudo")
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: pseudo = 'nowhere': has no pseudo.json; name a folder of `kinfolk pseudo`
+    """
+    try:
+        facts: dict[str, Any] = json.loads((Path(folder) / f"{command}.json").read_text())
+    except (OSError, ValueError) as error:
+        remedy = f"has no {command}.json; name a folder of `kinfolk {command}`"
+        raise KinfolkError(command, str(folder), remedy) from error
+    return facts
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """One run folder. Facts are read at once, the records when they are first needed."""

@@ -159,4 +159,5 @@ def test_other_refusals():
 @given(opinions(), st.floats(-1e-10, 1e-10))
 def test_rounding_is_no_mistake(x, off):
     assume(x.s + off >= 0)
-    checked(Opinion(x.s + off, x.d, x.u))
+    given = Opinion(x.s + off, x.d, x.u)
+    assert all(torch.equal(*pair) for pair in zip(checked(given), given, strict=True)), "nothing is repaired"

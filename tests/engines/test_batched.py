@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from toys import SIZES, counted, empty, federation, largest_difference, learner, remembering, together, turn
 
-from kinfolk.engines import trace
+from kinfolk.engines import steps, trace
 from kinfolk.engines.batched import Batched
+from kinfolk.engines.lanes import Lane
 from kinfolk.engines.loop import Loop
 from kinfolk.federation.own import from_arrays
 from kinfolk.learning.optim import SGD, Adam
@@ -206,4 +207,47 @@ def test_a_branch_on_a_value_fails_loudly_here():
             Batched(DATA, {"t": one.train()}, empty()),
             Ask("t", DATA.clients, {"model": one.first}),
             turn(DATA),
+        )
+
+
+def test_chunks_under_way_come_in_order_and_once() -> None:
+    """Three lanes on a CPU are one queue in truth, but chunks wait for one another as on a device."""
+    data, one = DATA, learner()
+    request = Ask("t", data.clients, {"model": one.first})
+    alone, beside = (Batched(data, {"t": one.train()}, empty(), 1) for _ in range(2))
+    beside.lanes = [Lane(torch.device("cpu"), alone=True) for _ in range(3)]
+    want, got = together(alone, request, turn(data)), together(beside, request, turn(data))
+    assert got.clients == want.clients == data.clients
+    for name, leaf in want.tree("model").items():
+        assert torch.equal(got.tree("model")[name], leaf)
+
+
+def test_a_caller_who_leaves_early_waits_for_what_is_under_way() -> None:
+    joined = []
+
+    class Watched(Lane):
+        def join(self) -> None:
+            joined.append(self)
+
+    one = learner()
+    engine = Batched(DATA, {"t": one.train()}, empty(), 1)
+    engine.lanes = [Watched(torch.device("cpu"), alone=True) for _ in range(3)]
+    replies = engine.replies(Ask("t", DATA.clients, {"model": one.first}), turn(DATA))
+    next(replies)
+    assert len(joined) == 1
+    replies.close()
+    assert len(joined) == 3
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_one_client_outside_vmap_is_one_client_in_it(name, monkeypatch):
+    """As on a GPU: buffers are written through views, parameters the same, scores too."""
+    monkeypatch.setattr(trace, "WORTH_TRACING", 10**9)
+    monkeypatch.setattr(trace, "WORTH_MOVING", 10**9)
+    monkeypatch.setattr(steps, "single", lambda rows: len(rows[0]) == 1)
+    for task, loop in by_loop(name):
+        request = Ask("t", DATA.clients, {"model": LEARNERS[name].first})
+        assert (
+            largest_difference(together(Batched(DATA, {"t": task}, empty(), 1), request, turn(DATA)), loop)
+            < 2e-6
         )

@@ -10,6 +10,7 @@ from toys import federation, learner, turn
 
 from kinfolk.contract import toy
 from kinfolk.engines.capture import Recorded, _fixed, changing
+from kinfolk.engines.lanes import Lane
 from kinfolk.engines.one import perform
 from kinfolk.engines.padded import padded
 from kinfolk.engines.steps import sweep_step
@@ -78,7 +79,7 @@ def test_what_a_recording_does_is_the_pass_itself_with_changed_rows_too():
         task = Task(lambda message, memory, facts: {}, lambda carry: (carry, None), (fit,))
         whole = padded(fit, 0, "batch", data, data.clients, turn(data), CPU)
         carry = {"model": {n: t.expand(len(data.clients), *t.shape) for n, t in network.first.items()}}
-        recorded = Recorded(fit, carry, whole, None)
+        recorded = Recorded(fit, carry, whole, Lane(CPU, True))
         unrecorded(recorded)
         end = recorded.run(carry, whole, [network.lr])[0]["model"]
         task = replace(task, start=lambda message, memory, facts: {"model": network.first})
@@ -101,7 +102,7 @@ def test_rows_that_are_made_on_demand_are_brought_to_where_a_recording_reads_the
         plan = padded(fit, 0, "batch", rows, who, turn(data), CPU)
         carry = {"model": {n: t.expand(5, *t.shape) for n, t in one.first.items()}}
         if recorded is None:
-            recorded = Recorded(fit, carry, plan, None, made=True)
+            recorded = Recorded(fit, carry, plan, Lane(CPU, True), made=True)
             unrecorded(recorded)
         assert recorded.fits(plan)
         end = recorded.run(carry, plan, [one.lr])[0]["model"]
@@ -116,7 +117,7 @@ def test_rows_that_are_made_on_demand_are_brought_to_where_a_recording_reads_the
         learner(plan=Plan(4, 3)).train().passes[0], 0, "batch", few.data, data.clients[:5], turn(data), CPU
     )
     assert not recorded.fits(longer), "nor for so many steps"
-    larger = Recorded(fit, carry, longer, None, made=True, before=recorded)
+    larger = Recorded(fit, carry, longer, Lane(CPU, True), made=True, before=recorded)
     assert larger.fits(longer)
     assert larger.fits(few)
     everyone = padded(fit, 0, "batch", data.among(data.clients), data.clients, turn(data), CPU)

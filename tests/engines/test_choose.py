@@ -63,6 +63,21 @@ def test_auto_with_a_gpu(machine):
     assert choose(Wanted("loop", "cuda"), SMALL, 20, 24, "").device.type == "cuda"
 
 
+def test_large_networks_have_lanes_where_products_are_coarse(machine):
+    machine(gpu=True)
+    size = Cost(flops=int(module.LARGE_STEP / 3 / 20) + 1, floats=60_000, parameters=1_000_000)
+
+    def way(wanted: Wanted, cost: Cost = size) -> tuple[int, int]:
+        choice = choose(wanted, cost, 20, 24, "")
+        return choice.chunk, choice.lanes
+
+    assert way(Wanted(precision="tf32")) == way(Wanted(precision="bf16")) == (1, module.LANES)
+    assert way(Wanted())[1] == way(Wanted(precision="tf32"), LARGE)[1] == 1
+    assert way(Wanted(precision="tf32", chunk=5)) == (5, 1), "as asked"
+    assert way(Wanted(lanes=2, chunk=3)) == (3, 2)
+    assert way(Wanted("loop", precision="tf32"))[1] == way(Wanted(device="cpu", precision="bf16"))[1] == 1
+
+
 def test_the_border_between_small_and_large_rounds(machine):
     flops = int(SMALL_ROUND / 3 / 20 / 24 / 5)
     assert name(Wanted(), Cost(flops - 1, floats=1, parameters=1)) == "batched"

@@ -8,9 +8,13 @@ import torch
 from kinfolk.algorithms import ALGORITHMS
 from kinfolk.contract import toy
 from kinfolk.contract.compare import ENGINE_TOLERANCE, outcome_difference
+from kinfolk.contract.toy import Outcome
 from kinfolk.engines.batched import Batched
+from kinfolk.engines.choose import arithmetic
+from kinfolk.engines.lanes import lanes_on
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
+from kinfolk.engines.stage import Engine
 from kinfolk.federation.own import from_arrays
 from kinfolk.federation.sources import DataSpec, build
 from kinfolk.learning.augment import FlipCrop
@@ -32,6 +36,8 @@ pytestmark = [
 @pytest.mark.parametrize("network", ["lenet", "tiny_cnn"])
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_cuda_agrees_with_the_reference(name: str, network: str) -> None:
+    if name == "slfed":
+        pytest.importorskip("cryptography")
     federation = toy.images28() if network == "lenet" else toy.ragged()
     algorithm = ALGORITHMS[name](toy.learner(network, federation))
     reference = toy.play_rounds(algorithm, federation, "loop")
@@ -65,17 +71,38 @@ def test_a_recorded_pass_is_the_pass(network: str, optimiser: object) -> None:
         Loop(federation, table, Memories(lambda who: {}), "cuda"),
         Batched(federation, table, Memories(lambda who: {}), 3, "cuda", record=False),
         Batched(federation, table, Memories(lambda who: {}), 3, "cuda", record=True),
+        Batched(federation, table, Memories(lambda who: {}), 1, "cuda", record=True, lanes=2),
     ]
     for round in (0, 1, 2):  # the plan of the third is made ahead
         turn = Turn(Seed(3), round, federation.clients)
-        loop, plain, recorded = (
+        loop, *others = (
             Stack.join(list(e.replies(Ask("update", federation.clients, first), turn))) for e in engines
         )
         for name, leaf in loop.tree("model").items():
             scale = leaf.double().norm() + 1e-9
-            for other in (plain, recorded):
+            for other in others:
                 assert (other.tree("model")[name].double() - leaf).norm() <= 1e-4 * scale, name
-    assert engines[2]._recordings
+    assert engines[2].lanes[0].recordings
+    assert all(lane.recordings for lane in engines[3].lanes)
+
+
+@pytest.mark.parametrize("name", ["fesem", "feddc", "ditto", "mdicfl"])
+def test_lanes_give_what_one_lane_gives(name: str) -> None:
+    """With memories, folds in chunks and several tasks a round."""
+    federation, device = toy.ragged(), torch.device("cuda")
+    algorithm = ALGORITHMS[name](toy.learner("tiny_cnn", federation))
+
+    def in_lanes(count: int) -> Outcome:
+        def change(engine: Engine) -> Engine:
+            assert isinstance(engine, Batched)
+            engine.lanes, engine.chunk = lanes_on(device, count), 1
+            return engine
+
+        return toy.play_rounds(algorithm, federation, "batched", device=device, wrap=change)
+
+    one = in_lanes(1)
+    for _ in range(3):
+        assert outcome_difference(in_lanes(3), one, 0) == "", "not a bit"
 
 
 def test_a_recorded_sweep_scores_every_client_by_its_own_model() -> None:
@@ -105,6 +132,32 @@ def test_a_recorded_sweep_scores_every_client_by_its_own_model() -> None:
         assert len(set(recorded["loss"].tolist())) == len(sizes)
 
 
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_coarse_products_of_a_network_with_batch_norm_stay_near(chunk: int, precision: str) -> None:
+    draw = Seed(0).torch("rows")
+    rows = [(torch.randn(40, 3, 16, 16, generator=draw), torch.arange(40) % 5) for _ in range(3)]
+    federation = from_arrays(rows, test={}, classes=5)
+    got = []
+    for half, how in ((False, "float32"), (precision == "bf16", precision)):
+        with Seed(0).borrowed("init"):
+            module = build_model("resnet18", (3, 16, 16), 5, {})
+        learner = Learner(module, find_loss("cross_entropy"), 5, SGD(), Plan(10), lr=0.01, half=half)
+        first = {"model": {n: t.cuda() for n, t in learner.first.items()}}
+        with arithmetic(torch.device("cuda"), how):
+            engine = Batched(
+                federation, {"t": learner.train()}, Memories(lambda who: {}), chunk, "cuda", lanes=2
+            )
+            ask = Ask("t", federation.clients, first)
+            got.append(
+                Stack.join(list(engine.replies(ask, Turn(Seed(1), 0, federation.clients)))).tree("model")
+            )
+    for name, leaf in got[0].items():
+        start = first["model"][name].double()
+        gap, moved = (got[1][name].double() - leaf).norm(), (leaf.double() - start).norm()
+        assert gap <= 0.5 * moved + 1e-6, name
+
+
 def test_networks_in_float64_train_on_the_device() -> None:
     """Doubles have no kernels of ours: the other forms of a convolution serve them."""
     draw = Seed(0).torch("rows")
@@ -131,7 +184,7 @@ def test_networks_in_float64_train_on_the_device() -> None:
         )
     )
     for name, leaf in loop.tree("model").items():
-        # The learning rate lies on the device in float32.
+        # The learning rate lies on the device in float32: PyTorch's fused step takes no other.
         assert (batched.tree("model")[name] - leaf).norm() <= 1e-7 * leaf.norm(), name
 
 
@@ -153,4 +206,4 @@ def test_rows_that_are_made_on_demand_are_recorded_too() -> None:
         )
         for name, leaf in wanted.tree("model").items():
             torch.testing.assert_close(got.tree("model")[name], leaf, rtol=1e-5, atol=1e-6)
-    assert engines[0]._recordings
+    assert engines[0].lanes[0].recordings

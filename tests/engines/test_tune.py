@@ -43,6 +43,21 @@ def test_the_fastest_is_taken_if_it_is_clearly_so_and_the_reason_is_told(monkeyp
     assert found.why.startswith("because; clients a second by clients a call: 1: ")
 
 
+def test_lanes_are_tried_beside_larger_calls(monkeypatch):
+    parts, tried = build_parts(SPEC), []
+
+    def rate(choice: Choice, *_: object) -> float:
+        tried.append((choice.chunk, choice.lanes))
+        return {(4, 3): 9.0}.get(tried[-1], 1.0)
+
+    monkeypatch.setattr(tune, "_rate", rate)
+    lanes = replace(CHOICE, chunk=1, lanes=4)
+    found = tuned(lanes, parts.federation, parts.learner, LONG["cpu"])
+    assert tried == [(1, 4), (1, 8), (4, 3)], "twelve clients a call are more than there are"
+    assert (found.chunk, found.lanes) == (4, 3)
+    assert found.why.endswith("1 in 4 lanes: 1, 1 in 8 lanes: 1, 4 in 3 lanes: 9")
+
+
 def test_short_runs_and_other_engines_are_left_alone(monkeypatch):
     parts = build_parts(SPEC)
     asked = with_rates(monkeypatch, {})

@@ -2,11 +2,14 @@
 
 Clients of unequal size share a call: their plans are padded, a padded row has weight 0 and a padded
 step leaves the client as it was. Clients with plans of similar length are put into one chunk, so that
-little is padded. On a CUDA device a pass is recorded once and replayed.
+little is padded. On a CUDA device a pass is recorded once and replayed. A network so large that one
+client's step nearly fills the device gains nothing from sharing calls; there chunks of few clients run side
+by side in lanes.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,6 +21,7 @@ from torch.func import vmap
 
 from kinfolk.engines.alike import alike
 from kinfolk.engines.capture import Recorded
+from kinfolk.engines.lanes import Lane, lanes_on
 from kinfolk.engines.memory import Memories, swap_in_process
 from kinfolk.engines.one import first_steps, on_device, optimiser_parts, train_rows
 from kinfolk.engines.padded import Padded, padded
@@ -54,6 +58,17 @@ class Prepared:
     plans: list[Padded]
 
 
+@dataclass(frozen=True)
+class Underway:
+    """A chunk whose work is queued on a lane, with all that the device may still have to read."""
+
+    lane: Lane
+    ready: Prepared
+    reply: Message
+    kept: Message | None
+    given: tuple[Message, Message, Message]
+
+
 class Batched:
     """Performs a task for a chunk of clients at a time."""
 
@@ -67,20 +82,20 @@ class Batched:
         chunk: int = 64,
         device: torch.device | str = "cpu",
         record: bool = True,
+        lanes: int = 1,
     ) -> None:
         self.device = torch.device(device)
         self.federation = on_device(federation, self.device)
         self.table, self.memories, self.chunk = table, memories, max(1, chunk)
+        self.lanes = lanes_on(self.device, lanes)
         self.note = f"batched: {self.chunk} clients a call on {self.device}"
+        self.note += f", {len(self.lanes)} calls side by side" if len(self.lanes) > 1 else ""
         self._record = record and self.device.type == "cuda"
         traces = Traces() if self.device.type == "cpu" else None
         self._gradients: Gradients = traces.gradients if traces else gradients
         self._moves = traces.moves if traces else None
         self._ahead: dict[Any, Prepared] = {}
         self._asked: dict[str, list[tuple[Client, ...]]] = {}
-        self._recordings: dict[Any, Recorded] = {}
-        # Recordings run one after another, so they may use the same memory for what lies in between.
-        self._memory = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def replies(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
         """The replies to a request, in chunks; within a chunk sorted by client."""
@@ -88,15 +103,24 @@ class Batched:
         assert isinstance(task, Task)
         chunks = [chunk for some in alike(request.to, self.memories) for chunk in self._chunks(task, some)]
         ready = [self._prepare(request.task, chunk, turn) for chunk in chunks[:1]]
-        for i in range(len(chunks)):
-            replies = self._run(task, request, ready.pop(), turn)
-            # While the device works on this chunk, the host plans the next one; after the last, the first
-            # of the next round, if the same clients were asked the last time.
-            if i + 1 < len(chunks):
-                ready.append(self._prepare(request.task, chunks[i + 1], turn))
-            elif self._asked.get(request.task) == chunks:
-                self._prepare(request.task, chunks[0], replace(turn, round=turn.round + 1))
-            yield replies
+        under_way: deque[Underway] = deque()
+        try:
+            for i in range(len(chunks)):
+                lane = self.lanes[i % len(self.lanes)]
+                under_way.append(self._run(task, request, ready.pop(), turn, lane))
+                # While the device works on this chunk, the host plans the next one; after the last, the
+                # first of the next round, if the same clients were asked the last time.
+                if i + 1 < len(chunks):
+                    ready.append(self._prepare(request.task, chunks[i + 1], turn))
+                elif self._asked.get(request.task) == chunks:
+                    self._prepare(request.task, chunks[0], replace(turn, round=turn.round + 1))
+                if len(under_way) == len(self.lanes):
+                    yield self._end(under_way.popleft())
+            while under_way:
+                yield self._end(under_way.popleft())
+        finally:
+            for left in under_way:  # nobody asks for the rest, but the device still reads what it was given
+                left.lane.join()
         self._asked[request.task] = chunks
 
     def _chunks(self, task: Task, who: list[Client]) -> list[tuple[Client, ...]]:
@@ -137,7 +161,7 @@ class Batched:
             self._ahead[key] = ready
         return ready
 
-    def _run(self, task: Task, request: Ask[Any], ready: Prepared, turn: Turn) -> Stack:
+    def _run(self, task: Task, request: Ask[Any], ready: Prepared, turn: Turn, lane: Lane) -> Underway:
         who = ready.who
         to_device: Callable[[Tensor], Tensor] = lambda t: t.to(self.device)  # noqa: E731
         shared = map_leaves(to_device, request.shared)
@@ -148,21 +172,26 @@ class Batched:
         def start(own: Message, memory: Message, rows: Tensor, steps: Tensor) -> Carry:
             return task.start({**shared, **own}, memory, Facts(rows, steps, turn.round))
 
-        with torch.no_grad():
-            carry: Carry = vmap(start)(own, memory, ready.rows.to(self.device), ready.steps)
-        for one, plan in zip(task.passes, ready.plans, strict=True):
-            carry = self._pass(one, carry, plan, turn)
-        reply, kept = _finish(task, carry)
-        if kept is not None:
-            for i, c in enumerate(who):
-                self.memories[c] = map_leaves(lambda t, i=i: t[i].clone(), kept)  # type: ignore[misc]
-        return Stack(who, ready.rows, reply)
+        with lane.entered():
+            with torch.no_grad():
+                carry: Carry = vmap(start)(own, memory, ready.rows.to(self.device), ready.steps)
+            for one, plan in zip(task.passes, ready.plans, strict=True):
+                carry = self._pass(one, carry, plan, turn, lane)
+            reply, kept = _finish(task, carry)
+        return Underway(lane, ready, reply, kept, (shared, own, memory))
 
-    def _pass(self, one: Fit | Sweep, carry: Carry, plan: Padded, turn: Turn) -> Carry:
+    def _end(self, chunk: Underway) -> Stack:
+        chunk.lane.join()
+        if chunk.kept is not None:
+            for i, c in enumerate(chunk.ready.who):
+                self.memories[c] = map_leaves(lambda t, i=i: t[i].clone(), chunk.kept)  # type: ignore[misc]
+        return Stack(chunk.ready.who, chunk.ready.rows, chunk.reply)
+
+    def _pass(self, one: Fit | Sweep, carry: Carry, plan: Padded, turn: Turn, lane: Lane) -> Carry:
         carry = dict(carry)
         rates = [d.rate(turn.round) for d in one.descents] if isinstance(one, Fit) else []
         if self._record and len(plan) >= WORTH_RECORDING:
-            carry, states = self._recorded(one, carry, plan).run(carry, plan, rates)
+            carry, states = self._recorded(one, carry, plan, lane).run(carry, plan, rates)
             return {**carry, **optimiser_parts(states)}
         states = first_states(one, carry) if isinstance(one, Fit) else []
         for step in range(len(plan)):
@@ -181,15 +210,15 @@ class Batched:
                 carry = sweep_step(one, carry, rows, active, whole)
         return {**carry, **optimiser_parts(states)}
 
-    def _recorded(self, one: Fit | Sweep, carry: Carry, plan: Padded) -> Recorded:
+    def _recorded(self, one: Fit | Sweep, carry: Carry, plan: Padded, lane: Lane) -> Recorded:
         """The recording for chunks of this shape, kept for the rounds to come."""
         made = plan.data is not self.federation
         key = (id(one), plan.pool.shape[1:], _shape(carry))
-        known = self._recordings.get(key)
+        known = lane.recordings.get(key)
         if known is None or not known.fits(plan):
-            if known is None and len(self._recordings) >= MOST_RECORDINGS:
-                self._recordings.pop(next(iter(self._recordings)))
-            known = self._recordings[key] = Recorded(one, carry, plan, self._memory, made, known)
+            if known is None and len(lane.recordings) >= MOST_RECORDINGS:
+                lane.recordings.pop(next(iter(lane.recordings)))
+            known = lane.recordings[key] = Recorded(one, carry, plan, lane, made, known)
         return known
 
 

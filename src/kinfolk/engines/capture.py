@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from kinfolk.engines.lanes import Lane
 from kinfolk.engines.padded import Padded, seen
 from kinfolk.engines.steps import first_states, fit_in_place, fit_step, gradients, sweep_step, writes_over
 from kinfolk.federation.federation import Federation
@@ -33,11 +33,13 @@ class Recorded:
         one: Fit | Sweep,
         carry: Carry,
         plan: Padded,
-        memory: Any,
+        lane: Lane,
         made: bool = False,
         before: Recorded | None = None,
     ) -> None:
-        self.one, self.memory, self.made = one, memory, made
+        self.one, self.made = one, made
+        # Not the lane itself, which holds this: what is held in a circle may be torn down amid a recording.
+        self.side, self.memory = lane.side, lane.memory
         changed, added = changing(one, carry, plan)
         self.carry = {**_fixed(carry, changed), **added}
         self.states = first_states(one, self.carry) if isinstance(one, Fit) else []
@@ -78,7 +80,10 @@ class Recorded:
     def _record(self, whole: bool, everyone: bool) -> torch.cuda.CUDAGraph:
         body: Callable[[], None] = lambda: self._body(whole, everyone)  # noqa: E731
         kept = [t.clone() for t in self._fixed_tensors()]
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        # On the lane's own stream: libraries hold room to work in for each stream, and two recordings that
+        # are replayed at a time must not share it.
+        side = self.side
+        assert side is not None, "recordings are for CUDA devices"
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):
@@ -86,7 +91,7 @@ class Recorded:
                 body()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.memory):
+        with torch.cuda.graph(graph, pool=self.memory, stream=side):
             body()
         for tensor, old in zip(self._fixed_tensors(), kept, strict=True):
             tensor.copy_(old)

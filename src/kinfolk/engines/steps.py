@@ -122,12 +122,35 @@ def gradients(descent: Descent, carry: Carry, buffers: Tree, rows: Rows, whole: 
         return descent.objective({**leaves, **buffers}, Batch(x, y, row, None if whole else weight), carry)
 
     with torch.enable_grad():  # the caller may have switched gradients off
-        total = vmap(one)(leaves, buffers, carry, *rows).sum()
+        total = _for_all(one, rows)(leaves, buffers, carry, *rows).sum()
     grads = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
     named = dict(zip(leaves, grads, strict=True))
     if descent.clip:
         named = vmap(lambda g: clip(g, descent.clip))(named)
     return params, named
+
+
+def _for_all(one: Callable[..., Any], rows: Rows, in_dims: Any = 0) -> Callable[..., Any]:
+    """`one` for all clients: by vmap, but for one client on a GPU as it is.
+
+    Libraries have more ways to do the layers of one network than those of many.
+    """
+    if not single(rows):
+        return vmap(one, in_dims=in_dims)
+    # Views, whose gradients are views too, and through which buffers are written.
+    return lambda *given: _each(lambda t: t[None], one(*(_each(lambda t: t.squeeze(0), v) for v in given)))
+
+
+def single(rows: Rows) -> bool:
+    """Whether these are the rows of one client on a GPU."""
+    return rows[0].is_cuda and len(rows[0]) == 1
+
+
+def _each(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """A tensor changed, or all those in a carry."""
+    if isinstance(value, dict):
+        return {key: _each(change, inner) for key, inner in value.items()}
+    return change(value)
 
 
 def sweep_step(sweep: Sweep, carry: Carry, rows: Rows, active: Tensor | None, whole: bool) -> Carry:
@@ -140,7 +163,7 @@ def sweep_step(sweep: Sweep, carry: Carry, rows: Rows, active: Tensor | None, wh
     given = {key: _one(value, shared[key]) for key, value in carry.items()}
     dims = {key: _dims(value, shared[key]) for key, value in carry.items()}
     with torch.no_grad():
-        new: Carry = vmap(one, in_dims=(dims, 0, 0, 0, 0))(given, *rows)
+        new: Carry = _for_all(one, rows, (dims, 0, 0, 0, 0))(given, *rows)
     # What was the same for all clients and came back untouched stays one tensor.
     new = {
         key: carry[key] if shared.get(key) and _same(value, given[key]) else value

@@ -25,6 +25,8 @@ LONG = {"cpu": 1e13, "cuda": 1e16}
 # A size that is not clearly faster is not worth other bits.
 CLEARLY = 1.1
 TIMES = (0.25, 0.5, 1, 2)
+# What else is tried where clients have lanes of their own.
+BESIDE_LANES = {(1, 8), (4, 3), (12, 1)}
 
 
 def tuned(choice: Choice, federation: Federation, learner: Learner, work: float) -> Choice:
@@ -34,15 +36,24 @@ def tuned(choice: Choice, federation: Federation, learner: Learner, work: float)
     """
     if work < LONG[choice.device.type] or choice.name not in ("workers", "batched") or choice.chunk < 1:
         return choice
-    sizes = sorted({max(1, int(choice.chunk * f)) for f in TIMES})
-    most = max(sizes) * (choice.processes if choice.name == "workers" else 1)
-    sizes = [size for size in sizes if size <= len(federation.clients)] or [choice.chunk]
-    rates = {size: _rate(replace(choice, chunk=size), federation, learner, most) for size in sizes}
+    count = len(federation.clients)
+    # (clients a call, calls side by side)
+    ways = {(max(1, int(choice.chunk * f)), 1) for f in TIMES} if choice.lanes == 1 else BESIDE_LANES
+    ways = {way for way in ways if way[0] <= count} | {(choice.chunk, choice.lanes)}
+    most = max(chunk for chunk, _ in ways) * (choice.processes if choice.name == "workers" else 1)
+    rates = {
+        (chunk, lanes): _rate(replace(choice, chunk=chunk, lanes=lanes), federation, learner, most)
+        for chunk, lanes in sorted(ways)
+    }
     best = max(rates, key=rates.__getitem__)
-    if rates[best] < CLEARLY * rates.get(choice.chunk, 0):
-        best = choice.chunk
-    tried = ", ".join(f"{size}: {rate:.3g}" for size, rate in rates.items())
-    return replace(choice, chunk=best, why=f"{choice.why}; clients a second by clients a call: {tried}")
+    if rates[best] < CLEARLY * rates[choice.chunk, choice.lanes]:
+        best = choice.chunk, choice.lanes
+    tried = ", ".join(
+        f"{chunk}{f' in {lanes} lanes' if lanes > 1 else ''}: {rate:.3g}"
+        for (chunk, lanes), rate in rates.items()
+    )
+    why = f"{choice.why}; clients a second by clients a call: {tried}"
+    return replace(choice, chunk=best[0], lanes=best[1], why=why)
 
 
 def _rate(choice: Choice, federation: Federation, learner: Learner, count: int) -> float:

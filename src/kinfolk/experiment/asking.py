@@ -13,6 +13,7 @@ from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Stage
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import Parts, first_rows
+from kinfolk.experiment.sections import EngineSpec
 from kinfolk.learning.batchable import cost, obstacle
 from kinfolk.script import Ask
 from kinfolk.streams import Turn
@@ -34,7 +35,7 @@ def staged(parts: Parts, table: Table) -> Iterator[Stage]:
     spec = parts.spec.engine
     one_process(spec.name)
     x, y = first_rows(parts.federation, 2)
-    wanted = Wanted(spec.name, spec.device, spec.chunk, spec.processes, spec.memory)
+    wanted = wanted_by(spec)
     size, blocked = cost(parts.learner, x[:1]), obstacle(parts.learner, x, y)
     choice = choose(wanted, size, parts.spec.local.batch, len(parts.federation.clients), blocked)
     with arithmetic(choice.device, spec.precision):
@@ -43,6 +44,15 @@ def staged(parts: Parts, table: Table) -> Iterator[Stage]:
             yield Stage(engine)
         finally:
             engine.close()
+
+
+def wanted_by(spec: EngineSpec) -> Wanted:
+    """What the `[engine]` table asks for.
+
+    >>> wanted_by(EngineSpec(chunk=3)).chunk
+    3
+    """
+    return Wanted(spec.name, spec.device, spec.chunk, spec.processes, spec.memory, spec.precision, spec.lanes)
 
 
 def one_process(engine: str) -> None:

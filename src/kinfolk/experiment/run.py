@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from kinfolk.engines.choose import Choice, Wanted, arithmetic, choose, make
+from kinfolk.engines.choose import Choice, arithmetic, choose, make
 from kinfolk.engines.distributed import Distributed, serve
 from kinfolk.engines.link import Link, linked
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Engine, Stage, drop_outs
 from kinfolk.engines.tune import tuned
 from kinfolk.errors import KinfolkError
+from kinfolk.experiment.asking import wanted_by
 from kinfolk.experiment.build import Network, Parts, build_parts, first_rows, parameters
 from kinfolk.experiment.checkpoint import load_latest, save
 from kinfolk.experiment.record import Records, write_json, write_text
@@ -140,7 +141,7 @@ def _lead(
 
 def _choose(parts: Parts, link: Link | None) -> Choice:
     engine, federation = parts.spec.engine, parts.federation
-    wanted = Wanted(engine.name, engine.device, engine.chunk, engine.processes, engine.memory)
+    wanted = wanted_by(engine)
     if link is not None:  # one process of its own, which is all it may use
         wanted = replace(wanted, name=engine.inner, processes=1)
     x, y = first_rows(federation, 2)
@@ -167,7 +168,8 @@ def _kept(choice: Choice, folder: Path) -> Choice:
     try:
         old = json.loads((folder / "run.json").read_text())["choice"]
         same = (old["name"], old["device"]) == (choice.name, choice.device.type)
-        return replace(choice, chunk=int(old["chunk"]), why=str(old["why"])) if same else choice
+        chunk, lanes, why = int(old["chunk"]), int(old.get("lanes", 1)), str(old["why"])
+        return replace(choice, chunk=chunk, lanes=lanes, why=why) if same else choice
     except (OSError, ValueError, KeyError, TypeError):
         return choice
 
@@ -324,6 +326,7 @@ class _Running:
                 "name": self.choice.name,
                 "device": self.choice.device.type,
                 "chunk": self.choice.chunk,
+                "lanes": self.choice.lanes,
                 "why": self.choice.why,
             },
             "federation": {

@@ -72,6 +72,8 @@ class EngineSpec:
     device: str = "auto"
     # Clients per call of the batched engine; 0: as many as the memory allows.
     chunk: int = 0
+    # Calls of the batched engine side by side on a GPU; 0: several where one client's step fills a call.
+    lanes: int = 0
     # Processes of the workers engine; 0: one per core.
     processes: int = 0
     # "float32"; "tf32": coarser products on a GPU; "bf16": coarser still, products alone, anywhere.
@@ -153,7 +155,7 @@ RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
     (lambda v: v >= 1, "give 1 or more", "local.batch run.rounds run.evaluate_every run.checkpoint_every"),
     (lambda v: v >= 0, "give 0 or more", "local.epochs local.steps local.weight_decay local.clip"),
     (lambda v: v >= 0, "give 0 or more", "local.augment_pad"),
-    (lambda v: v >= 0, "give 0 or more", "engine.chunk engine.processes engine.memory run.seed"),
+    (lambda v: v >= 0, "give 0 or more", "engine.chunk engine.lanes engine.processes engine.memory run.seed"),
     (lambda v: v > 0, "give a number above 0", "local.lr engine.timeout"),
     (lambda v: 0 < v <= 1, "give a number above 0 and at most 1", "local.decay run.participation"),
     (lambda v: 0 <= v < 1, "give a number from 0 to below 1", "local.momentum run.absent run.attackers"),

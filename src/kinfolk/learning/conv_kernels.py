@@ -202,6 +202,12 @@ def to_input(gy: Tensor, x: Tensor, w: Tensor, stride: int, pad: int, **other: A
     return gx
 
 
+def to_input_turned(gy: Tensor, x: Tensor, w: Tensor, stride: int, pad: int, **other: Any) -> Tensor:
+    """The same for kernels that move by one place: a convolution of `gy` with the weights turned round."""
+    assert stride == 1
+    return forward(gy, w.flip(3, 4).transpose(1, 2).contiguous(), None, 1, w.shape[3] - 1 - pad, **other)
+
+
 def to_weight(gy: Tensor, x: Tensor, w: Tensor, stride: int, pad: int, **other: Any) -> Tensor:
     """The gradient with respect to `w`.
 

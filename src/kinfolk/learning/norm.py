@@ -54,7 +54,7 @@ class RowBatchNorm(nn.Module):
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         if weights is None and self.momentum is not None:
-            return F.batch_norm(
+            out = F.batch_norm(
                 x,
                 self.running_mean,
                 self.running_var,
@@ -64,10 +64,12 @@ class RowBatchNorm(nn.Module):
                 self.momentum,
                 self.eps,
             )
+            return out.to(x.dtype)  # of half precision vmap would make float32
         if not by_batch:
-            return F.batch_norm(
+            out = F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
             )
+            return out.to(x.dtype)
         return self._by_rows(x, weights if weights is not None else x.new_ones(x.shape[0]))
 
     def _by_rows(self, given: Tensor, weights: Tensor) -> Tensor:

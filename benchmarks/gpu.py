@@ -44,9 +44,11 @@ class PflCNN(nn.Module):
         return self.head(self.body(x))
 
 
-# name: (shape of a row, classes, clients, rows, batch); of the MLP five epochs, else the plans take longest.
-CHUNK = {"resnet18": 12}
-EPOCHS = {"mlp": 5}
+# name: (shape of a row, classes, clients, rows, batch); of the small ones five epochs, else the plans take
+# longest. Of large networks also one client a call in lanes, and also in bf16.
+CHUNK = {"resnet18": 12, "mobilenetv2": 12}
+LANES = {"resnet18": 4, "mobilenetv2": 4}
+EPOCHS = {"mlp": 5, "lenet": 5}
 WORK = {
     "mlp": ((784,), 10, 384, 500, 50),
     "lenet": ((1, 28, 28), 10, 192, 250, 50),
@@ -54,6 +56,7 @@ WORK = {
     "femnist_cnn": ((1, 28, 28), 62, 50, 50, 10),
     "femnist_cnn_small": ((1, 28, 28), 62, 256, 50, 10),
     "resnet18": ((3, 32, 32), 10, 48, 250, 50),
+    "mobilenetv2": ((3, 32, 32), 10, 24, 250, 50),
 }
 
 
@@ -76,10 +79,12 @@ def ceilings() -> dict[str, float]:
         torch.backends.cuda.matmul.allow_tf32 = tf32
         out[name] = 2 * 8192**3 / best(lambda: a @ b)
     torch.backends.cuda.matmul.allow_tf32 = False
+    a, b = a.bfloat16(), b.bfloat16()
+    out["bf16"] = 2 * 8192**3 / best(lambda: a @ b)
     return out
 
 
-def setting(name: str, most: int = 10**6):
+def setting(name: str, most: int = 10**6, half: bool = False):
     """(learner, federation, batch) of one line of the table, with at most so many clients."""
     shape, classes, clients, rows, batch = WORK[name]
     draw = Seed(0).torch("bench")
@@ -91,12 +96,14 @@ def setting(name: str, most: int = 10**6):
     with Seed(0).borrowed("init"):
         module = PflCNN() if name == "pfl_cnn" else build_model(name, shape, classes, {})
     plan = Plan(batch, EPOCHS.get(name, 1))
-    return Learner(module, find_loss("cross_entropy"), classes, SGD(), plan, lr=0.05), federation, batch
+    loss = find_loss("cross_entropy")
+    return Learner(module, loss, classes, SGD(), plan, lr=0.05, half=half), federation, batch
 
 
-def engine(learner, federation, chunk: int, record: bool):
+def engine(learner, federation, chunk: int, record: bool, lanes: int = 1):
     algorithm = build_algorithm("fedavg", learner, {})
-    made = Batched(federation, installed(algorithm), Memories(lambda who: {}), chunk, "cuda", record=record)
+    none = Memories(lambda who: {})
+    made = Batched(federation, installed(algorithm), none, chunk, "cuda", record=record, lanes=lanes)
     stage = Stage(made)
     first = {n: t.cuda() for n, t in learner.first.items()}
     state = algorithm.init(first, federation.clients, Seed(0))
@@ -157,6 +164,42 @@ def apart(a, b, first) -> float:
     return (gap / moved) ** 0.5
 
 
+def measured(name: str, precision: str, asked: int, top: dict[str, float]) -> dict[str, float]:
+    """Samples a second of every way, the floor and how much of it the best way reaches."""
+    learner, federation, batch = setting(name, half=precision == "bf16")
+    shape, _, clients, rows, _ = WORK[name]
+    samples = clients * rows * EPOCHS.get(name, 1)
+    size = cost(learner, federation.x[:1])
+    few = setting(name, 12)[1]  # a loop's time grows with the clients: a few of them tell it
+    bare = seconds(bare_round(learner, few, torch.device("cuda")), 1)
+    line = {"bare": samples / clients * len(few.clients) / bare}
+    models = {}
+    chunk = asked or min(clients, CHUNK.get(name, clients))
+    ways = {"vmap": (chunk, False, 1), "recorded": (chunk, True, 1)}
+    if name in LANES:
+        ways |= {"alone": (1, True, 1), "lanes": (1, True, LANES[name])}
+    for label, (many, record, lanes) in ways.items():
+        torch.cuda.reset_peak_memory_stats()
+        go = engine(learner, federation, many, record, lanes)
+        line[label] = samples / seconds(go, 2)
+        models[label] = go()
+        line[label + "_GiB"] = torch.cuda.max_memory_allocated() / 2**30
+        torch.cuda.empty_cache()
+    steps = -(-rows // batch) * EPOCHS.get(name, 1)
+    floor = max(
+        3 * size.flops * samples / top[precision],
+        (8 * size.parameters * clients * steps + 4 * samples * torch.Size(shape).numel()) / top["copy_bytes"],
+    )
+    line |= {
+        "floor": samples / floor,
+        "reached_%": 100 * floor * max(line[label] for label in ways) / samples,
+        "apart": apart(models["recorded"], models["vmap"], learner.first),
+    }
+    if name in LANES:
+        line["lanes_apart"] = apart(models["lanes"], models["alone"], learner.first)
+    return line
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(WORK))
@@ -168,37 +211,10 @@ def main() -> None:
     top = ceilings()
     print({k: f"{v:.3g}" for k, v in top.items()}, flush=True)
     for name in options.names:
-        learner, federation, batch = setting(name)
-        shape, _, clients, rows, _ = WORK[name]
-        samples = clients * rows * EPOCHS.get(name, 1)
-        size = cost(learner, federation.x[:1])
-        for precision in ("float32", "tf32"):
+        for precision in ("float32", "tf32", "bf16") if name in LANES else ("float32", "tf32"):
             with arithmetic(torch.device("cuda"), precision):
-                few = setting(name, 12)[1]  # a loop's time grows with the clients: a few of them tell it
-                bare = seconds(bare_round(learner, few, torch.device("cuda")), 1)
-                line = {"bare": samples / clients * len(few.clients) / bare}
-                models = {}
-                chunk = options.chunk or min(clients, CHUNK.get(name, clients))
-                for label, record in (("vmap", False), ("recorded", True)):
-                    torch.cuda.reset_peak_memory_stats()
-                    go = engine(learner, federation, chunk, record)
-                    line[label] = samples / seconds(go)
-                    models[label] = go()
-                    line[label + "_GiB"] = torch.cuda.max_memory_allocated() / 2**30
-                    torch.cuda.empty_cache()
-                steps = -(-rows // batch) * EPOCHS.get(name, 1)
-                floor = max(
-                    3 * size.flops * samples / top[precision],
-                    (8 * size.parameters * clients * steps + 4 * samples * torch.Size(shape).numel())
-                    / top["copy_bytes"],
-                )
-                line |= {"floor": samples / floor, "reached_%": 100 * floor * line["recorded"] / samples}
-                line["apart"] = apart(models["recorded"], models["vmap"], learner.first)
-                for key in ("bare", "vmap", "recorded", "floor"):
-                    line[key] = round(line[key])
-                print(
-                    name, precision, json.dumps({k: float(f"{v:.4g}") for k, v in line.items()}), flush=True
-                )
+                line = measured(name, precision, options.chunk, top)
+            print(name, precision, json.dumps({k: float(f"{v:.4g}") for k, v in line.items()}), flush=True)
     for key, took in TRIED.items():
         print(key[0], key[1], key[3:], {n: round(t, 3) for n, t in took.items()})
 

@@ -75,9 +75,10 @@ def test_a_recorded_pass_is_the_pass(network: str, optimiser: object) -> None:
     ]
     for round in (0, 1, 2):  # the plan of the third is made ahead
         turn = Turn(Seed(3), round, federation.clients)
-        loop, *others = (
-            Stack.join(list(e.replies(Ask("update", federation.clients, first), turn))) for e in engines
-        )
+        with arithmetic(torch.device("cuda"), "float32"):
+            loop, *others = (
+                Stack.join(list(e.replies(Ask("update", federation.clients, first), turn))) for e in engines
+            )
         for name, leaf in loop.tree("model").items():
             scale = leaf.double().norm() + 1e-9
             for other in others:
@@ -86,7 +87,7 @@ def test_a_recorded_pass_is_the_pass(network: str, optimiser: object) -> None:
     assert all(lane.recordings for lane in engines[3].lanes)
 
 
-@pytest.mark.parametrize("name", ["fesem", "feddc", "ditto", "mdicfl"])
+@pytest.mark.parametrize("name", ["fesem", "feddc", "fedem", "mdicfl"])
 def test_lanes_give_what_one_lane_gives(name: str) -> None:
     """With memories, folds in chunks and several tasks a round."""
     federation, device = toy.ragged(), torch.device("cuda")
@@ -133,29 +134,28 @@ def test_a_recorded_sweep_scores_every_client_by_its_own_model() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_coarse_products_of_a_network_with_batch_norm_stay_near(chunk: int, precision: str) -> None:
+@pytest.mark.parametrize(("precision", "far"), [("tf32", 0.05), ("bf16", 0.3)])
+def test_coarse_products_of_a_network_with_batch_norm_stay_near(
+    chunk: int, precision: str, far: float
+) -> None:
+    """One step: after several, ReLUs near zero and BatchNorm make rounding large."""
     draw = Seed(0).torch("rows")
     rows = [(torch.randn(40, 3, 16, 16, generator=draw), torch.arange(40) % 5) for _ in range(3)]
     federation = from_arrays(rows, test={}, classes=5)
-    got = []
+    moves = []
     for half, how in ((False, "float32"), (precision == "bf16", precision)):
         with Seed(0).borrowed("init"):
             module = build_model("resnet18", (3, 16, 16), 5, {})
-        learner = Learner(module, find_loss("cross_entropy"), 5, SGD(), Plan(10), lr=0.01, half=half)
+        learner = Learner(module, find_loss("cross_entropy"), 5, SGD(), Plan(40), lr=0.01, half=half)
         first = {"model": {n: t.cuda() for n, t in learner.first.items()}}
         with arithmetic(torch.device("cuda"), how):
-            engine = Batched(
-                federation, {"t": learner.train()}, Memories(lambda who: {}), chunk, "cuda", lanes=2
-            )
-            ask = Ask("t", federation.clients, first)
-            got.append(
-                Stack.join(list(engine.replies(ask, Turn(Seed(1), 0, federation.clients)))).tree("model")
-            )
-    for name, leaf in got[0].items():
-        start = first["model"][name].double()
-        gap, moved = (got[1][name].double() - leaf).norm(), (leaf.double() - start).norm()
-        assert gap <= 0.5 * moved + 1e-6, name
+            table, none = {"t": learner.train()}, Memories(lambda who: {})
+            engine = Batched(federation, table, none, chunk, "cuda", lanes=2)
+            ask, turn = Ask("t", federation.clients, first), Turn(Seed(1), 0, federation.clients)
+            model = Stack.join(list(engine.replies(ask, turn))).tree("model")
+        moves.append(torch.cat([(model[n] - first["model"][n]).flatten() for n in learner.names]).double())
+    exact, coarse = moves
+    assert 0 < (coarse - exact).norm() <= far * exact.norm()
 
 
 def test_networks_in_float64_train_on_the_device() -> None:

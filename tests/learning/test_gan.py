@@ -16,7 +16,7 @@ from kinfolk.engines.one import client_batches, gradient, perform
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.own import from_arrays
 from kinfolk.learning.copies import CopyGuard
-from kinfolk.learning.gan import Gan, from_bytes, to_bytes, to_unit
+from kinfolk.learning.gan import PART, Gan, from_bytes, to_bytes, to_unit
 from kinfolk.learning.noise import normal
 from kinfolk.learning.stand_in import StandIns, checked_images, predicted
 from kinfolk.script import Ask
@@ -232,3 +232,16 @@ def test_a_gan_of_few_rows_sees_no_others(digits, learner):
     assert torch.equal(images, other["images"])
     all_rows = make(StandIns(learner, "gan", 12, Gan(width=0.0625, epochs=2, batch=8), guard=None), digits)
     assert not torch.equal(images, all_rows["images"])
+
+
+def test_the_guard_keeps_no_network_and_no_optimiser():
+    images = to_bytes(torch.zeros(3, 4))
+    carry = {
+        "images": images,
+        PART: {"w": torch.ones(2)},
+        "optimiser.0.first": {"w": torch.ones(2)},
+        "key": KEY,
+    }
+    held = CopyGuard(sample=2).begin(carry, torch.tensor(5), 4)
+    assert set(held) == {"images", "key", "work.sample", "work.sample_near", "work.image_near"}
+    assert held["images"] is images

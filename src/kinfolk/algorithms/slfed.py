@@ -35,10 +35,13 @@ from kinfolk.task import Carry, Facts, Fit, Peer, Swap, Table, Task
 from kinfolk.trust.alike import Rank, listed
 from kinfolk.trust.book import blank_book, checked_told, note_hearsay, note_meetings, opinions
 from kinfolk.trust.similarity import histogram, similarity
-from kinfolk.types import Client, Each, Message, Tree
+from kinfolk.types import Client, Each, Message, Tree, map_leaves
 
 # What lives longer than a round; all else in a memory is one round's.
 KEPT = ("book", "copies", "diary", "images", "key", "made", "model", "pam", "refused")
+
+# What is worked on where the engine works.
+LARGE = ("images", "model", "pam")
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ class SLFed:
 
     def remember(self, who: Client) -> Message:
         """Each client starts from the common initial model."""
-        return {"model": self.learner.first, "pam": self.learner.first}
+        first = self.learner.first
+        return {"model": first, "pam": first}
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """One round; every answer is empty, and all that matters goes from client to client."""
@@ -175,13 +179,10 @@ class SLFed:
         n = len(me.turn.clients)
         first: Message = {"book": blank_book(n), "diary": blank_diary(n), "refused": torch.zeros(n).long()}
         held = {**first, **{key: memory[key] for key in KEPT if key in memory}}
-        held["book"], held["diary"] = (
-            {k: t.cpu() for k, t in held[key].items()} for key in ("book", "diary")
-        )
         key = torch.tensor(me.turn.seed.number("gan", me.turn.round, me.name))
-        held |= {"key": key, "pam": memory["model"], "refused": held["refused"].cpu()}
+        held |= {"key": key, "pam": memory["model"]}
         held["now"] = torch.tensor(me.turn.round)
-        return {name: held[name] for name in sorted(held)}
+        return _on_host({name: held[name] for name in sorted(held)})
 
     def _show(self, memory: Message, me: Peer) -> dict[Client, Message]:
         """The images, to this round's partners."""
@@ -191,6 +192,7 @@ class SLFed:
 
     def _look(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
         """Histograms of the own model's predictions on the own images and on the partners'."""
+        memory = _on_host(memory)
         seen, refusals = {}, _refusals(memory, me)
         for sender in refusals.expected(inbox, partners(me, self.direct)):
             if not int(memory.get("made", 0)):
@@ -289,6 +291,14 @@ def _holding(
         lambda memory, me: send(memory, me) if ready(memory, me) else {},
         lambda inbox, memory, me: receive(inbox, memory, me) if ready(memory, me) else memory,
     )
+
+
+def _on_host(memory: Message) -> Message:
+    """The memory with all that is small on the host: letters and lists are read number by number.
+
+    A task that an engine runs on a device, such as training or making images, leaves everything there.
+    """
+    return {**memory, **map_leaves(lambda t: t.cpu(), {k: memory[k] for k in memory if k not in LARGE})}
 
 
 def _refusals(memory: Message, me: Peer) -> Refusals:

@@ -72,7 +72,10 @@ class Memories(dict[Client, Message]):
 def swap_in_process(
     swap: Swap, among: tuple[Client, ...], turn: Turn, memories: Memories
 ) -> dict[tuple[Client, Client], int]:
-    """Every client sends before any receives, so nobody hears of this exchange in what it sends."""
+    """Every client sends before any receives, so nobody hears of this exchange in what it sends.
+
+    Nothing is copied: letters stay on the device that they were written on. One that was read is let go.
+    """
     inbox: dict[Client, dict[Client, Message]] = {c: {} for c in among}
     sent: dict[tuple[Client, Client], int] = {}
     for sender in among:
@@ -81,5 +84,5 @@ def swap_in_process(
             if to in inbox:
                 inbox[to][sender] = payload
     for receiver in among:
-        memories[receiver] = swap.receive(inbox[receiver], memories[receiver], Peer(receiver, turn))
+        memories[receiver] = swap.receive(inbox.pop(receiver), memories[receiver], Peer(receiver, turn))
     return sent

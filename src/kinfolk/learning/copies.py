@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfolk.learning.gan import from_bytes
+from kinfolk.learning.gan import PART, from_bytes
 from kinfolk.task import Batch, Carry, Plan, Sweep
 
 SAMPLE, SAMPLE_NEAR, IMAGE_NEAR = "work.sample", "work.sample_near", "work.image_near"
@@ -35,11 +35,15 @@ class CopyGuard:
         return Sweep(self._collect, plan), Sweep(self._look, plan)
 
     def begin(self, carry: Carry, rows: Tensor, pixels: int) -> Carry:
-        """The carry before the passes; `rows` is how many training rows there are."""
+        """The carry before the passes; `rows` is how many training rows there are.
+
+        The GAN has done its work, and with its optimisers it is larger than all else: it is let go.
+        """
         far = torch.full((), float("inf"), dtype=torch.float64, device=rows.device)
         places = torch.arange(self.sample, device=rows.device)
+        kept = {key: carry[key] for key in carry if key != PART and not key.startswith("optimiser.")}
         return {
-            **carry,
+            **kept,
             SAMPLE: torch.zeros(self.sample, pixels, dtype=torch.float64, device=rows.device),
             # Places beyond the client's rows are told by a distance that no pair has.
             SAMPLE_NEAR: torch.where(places < rows, far, -1.0)[:, None].expand(-1, 2).clone(),

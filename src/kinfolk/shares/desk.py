@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kinfolk.errors import KinfolkError
 from kinfolk.shares.context import Context, Diary, check_secrecy
-from kinfolk.shares.letters import field, from_diary, read_request, request_letter, to_diary
+from kinfolk.shares.letters import field, noted, one_visit, read_request, request_letter
 from kinfolk.shares.refusals import Refusals
 from kinfolk.shares.scheme import Scheme
 from kinfolk.shares.vector import to_tree, to_vector
@@ -128,8 +128,8 @@ class Desk:
                     raise KinfolkError(f"model of {self.me!r}", None, "was not shared; there is no answer")
                 scheme = self._scheme(memory, ctx)
                 answer = scheme.respond({**_trees(got), self.me: kept}, self.me, ctx)
-                diary = self._diary(memory).answer(ctx)
-                memory = {**memory, f"answer.{i}": answer, "diary": from_diary(diary, self.names)}
+                diary = self._diary(memory, ctx.requester).answer(ctx)
+                memory = {**self._noted(memory, ctx.requester, diary), f"answer.{i}": answer}
                 continue
             memory = self._closed(memory, i, ctx)
         return {key: value for key, value in memory.items() if not key.startswith("share.")}
@@ -149,8 +149,8 @@ class Desk:
             ctx = self._own(memory)
             with self.refusals.by(self.me, ctx.members):
                 scheme = self.scheme(self.me, int(asked["word"]) == AGAIN)
-                whole = scheme.reconstruct(_trees(inbox), ctx).cpu()
-                own = to_vector(memory["model"])[0].detach().double().cpu()
+                own = to_vector(memory["model"])[0].detach().double()
+                whole = scheme.reconstruct(_trees(inbox), ctx).to(own.device)
                 memory = {**memory, "pam": to_tree((own + whole) / (1 + ctx.total), memory["model"])}
         memory = {key: value for key, value in memory.items() if not key.startswith("answer.")}
         return self._dealt({**memory, "wave": torch.tensor(wave + 1)})
@@ -163,10 +163,10 @@ class Desk:
         check_secrecy(sigma, self.me, ctx, self.min_members, self.max_share)
         if within is not None and not set(ctx.members) < set(within.members):
             raise KinfolkError(f"request of {sender!r}", ctx.members, "must be a shorter list")
-        diary = self._diary(memory).admit(ctx, self.me, self.names)
+        diary = self._diary(memory, sender).admit(ctx, self.me, self.names)
         i, opened = self.names.index(sender), {key: t.clone() for key, t in memory["open"].items()}
         opened["mask"][i], opened["sigma"][i], opened["total"][i] = mask, sigma, total
-        return {**memory, "open": opened, "diary": from_diary(diary, self.names)}
+        return {**self._noted(memory, sender, diary), "open": opened}
 
     def _same(self, memory: Message, ctx: Context, letter: object) -> None:
         mask, _, total = read_request(letter, len(self.names), ctx.requester)
@@ -176,11 +176,11 @@ class Desk:
     def _closed(self, memory: Message, i: int, ctx: Context) -> Message:
         opened = {key: t.clone() for key, t in memory["open"].items()}
         opened["mask"][i] = False
-        diary = self._diary(memory)
+        diary = self._diary(memory, ctx.requester)
         visit = diary.last[ctx.requester]
         if visit.id == ctx.id and visit.state == "open":  # what was answered can not be taken back
             diary = diary.abort(ctx)
-        return {**memory, "open": opened, "diary": from_diary(diary, self.names)}
+        return {**self._noted(memory, ctx.requester, diary), "open": opened}
 
     def _dealt(self, memory: Message) -> Message:
         """With the shares of the wave that begins."""
@@ -194,10 +194,13 @@ class Desk:
         return memory
 
     def _scheme(self, memory: Message, ctx: Context) -> Scheme:
-        return self.scheme(ctx.requester, self._diary(memory).last[ctx.requester].attempt)
+        return self.scheme(ctx.requester, self._diary(memory, ctx.requester).last[ctx.requester].attempt)
 
-    def _diary(self, memory: Message) -> Diary:
-        return to_diary(memory["diary"], self.names)
+    def _diary(self, memory: Message, of: Client) -> Diary:
+        return one_visit(memory["diary"], self.names, of)
+
+    def _noted(self, memory: Message, of: Client, diary: Diary) -> Message:
+        return {**memory, "diary": noted(memory["diary"], self.names, of, diary)}
 
     def _context(self, memory: Message, requester: Client, mask: Tensor, total: float) -> Context:
         members = tuple(who for _, who in self._at(mask))
@@ -210,8 +213,9 @@ class Desk:
     def _open(self, memory: Message, wave: int | None = None) -> Iterator[tuple[int, Context, float]]:
         """(place, context, own sigma) of every request that is open; of one wave or of all."""
         opened = memory["open"]
+        asking = opened["mask"].any(1).tolist()
         for i, who in enumerate(self.names):
-            if opened["mask"][i].any() and (wave is None or i % self.waves == wave):
+            if asking[i] and (wave is None or i % self.waves == wave):
                 ctx = self._context(memory, who, opened["mask"][i], float(opened["total"][i]))
                 yield i, ctx, float(opened["sigma"][i])
 

@@ -72,6 +72,31 @@ def to_diary(tree: Tree, names: tuple[Client, ...], retries: int = 1) -> Diary:
     return Diary(retries, last)
 
 
+def one_visit(tree: Tree, names: tuple[Client, ...], who: Client, retries: int = 1) -> Diary:
+    """The diary with what it says of one peer alone: all that a request of that peer is about.
+
+    >>> diary = Diary(1, {"ann": Visit(2, bytes(32)), "bob": Visit(3, bytes(32), "answered", 1)})
+    >>> one_visit(from_diary(diary, ("ann", "bob")), ("ann", "bob"), "bob").last["bob"].state
+    'answered'
+    """
+    i = names.index(who)
+    return to_diary({key: leaf[i : i + 1] for key, leaf in tree.items()}, (who,), retries)
+
+
+def noted(tree: Tree, names: tuple[Client, ...], who: Client, diary: Diary) -> Tree:
+    """The tensors with what a diary says of one peer; the rest stays as it was.
+
+    >>> tree = noted(blank_diary(2), ("ann", "bob"), "bob", Diary(1, {"bob": Visit(3, bytes(32))}))
+    >>> tree["round"], tree["state"]
+    (tensor([0, 3]), tensor([0, 1]))
+    """
+    i, new = names.index(who), from_diary(diary, (who,))
+    out = {key: leaf.clone() for key, leaf in tree.items()}
+    for key, leaf in out.items():
+        leaf[i] = new[key][0]
+    return out
+
+
 def from_diary(diary: Diary, names: tuple[Client, ...]) -> Tree:
     """A diary as tensors [peers].
 

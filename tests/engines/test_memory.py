@@ -1,0 +1,32 @@
+"""Letters within one process: nothing is copied, and what was read is let go."""
+
+import weakref
+
+import torch
+
+from kinfolk.engines.memory import Memories, swap_in_process
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Swap
+from kinfolk.types import Client
+
+NAMES = tuple(map(Client, "abc"))
+
+
+def test_a_letter_is_the_very_tensor_and_is_let_go_once_it_is_read():
+    letters, alive = {}, {}
+
+    def send(memory, me):
+        out = {who: {"v": torch.ones(3)} for who in NAMES if who != me.name}
+        letters.update({(me.name, who): weakref.ref(letter["v"]) for who, letter in out.items()})
+        return out
+
+    def receive(inbox, memory, me):
+        assert all(letters[sender, me.name]() is letter["v"] for sender, letter in inbox.items())
+        alive[me.name] = sum(ref() is not None for ref in letters.values())
+        return {"heard": torch.tensor(len(inbox))}
+
+    held = Memories(lambda who: {})
+    sent = swap_in_process(Swap(send, receive), NAMES, Turn(Seed(0), 0, NAMES), held)
+    assert alive["a"] == 6 > alive["b"] > alive["c"]
+    assert set(sent.values()) == {12}
+    assert {int(m["heard"]) for m in held.values()} == {2}

@@ -204,6 +204,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(WORK))
     parser.add_argument("--chunk", type=int, default=0)
+    parser.add_argument("--precision", choices=["float32", "tf32", "bf16"], help="this one alone")
     options = parser.parse_args()
     if options.names == ["femnist"]:
         femnist()
@@ -211,7 +212,8 @@ def main() -> None:
     top = ceilings()
     print({k: f"{v:.3g}" for k, v in top.items()}, flush=True)
     for name in options.names:
-        for precision in ("float32", "tf32", "bf16") if name in LANES else ("float32", "tf32"):
+        usual = ("float32", "tf32", "bf16") if name in LANES else ("float32", "tf32")
+        for precision in (options.precision,) if options.precision else usual:
             with arithmetic(torch.device("cuda"), precision):
                 line = measured(name, precision, options.chunk, top)
             print(name, precision, json.dumps({k: float(f"{v:.4g}") for k, v in line.items()}), flush=True)

@@ -225,3 +225,17 @@ def test_a_bare_layer_and_its_mode():
 )
 def test_who_needs_two_rows(module, expected):
     assert has_batch_norm(module) is expected
+
+
+def test_half_precision_in_vmap_is_half_precision_of_each_client():
+    """Statistics and weights stay float32, the numbers between layers bfloat16, as PyTorch has it outside."""
+    layer, x = RowBatchNorm(nn.BatchNorm2d(3)), torch.randn(2, 6, 3, 4, 4, generator=Seed(0).torch("x"))
+    state = {n: torch.stack([t, 2 * t]) for n, t in layer.state_dict().items() if t.is_floating_point()}
+
+    def one(state, x):
+        return functional_call(layer, {n: t.clone() for n, t in state.items()}, (x,))
+
+    got = vmap(one)(state, x.bfloat16())
+    each = torch.stack([one({n: t[i] for n, t in state.items()}, x[i].bfloat16()) for i in range(2)])
+    assert got.dtype == each.dtype == torch.bfloat16
+    assert (got - each).abs().max() <= 2**-6, "a last digit of numbers up to four"

@@ -53,24 +53,24 @@ class RowBatchNorm(nn.Module):
         weights = _weights.get() if by_batch else None
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        if weights is None and self.momentum is not None:
-            out = F.batch_norm(
-                x,
-                self.running_mean,
-                self.running_var,
-                self.weight,
-                self.bias,
-                by_batch,
-                self.momentum,
-                self.eps,
-            )
-            return out.to(x.dtype)  # of half precision vmap would make float32
-        if not by_batch:
-            out = F.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-            )
-            return out.to(x.dtype)
+        if weights is None and (self.momentum is not None or not by_batch):
+            return self._plain(x, by_batch)
         return self._by_rows(x, weights if weights is not None else x.new_ones(x.shape[0]))
+
+    def _plain(self, given: Tensor, by_batch: bool) -> Tensor:
+        # PyTorch takes half precision beside statistics in float32, but its rules for vmap do not.
+        apart = given.element_size() < 4 and torch._C._functorch.maybe_current_level() is not None
+        out = F.batch_norm(
+            given.float() if apart else given,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            by_batch,
+            self.momentum or 0.0,
+            self.eps,
+        )
+        return out.to(given.dtype)
 
     def _by_rows(self, given: Tensor, weights: Tensor) -> Tensor:
         # Half precision saves bytes elsewhere; sums over many rows would lose digits by it.

@@ -13,6 +13,7 @@ from torch.func import functional_call, vmap
 
 from kinfolk.learning.layers import exchange_layers
 from kinfolk.learning.norm import RowBatchNorm, has_batch_norm, row_weights, without_padding
+from kinfolk.streams import Seed
 
 LAYERS = {
     "1d": (nn.BatchNorm1d, (3,)),

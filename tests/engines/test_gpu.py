@@ -134,18 +134,18 @@ def test_a_recorded_sweep_scores_every_client_by_its_own_model() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-@pytest.mark.parametrize(("precision", "far"), [("tf32", 0.05), ("bf16", 0.3)])
+@pytest.mark.parametrize(("precision", "far"), [("tf32", 0.02), ("bf16", 0.15)])
 def test_coarse_products_of_a_network_with_batch_norm_stay_near(
     chunk: int, precision: str, far: float
 ) -> None:
-    """One step: after several, ReLUs near zero and BatchNorm make rounding large."""
+    """One step of a small network: in many steps or layers ReLUs near zero make rounding large."""
     draw = Seed(0).torch("rows")
-    rows = [(torch.randn(40, 3, 16, 16, generator=draw), torch.arange(40) % 5) for _ in range(3)]
+    rows = [(torch.randn(40, 1, 8, 8, generator=draw), torch.arange(40) % 5) for _ in range(3)]
     federation = from_arrays(rows, test={}, classes=5)
     moves = []
     for half, how in ((False, "float32"), (precision == "bf16", precision)):
         with Seed(0).borrowed("init"):
-            module = build_model("resnet18", (3, 16, 16), 5, {})
+            module = build_model("tiny_cnn", (1, 8, 8), 5, {"norm": "bn"})
         learner = Learner(module, find_loss("cross_entropy"), 5, SGD(), Plan(40), lr=0.01, half=half)
         first = {"model": {n: t.cuda() for n, t in learner.first.items()}}
         with arithmetic(torch.device("cuda"), how):
@@ -155,7 +155,8 @@ def test_coarse_products_of_a_network_with_batch_norm_stay_near(
             model = Stack.join(list(engine.replies(ask, turn))).tree("model")
         moves.append(torch.cat([(model[n] - first["model"][n]).flatten() for n in learner.names]).double())
     exact, coarse = moves
-    assert 0 < (coarse - exact).norm() <= far * exact.norm()
+    assert (coarse - exact).norm() <= far * exact.norm()
+    assert precision == "tf32" or not torch.equal(coarse, exact)
 
 
 def test_networks_in_float64_train_on_the_device() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -233,3 +234,24 @@ def test_workers_have_one_thread_each_and_the_parent_keeps_its_own():
     with engine({"t": Task(threads, lambda carry: (carry, None))}) as made:
         assert together(made, Ask("t", DATA.clients), turn(DATA)).tensor("v").tolist() == [1] * 4
     assert torch.get_num_threads() == before
+
+
+def test_workers_leave_what_they_inherited_and_the_parents_core_alone():
+    def kept(message: Message, memory: Message, facts: Any) -> Message:
+        tracked = sum(map(len, map(gc.get_objects, range(3))))
+        batch = not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) == os.SCHED_BATCH
+        return {"v": facts.rows * 0 + (gc.get_freeze_count() > 10 * tracked) + 2 * batch}
+
+    frozen, policy = gc.get_freeze_count(), os.sched_getscheduler(0)
+    with engine({"t": Task(kept, lambda carry: (carry, None))}) as made:
+        assert together(made, Ask("t", DATA.clients), turn(DATA)).tensor("v").tolist() == [3] * 4
+    assert (gc.get_freeze_count(), os.sched_getscheduler(0)) == (frozen, policy)
+
+
+def test_workers_work_where_their_policy_can_not_be_changed(monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(workers.os, "sched_setscheduler", refuse, raising=False)
+    with engine({"t": doing(lambda: None)}) as made:
+        assert together(made, Ask("t", DATA.clients), turn(DATA)).clients == DATA.clients

@@ -9,6 +9,7 @@ stay with the parent, so any process may serve any client.
 
 from __future__ import annotations
 
+import gc
 import json
 import mmap
 import multiprocessing
@@ -17,6 +18,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
@@ -245,6 +247,7 @@ def _serve(channel: Channel, others: list[Connection], inner: Inner) -> None:
     """A worker's life: a shared message sets the request, every other one names clients to serve."""
     torch.set_num_threads(1)
     keep_heap()
+    _make_way()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what the parent has made of it
     for other in others:
@@ -271,6 +274,16 @@ def _serve(channel: Channel, others: list[Connection], inner: Inner) -> None:
             channel.put(answer)
         except OSError:
             return
+
+
+def _make_way() -> None:
+    """Let this process be no hindrance: neither to the parent, nor to itself by what it inherited."""
+    # To look for garbage in what was inherited would take a quarter of a second and copy all its pages.
+    gc.freeze()
+    if hasattr(os, "SCHED_BATCH"):
+        # A worker that is woken would take the parent's core, for milliseconds, before others have a job.
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _answer(

@@ -184,6 +184,7 @@ def measured(name: str, precision: str, asked: int, top: dict[str, float]) -> di
         line[label] = samples / seconds(go, 2)
         models[label] = go()
         line[label + "_GiB"] = torch.cuda.max_memory_allocated() / 2**30
+        del go
         torch.cuda.empty_cache()
     steps = -(-rows // batch) * EPOCHS.get(name, 1)
     floor = max(

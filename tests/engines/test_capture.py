@@ -23,6 +23,25 @@ from kinfolk.types import Client
 CPU = torch.device("cpu")
 
 
+def test_a_recording_has_room_for_somewhat_longer_plans():
+    """Clients come from short to long, and each recording takes time."""
+    data, one = federation(), learner(plan=Plan(4))
+    fit = one.train().passes[0]
+    assert isinstance(fit, Fit)
+
+    def plan(epochs: int):
+        longer = replace(fit, plan=replace(fit.plan, epochs=epochs))
+        return padded(longer, 0, "batch", data, data.clients, turn(data), CPU)
+
+    carry = {"model": {n: t.expand(len(data.clients), *t.shape) for n, t in one.first.items()}}
+    first = plan(3)
+    made = Recorded(fit, carry, first, Lane(CPU, True))
+    room = len(made.pool)
+    assert len(first) <= room < 2 * len(first)
+    assert made.fits(plan(3))
+    assert not made.fits(plan(1 + room * 3 // len(first)))
+
+
 def test_what_a_sweep_changes_is_each_clients_own_and_the_model_stays_one():
     data = federation()
     who = tuple(data.clients[1:])

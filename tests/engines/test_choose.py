@@ -75,6 +75,9 @@ def test_large_networks_have_lanes_where_products_are_coarse(machine):
     assert way(Wanted())[1] == way(Wanted(precision="tf32"), LARGE)[1] == 1
     assert way(Wanted(precision="tf32", chunk=5)) == (5, 1), "as asked"
     assert way(Wanted(lanes=2, chunk=3)) == (3, 2)
+    assert way(Wanted(precision="tf32", memory=0.2)) == (1, 2), "no more than the memory holds"
+    for other in ("workers", "loop"):
+        assert way(Wanted(other, lanes=4))[1] == 1, "lanes are for a GPU"
     assert way(Wanted("loop", precision="tf32"))[1] == way(Wanted(device="cpu", precision="bf16"))[1] == 1
 
 

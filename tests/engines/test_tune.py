@@ -46,7 +46,8 @@ def test_the_fastest_is_taken_if_it_is_clearly_so_and_the_reason_is_told(monkeyp
 def test_lanes_are_tried_beside_larger_calls(monkeypatch):
     parts, tried = build_parts(SPEC), []
 
-    def rate(choice: Choice, *_: object) -> float:
+    def rate(choice: Choice, federation: object, learner: object, count: int) -> float:
+        assert count == 12, "enough to fill all lanes of every way"
         tried.append((choice.chunk, choice.lanes))
         return {(4, 3): 9.0}.get(tried[-1], 1.0)
 
@@ -70,6 +71,12 @@ def test_short_runs_and_other_engines_are_left_alone(monkeypatch):
 def test_rates_are_those_of_real_training():
     parts = build_parts(SPEC)
     assert tune._rate(CHOICE, parts.federation, parts.learner, 6) > 0
+
+
+@pytest.mark.parametrize("given", [{"chunk": 2}, {"lanes": 2}])
+def test_what_the_user_has_set_is_not_tried_out(monkeypatch, tmp_path, given):
+    monkeypatch.setattr(module, "tuned", lambda *_: pytest.fail("tried"))
+    run(replace(SPEC, engine=replace(SPEC.engine, name="auto", **given)), tmp_path / "r")
 
 
 def test_a_resumed_run_keeps_to_what_was_chosen(monkeypatch, tmp_path):

@@ -10,10 +10,20 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, vmap
 
+from kinfolk.engines.batched import Batched
+from kinfolk.engines.loop import Loop
+from kinfolk.engines.memory import Memories
+from kinfolk.federation.own import from_arrays
 from kinfolk.learning import conv, linear
+from kinfolk.learning.batchable import obstacle
 from kinfolk.learning.layers import exchange_layers
+from kinfolk.learning.learner import Learner
+from kinfolk.learning.losses import find_loss
 from kinfolk.learning.pool import Pool2, ReluPool2, fast_pool, join_relu_and_pool, relu_pool
-from kinfolk.streams import Seed
+from kinfolk.script import Ask
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Plan
+from kinfolk.types import Stack
 
 # clients, rows, in, out, height, width, kernel, stride, padding
 SHAPES = [
@@ -159,3 +169,34 @@ def test_layers_that_somebody_looks_at_stay():
     seen = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
     seen[0].register_forward_hook(lambda module, given, out: None)
     assert type(join_relu_and_pool(seen)[0]) is nn.ReLU
+
+
+class Viewing(nn.Module):
+    """As many have it: the last convolution's result taken apart by `view`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3), nn.Linear(20, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.second(F.relu(self.first(x))))
+        return self.head(x.view(len(x), -1))
+
+
+def test_networks_that_view_what_a_convolution_gives_train_in_every_engine():
+    with Seed(0).borrowed("init"):
+        module = Viewing()
+    rows = [(normal(n, 3, 6, 6).cpu(), torch.arange(n) % 3) for n in (12, 9)]
+    federation = from_arrays(rows, test={}, classes=3)
+    learner = Learner(module, find_loss("cross_entropy"), 3, plan=Plan(4), lr=0.1).for_rows(rows[0][0][:2])
+    assert learner.in_order
+    assert torch.allclose(learner.apply(learner.first, rows[0][0]), module(rows[0][0]), atol=1e-6)
+    assert obstacle(learner, *(part[:2] for part in rows[0])) == ""
+    table, ask = {"t": learner.train()}, Ask("t", federation.clients, {"model": learner.first})
+    turn = Turn(Seed(0), 0, federation.clients)
+    none = lambda: Memories(lambda who: {})  # noqa: E731
+    engines = [Loop(federation, table, none()), *(Batched(federation, table, none(), n) for n in (1, 2))]
+    loop, *others = (Stack.join(list(engine.replies(ask, turn))).tree("model") for engine in engines)
+    for other in others:
+        for name, leaf in loop.items():
+            assert torch.allclose(other[name], leaf, atol=1e-6), name

@@ -47,7 +47,9 @@ class Recorded:
         steps, rows = (len(before.pool), len(before.data.x)) if before else (0, 0)
         self.data: Federation = _place_for(plan.data, rows) if made else plan.data
         self.augment = plan.augment
-        self.plan = [t.new_zeros((max(len(t), steps), *t.shape[1:])) for t in plan.tensors()]
+        # And for somewhat longer plans: clients come from short to long, and a recording takes time.
+        steps = max(1 << max(len(plan) - 1, 0).bit_length(), steps)
+        self.plan = [t.new_zeros((steps, *t.shape[1:])) for t in plan.tensors()]
         self.pool: Tensor = self.plan[0]
         self.step = torch.zeros((), dtype=torch.int64, device=plan.pool.device)
         count = len(one.descents) if isinstance(one, Fit) else 0

@@ -33,9 +33,9 @@ SMALL_ROUND = 3e8
 # More clients a call than this give a device nothing.
 MOST_CLIENTS = {"cpu": 32, "cuda": 256}
 
-# From so many operations of one client's step on, tensor cores are busy with one client at a time: its
-# layers go faster as those of a single network, in several lanes, than as grouped ones of many. In exact
-# float32 they do not.
+# From so many operations of one client's step on, a kernel of one client's layer nearly fills the device: in
+# several lanes, which fill the gaps between kernels, layers of single networks go faster than grouped ones of
+# many. In exact float32 they do not.
 LARGE_STEP = 1e10
 LANES = 4
 
@@ -98,10 +98,11 @@ def choose(wanted: Wanted, cost: Cost, batch: int, clients: int, obstacle: str, 
     chunk = wanted.chunk or _chunk(cost, batch, where, wanted.memory)
     if name == "workers" and obstacle:
         chunk = 0  # one client after another in each process
-    lanes = wanted.lanes or 1
-    free = name == "batched" and where.type == "cuda" and not wanted.lanes and not wanted.chunk
-    if free and step >= LARGE_STEP and wanted.precision != "float32":
-        chunk, lanes = 1, LANES
+    lanes = 1
+    if name == "batched" and where.type == "cuda":
+        lanes = wanted.lanes or 1
+        if not wanted.lanes and not wanted.chunk and step >= LARGE_STEP and wanted.precision != "float32":
+            chunk, lanes = 1, min(LANES, chunk)  # as many as would have fitted into one call
     return Choice(name, where, chunk, processes, why, warning, lanes)
 
 

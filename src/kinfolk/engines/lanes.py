@@ -24,6 +24,7 @@ class Lane:
     def __init__(self, device: torch.device, alone: bool) -> None:
         self.recordings: dict[Any, Recorded] = {}
         self._alone = alone
+        self._outside: torch.cuda.Stream | None = None  # the queue that waits for this one
         on_cuda = device.type == "cuda"
         self.side = torch.cuda.Stream(device) if on_cuda else None  # type: ignore[no-untyped-call]
         # Recordings of a lane run one after another, so they may share the memory of what lies between.
@@ -35,14 +36,19 @@ class Lane:
         if self._alone or self.side is None:
             yield
             return
-        self.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.side):
-            yield
+        self._outside = torch.cuda.current_stream()
+        self.side.wait_stream(self._outside)
+        try:
+            with torch.cuda.stream(self.side):
+                yield
+        except BaseException:
+            self.join()  # nobody else will, and what is read here is about to be let go
+            raise
 
     def join(self) -> None:
         """Let all that is queued outside from now on wait for what is queued here."""
-        if not self._alone and self.side is not None:
-            torch.cuda.current_stream().wait_stream(self.side)
+        if self._outside is not None and self.side is not None:
+            self._outside.wait_stream(self.side)
 
 
 def lanes_on(device: torch.device, count: int) -> list[Lane]:

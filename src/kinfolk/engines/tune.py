@@ -40,7 +40,7 @@ def tuned(choice: Choice, federation: Federation, learner: Learner, work: float)
     # (clients a call, calls side by side)
     ways = {(max(1, int(choice.chunk * f)), 1) for f in TIMES} if choice.lanes == 1 else BESIDE_LANES
     ways = {way for way in ways if way[0] <= count} | {(choice.chunk, choice.lanes)}
-    most = max(chunk for chunk, _ in ways) * (choice.processes if choice.name == "workers" else 1)
+    most = max(chunk * lanes for chunk, lanes in ways) * (choice.processes if choice.name == "workers" else 1)
     rates = {
         (chunk, lanes): _rate(replace(choice, chunk=chunk, lanes=lanes), federation, learner, most)
         for chunk, lanes in sorted(ways)

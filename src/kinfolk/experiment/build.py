@@ -70,7 +70,7 @@ def build_parts(
         # Within the loan too: lazy layers draw their weights when they see the first row.
         _check_output(module, spec.model.name, federation, outputs)
     augment = find_augment(spec.local.augment, spec.local.augment_pad, federation.shape)
-    learner = _learner(spec, module, loss, outputs, augment)
+    learner = _learner(spec, module, loss, outputs, augment).for_rows(first_rows(federation, 2)[0])
     _check_training(spec, learner)
     algorithm = build_algorithm(spec.algorithm.name, learner, spec.algorithm.options)
     attack = planned(spec.run, federation, seed)

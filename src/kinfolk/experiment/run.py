@@ -126,7 +126,8 @@ def _lead(
         )
     choice = _choose(parts, link)
     with arithmetic(choice.device, spec.engine.precision):
-        if spec.engine.name == "auto" and link is None:
+        # What the user has set is not tried out.
+        if spec.engine.name == "auto" and link is None and not (spec.engine.chunk or spec.engine.lanes):
             choice = (
                 _kept(choice, folder)
                 if resume

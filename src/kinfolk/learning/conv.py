@@ -21,15 +21,22 @@ Form = Callable[[Tensor, Tensor, Tensor | None, int, int], Tensor]
 
 
 class ClientConv2d(nn.Conv2d):
-    """A convolution that takes the fastest form for its shape within vmap, and is PyTorch's own elsewhere."""
+    """A convolution that takes the fastest form for its shape within vmap, and is PyTorch's own elsewhere.
+
+    What it gives lies in memory as is fastest, or with `in_order` as PyTorch's does.
+    """
+
+    in_order = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve."""
         stride, pad = int(self.stride[0]), int(self.padding[0])
+        out: Tensor
         if not any(torch._C._functorch.is_batchedtensor(t) for t in (x, self.weight)):
-            return _alone(x, self.weight, self.bias, stride, pad)
-        out: Tensor = _ManyClients.apply(x, self.weight, self.bias, stride, pad)  # type: ignore[no-untyped-call]
-        return out
+            out = _alone(x, self.weight, self.bias, stride, pad)
+        else:
+            out = _ManyClients.apply(x, self.weight, self.bias, stride, pad)  # type: ignore[no-untyped-call]
+        return out.contiguous() if self.in_order else out
 
 
 def for_clients(layer: nn.Module) -> nn.Module:

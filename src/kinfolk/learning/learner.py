@@ -64,6 +64,7 @@ class Learner:
     score_split: str = "test"
     score_batch: int = 256
     half: bool = False  # products in bfloat16; parameters, gradients, norms and losses stay float32
+    in_order: bool = False  # what convolutions give lies in memory as usual, not as is fastest
 
     # One copy of the network in each mode, since switching modes walks the whole network.
     _training: nn.Module = field(init=False, repr=False)
@@ -73,6 +74,9 @@ class Learner:
 
     def __post_init__(self) -> None:
         plain = exchange_layers(copy.deepcopy(self.module), _for_many)
+        for layer in plain.modules():
+            if isinstance(layer, conv.ClientConv2d):
+                layer.in_order = self.in_order
         object.__setattr__(self, "_training", plain.train())
         object.__setattr__(self, "_scoring", copy.deepcopy(plain).eval())
         known = plain.state_dict()
@@ -104,6 +108,29 @@ class Learner:
             if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
                 return name or type(m).__name__
         return ""
+
+    def for_rows(self, x: Tensor) -> Learner:
+        """This learner, or one `in_order` if the network can not do with the layouts that are fastest.
+
+        A `view` of what a convolution gives takes the usual one for granted.
+
+        >>> from kinfolk.learning.losses import find_loss
+        >>> class View(nn.Module):
+        ...     def forward(self, x):
+        ...         return x.view(len(x), -1)
+        >>> for last in (nn.Flatten(), View()):
+        ...     learner = Learner(nn.Sequential(nn.Conv2d(3, 2, 3), last), find_loss("cross_entropy"), 8)
+        ...     learner.for_rows(torch.zeros(2, 3, 4, 4)).in_order
+        False
+        True
+        """
+        try:
+            with torch.no_grad():
+                self.apply(self.first, x)
+        except RuntimeError as problem:
+            if "view size is not compatible" in str(problem):
+                return replace(self, in_order=True)
+        return self
 
     @property
     def training_module(self) -> nn.Module:

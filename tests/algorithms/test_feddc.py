@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from test_feddane import LR, flat, line, regression
 
 from kinfolk.algorithms.fedavg import FedAvg
-from kinfolk.algorithms.feddc import FedDC
+from kinfolk.algorithms.feddc import FedDC, plain_steps
 from kinfolk.contract import toy
 from kinfolk.contract.compare import tensor_difference
 from kinfolk.errors import KinfolkError
+from kinfolk.learning.optim import SGD
 
 EPOCHS, DECAY = 3, 0.8
 COHORTS = (("ada", "ben", "cleo"), ("ben", "cleo"), ("ada",), ("ada", "ben", "cleo"))
@@ -78,6 +80,28 @@ def test_the_gradient_of_a_client_is_what_moved_it_per_step():
         steps = 2 * -(-len(rows[who][0]) // 4)
         np.testing.assert_allclose(flat(memory["g"]), -flat(memory["h"]) / steps, rtol=1e-5, atol=1e-7)
         assert np.abs(flat(memory["h"])).max() > 0.01
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_plain_steps_are_counted_by_walking(momentum):
+    for count in (1, 2, 7, 40):
+        place, speed = 0.0, 0.0
+        for _ in range(count):
+            speed = momentum * speed + 1.0
+            place += speed
+        assert float(plain_steps(torch.tensor(count), momentum)) == pytest.approx(place, rel=1e-5)
+
+
+def test_with_momentum_a_client_still_knows_its_gradient():
+    """Hardly moving, so that the gradient stays: g_i is the slope at the start, however steps are taken."""
+    federation, _ = regression()
+    slopes = []
+    for optimiser in (SGD(), SGD(momentum=0.9)):
+        learner, _ = line(batch=16, epochs=EPOCHS)
+        slow = replace(learner, optimiser=optimiser, lr=1e-4)
+        got = toy.play_rounds(FedDC(slow), federation, "loop", 1, score=False)
+        slopes.append(np.concatenate([flat(memory["g"]) for memory in got.memories.values()]))
+    np.testing.assert_allclose(slopes[1], slopes[0], rtol=5e-3, atol=1e-7)
 
 
 def test_who_takes_no_step_keeps_its_gradient():

@@ -21,6 +21,14 @@ class KinfolkError(Exception):
         super().__init__(f"{field} = {shown}: {remedy}" if value is not None else f"{field}: {remedy}")
 
 
+class BrokeDown(KinfolkError):
+    """A run that can not go on, since its clients send nothing of use any more; others beside it can.
+
+    >>> str(BrokeDown("run", "runs/a", "3 rounds in a row brought 0 usable replies of 4"))
+    "run = 'runs/a': 3 rounds in a row brought 0 usable replies of 4"
+    """
+
+
 def near(name: str, known: Iterable[str]) -> str:
     """A hint that names the closest known word, or lists what there is.
 

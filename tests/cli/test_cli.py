@@ -59,6 +59,18 @@ def test_compare_shows_every_algorithm_once_and_show_repeats_it(kinfolk):
     assert {row["seeds"] for row in rows} == {2}
 
 
+def test_one_algorithm_that_breaks_down_does_not_cost_the_others(kinfolk):
+    longer = ("--set", "run.rounds=4", "--set", "local.epochs=5")
+    words = ("compare", *SMALL, *longer, "--seeds", 1, "-a", "fedprox,mu=1e9")
+    code, out, _ = kinfolk(*words, "-a", "fedavg", "--out", "c")
+    assert code == 2
+    assert "fedavg" in out
+    assert "fedprox mu=1000000000.0 seed 0 is stopped: 3 rounds in a row brought 0 usable" in out
+    code, out, err = kinfolk(*words, "--out", "alone")
+    assert (code, out) == (2, ""), "nothing is left to compare"
+    assert "3 rounds in a row" in err
+
+
 def test_compared_algorithms_see_the_same_federation(kinfolk, tmp_path):
     kinfolk("compare", *SMALL, "-a", "local", "-a", "fedavg", "--seeds", 2, "--out", "c")
     prints = {}

@@ -47,6 +47,11 @@ label = "Slower"
 run = "fedavg"
 set = ["local.lr=0.01"]
 """
+ROW = """
+[[tables.rows]]
+label = "After"
+run = "local"
+"""
 SPEC = """
 [data]
 clients = 8
@@ -159,3 +164,16 @@ def test_models_from_one_start_are_grouped_and_drawn(tmp_path):
     pairs = set(zip(held["group"], held["truth"], strict=True))
     assert len(pairs) == 4, "four turns, four groups, one for each"
     assert models_figure(held, tmp_path / "models.png").stat().st_size > 10_000
+
+
+def test_a_row_that_breaks_down_is_told_and_the_others_go_on(tmp_path):
+    broken = TINY.replace('set = ["local.lr=0.01"]', 'set = ["local.lr=1e30", "run.rounds=5"]')
+    (tmp_path / "reproduce.toml").write_text(broken.replace("[[tables.rows]]", ROW + "[[tables.rows]]", 1))
+    (tmp_path / "tiny.toml").write_text(SPEC)
+    reproduce(load_paper(tmp_path / "reproduce.toml"), tmp_path / "out", tmp_path, seeds=1)
+    (sheet,) = load_sheets(tmp_path / "out")
+    rows = {row["label"]: row for row in cells(sheet)}
+    assert rows["Slower"]["obtained"][0] == "-"
+    assert rows["Slower"]["why"] == "broke down in 1 of 1 seeds"
+    assert rows["Theirs"]["why"] == "another network"
+    assert all(rows[label]["obtained"][0] != "-" for label in ("Theirs", "After"))

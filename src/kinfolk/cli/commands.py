@@ -92,7 +92,7 @@ def compare(
     folder = out or Path("runs") / f"compare-{run_id(experiment)}"
     serves = follows(experiment.engine.name)
     with telling(experiment.run.rounds * len(names) * max(seeds, 1), quiet=json_ or serves) as teller:
-        compare_all(
+        results = compare_all(
             experiment,
             names,
             seeds,
@@ -102,6 +102,8 @@ def compare(
         )
     if not serves:
         _show(folder, json_)
+    if len(results) < len(names) * seeds:  # what broke down, and why, stands below the table
+        raise typer.Exit(2)
 
 
 @app.command(epilog=examples("kinfolk show runs/demo", "kinfolk show runs/demo --score macro_f1"))

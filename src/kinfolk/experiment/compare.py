@@ -9,7 +9,7 @@ from typing import Any
 
 from kinfolk.algorithms import ALGORITHMS
 from kinfolk.engines.link import follows
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import BrokeDown, KinfolkError
 from kinfolk.experiment.build import Network, build_parts, title
 from kinfolk.experiment.record import write_json
 from kinfolk.experiment.run import Result, Watch, run
@@ -45,7 +45,8 @@ def compare(
 ) -> list[Result]:
     """Run every algorithm with every seed; for one seed all of them see the same federation and cohorts.
 
-    The runs are subfolders `<title>-seed<k>` of the folder, and `compare.json` lists them.
+    The runs are subfolders `<title>-seed<k>` of the folder, and `compare.json` lists them. A run that breaks
+    down does not keep others from running: it is missing in what is returned, and its records say why.
     """
     if seeds < 1:
         raise KinfolkError("--seeds", seeds, "give 1 or more (3 or more for error bars)")
@@ -68,11 +69,18 @@ def compare(
     names = [f"{t.replace(' ', '-')}-seed{k}" for t in titles for k in numbers]
     if leads:
         write_json(folder / "compare.json", {"runs": names})
-    results = []
+    results, broken = [], []
     for one, name in zip(specs, titles, strict=True):
         for k in numbers:
             seeded = replace(one, run=replace(one.run, seed=k))
             where = folder / f"{name.replace(' ', '-')}-seed{k}"
             told: Any = watch(name, k)
-            results.append(run(seeded, where, federation=data[k], network=network, resume=resume, watch=told))
+            try:
+                made = run(seeded, where, federation=data[k], network=network, resume=resume, watch=told)
+            except BrokeDown as problem:
+                broken.append(problem)
+            else:
+                results.append(made)
+    if not results:
+        raise broken[0]
     return results

@@ -20,7 +20,7 @@ from kinfolk.engines.link import Link, linked
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Engine, Stage, drop_outs
 from kinfolk.engines.tune import tuned
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import BrokeDown, KinfolkError
 from kinfolk.experiment.asking import wanted_by
 from kinfolk.experiment.build import Network, Parts, build_parts, first_rows, parameters
 from kinfolk.experiment.checkpoint import load_latest, save
@@ -263,7 +263,7 @@ class _Running:
                 f"{self.voids} rounds in a row brought {answered} usable replies of {asked}; see audit.jsonl"
             )
             self._describe("stopped", remedy)
-            raise KinfolkError(
+            raise BrokeDown(
                 "run", str(self.folder), f"{remedy} (a smaller local.lr helps if models diverged)"
             )
 

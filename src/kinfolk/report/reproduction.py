@@ -82,7 +82,10 @@ def cells(sheet: Sheet) -> list[dict[str, Any]]:
     """Every row: its label, and for each column what was reported and what was obtained, as text."""
     rows = []
     for row in sheet.facts["rows"]:
-        runs = sheet.runs(row)
+        begun = sheet.runs(row)
+        runs = [run for run in begun if run.facts.get("status") != "stopped"]
+        lost = len(begun) - len(runs)
+        broke = f"broke down in {lost} of {len(begun)} seeds" if lost else ""
         got = [obtained(runs, row["model"], score, over) for score, over in sheet.columns]
         text = [
             _text(mean, std, score) for (mean, std, _), (score, _) in zip(got, sheet.columns, strict=True)
@@ -95,7 +98,7 @@ def cells(sheet: Sheet) -> list[dict[str, Any]]:
                 "reported": reported,
                 "obtained": text,
                 "numbers": [{"mean": mean, "std": std, "seeds": n} for mean, std, n in got],
-                "why": row["why"],
+                "why": "; ".join(filter(None, (broke, row["why"]))),
             }
         )
     return rows

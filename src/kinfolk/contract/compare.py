@@ -31,7 +31,7 @@ def tensor_difference(a: Tensor, b: Tensor, tolerance: float) -> str:
         return f"is {a.dtype} {list(a.shape)}, not {b.dtype} {list(b.shape)}"
     if not tolerance or not a.is_floating_point():
         same = torch.equal(_bytes(a), _bytes(b))
-        return "" if same else f"differs in {int((a != b).sum())} of {a.numel()} entries"
+        return "" if same else f"differs in {int((a.cpu() != b.cpu()).sum())} of {a.numel()} entries"
     wide, other = a.cpu().double(), b.cpu().double()
     if not torch.equal(wide.isfinite(), other.isfinite()):
         return "is finite in other places"

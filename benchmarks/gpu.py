@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.algorithms import build_algorithm
+from kinfolk.engines import capture
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.choose import arithmetic
+from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Stage
 from kinfolk.experiment.bench import bare_round
@@ -84,9 +86,10 @@ def ceilings() -> dict[str, float]:
     return out
 
 
-def setting(name: str, most: int = 10**6, half: bool = False):
+def setting(name: str, most: int = 10**6, half: bool = False, rows: int = 0):
     """(learner, federation, batch) of one line of the table, with at most so many clients."""
-    shape, classes, clients, rows, batch = WORK[name]
+    shape, classes, clients, usual, batch = WORK[name]
+    rows = rows or usual
     draw = Seed(0).torch("bench")
     given = [
         (torch.randn(rows, *shape, generator=draw), torch.randint(classes, (rows,), generator=draw))
@@ -101,9 +104,13 @@ def setting(name: str, most: int = 10**6, half: bool = False):
 
 
 def engine(learner, federation, chunk: int, record: bool, lanes: int = 1):
+    """A round of FedAvg, to be called again and again; of no client a call, by `loop`."""
     algorithm = build_algorithm("fedavg", learner, {})
     none = Memories(lambda who: {})
-    made = Batched(federation, installed(algorithm), none, chunk, "cuda", record=record, lanes=lanes)
+    if chunk:
+        made = Batched(federation, installed(algorithm), none, chunk, "cuda", record=record, lanes=lanes)
+    else:
+        made = Loop(federation, installed(algorithm), none, "cuda")
     stage = Stage(made)
     first = {n: t.cuda() for n, t in learner.first.items()}
     state = algorithm.init(first, federation.clients, Seed(0))
@@ -118,7 +125,7 @@ def engine(learner, federation, chunk: int, record: bool, lanes: int = 1):
     return go
 
 
-def femnist(clients: int = 3550, rows: int = 227) -> None:
+def femnist(precisions: tuple[str, ...], clients: int = 3550, rows: int = 227) -> None:
     """A round at the size of the whole of FEMNIST: made-up images, 5 epochs, batches of 10, everybody."""
     draw = Seed(0).torch("femnist")
     x = torch.randint(256, (clients * rows, 1, 28, 28), dtype=torch.uint8, generator=draw)
@@ -130,7 +137,7 @@ def femnist(clients: int = 3550, rows: int = 227) -> None:
     with Seed(0).borrowed("init"):
         module = build_model("femnist_cnn_small", (1, 28, 28), 62, {})
     learner = Learner(module, find_loss("cross_entropy"), 62, SGD(), Plan(10, epochs=5), lr=0.03)
-    for precision in ("tf32", "float32"):
+    for precision in precisions:
         with arithmetic(torch.device("cuda"), precision):
             go = engine(learner, federation, 256, True)
             times = []
@@ -147,13 +154,7 @@ def femnist(clients: int = 3550, rows: int = 227) -> None:
 
 def seconds(go, repeats: int = 3) -> float:
     go()
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        go()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return min(times)
+    return min(timed(go) for _ in range(repeats))
 
 
 def apart(a, b, first) -> float:
@@ -164,20 +165,30 @@ def apart(a, b, first) -> float:
     return (gap / moved) ** 0.5
 
 
-def measured(name: str, precision: str, asked: int, top: dict[str, float]) -> dict[str, float]:
-    """Samples a second of every way, the floor and how much of it the best way reaches."""
-    learner, federation, batch = setting(name, half=precision == "bf16")
-    shape, _, clients, rows, _ = WORK[name]
-    samples = clients * rows * EPOCHS.get(name, 1)
-    size = cost(learner, federation.x[:1])
-    few = setting(name, 12)[1]  # a loop's time grows with the clients: a few of them tell it
-    bare = seconds(bare_round(learner, few, torch.device("cuda")), 1)
-    line = {"bare": samples / clients * len(few.clients) / bare}
-    models = {}
+def ways_of(name: str, clients: int, asked: int) -> dict[str, tuple[int, bool, int]]:
+    """Clients a call, whether recorded, calls side by side."""
     chunk = asked or min(clients, CHUNK.get(name, clients))
     ways = {"vmap": (chunk, False, 1), "recorded": (chunk, True, 1)}
     if name in LANES:
         ways |= {"alone": (1, True, 1), "lanes": (1, True, LANES[name])}
+    return ways
+
+
+def measured(name: str, precision: str, options, top: dict[str, float]) -> dict[str, float]:
+    """Samples a second of every way, the floor and how much of it the best way reaches."""
+    shape, _, clients, usual, batch = WORK[name]
+    rows, epochs = options.rows or usual, EPOCHS.get(name, 1)
+    learner, federation, _ = setting(name, half=precision == "bf16", rows=rows)
+    samples = clients * rows * epochs
+    size = cost(learner, federation.x[:1])
+    # A loop's time grows with the clients: a few of them tell it.
+    few = setting(name, 4 if rows > usual else 12, rows=rows)[1]
+    part = rows * epochs * len(few.clients)
+    line = {"bare": part / seconds(bare_round(learner, few, torch.device("cuda")), 1)}
+    line["loop"] = part / seconds(engine(learner, few, 0, False), 1)
+    models = {}
+    ways = ways_of(name, clients, options.chunk)
+    ways = {label: way for label, way in ways.items() if label in (options.ways or list(ways))}
     for label, (many, record, lanes) in ways.items():
         torch.cuda.reset_peak_memory_stats()
         go = engine(learner, federation, many, record, lanes)
@@ -186,7 +197,7 @@ def measured(name: str, precision: str, asked: int, top: dict[str, float]) -> di
         line[label + "_GiB"] = torch.cuda.max_memory_allocated() / 2**30
         del go
         torch.cuda.empty_cache()
-    steps = -(-rows // batch) * EPOCHS.get(name, 1)
+    steps = -(-rows // batch) * epochs
     floor = max(
         3 * size.flops * samples / top[precision],
         (8 * size.parameters * clients * steps + 4 * samples * torch.Size(shape).numel()) / top["copy_bytes"],
@@ -194,21 +205,51 @@ def measured(name: str, precision: str, asked: int, top: dict[str, float]) -> di
     line |= {
         "floor": samples / floor,
         "reached_%": 100 * floor * max(line[label] for label in ways) / samples,
-        "apart": apart(models["recorded"], models["vmap"], learner.first),
     }
-    if name in LANES:
-        line["lanes_apart"] = apart(models["lanes"], models["alone"], learner.first)
+    for label, one, other in (("apart", "recorded", "vmap"), ("lanes_apart", "lanes", "alone")):
+        if one in models and other in models:
+            line[label] = apart(models[one], models[other], learner.first)
     return line
+
+
+def wholes(names: list[str]) -> None:
+    """Milliseconds of a round: steps replayed one by one, the round that records the pass, and later ones."""
+    before = capture.WORTH_WHOLE, capture.MOST_WHOLE, capture.LONGEST_WHOLE
+    most, capture.LONGEST_WHOLE = capture.MOST_WHOLE, 64
+    for name in names:
+        learner, federation, _ = setting(name)
+        line = {}
+        for label, capture.MOST_WHOLE, capture.WORTH_WHOLE in (("steps", 0, 0), ("whole", most, 2)):
+            go = engine(learner, federation, WORK[name][2], True)
+            go(), go()
+            if label == "whole":
+                line["recording"] = 1e3 * timed(go)
+            line[label] = 1e3 * sorted(timed(go) for _ in range(15))[7]
+        print(name, "ms a round", json.dumps({k: round(v, 2) for k, v in line.items()}), flush=True)
+    capture.WORTH_WHOLE, capture.MOST_WHOLE, capture.LONGEST_WHOLE = before
+
+
+def timed(go) -> float:
+    began = time.perf_counter()
+    go()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(WORK))
     parser.add_argument("--chunk", type=int, default=0)
+    parser.add_argument("--rows", type=int, default=0, help="of each client")
+    parser.add_argument("--ways", nargs="*", help="these alone: vmap, recorded, alone, lanes")
+    parser.add_argument("--wholes", action="store_true", help="passes recorded as a whole against steps")
     parser.add_argument("--precision", choices=["float32", "tf32", "bf16"], help="this one alone")
     options = parser.parse_args()
     if options.names == ["femnist"]:
-        femnist()
+        femnist((options.precision,) if options.precision else ("tf32", "float32"))
+        return
+    if options.wholes:
+        wholes(options.names)
         return
     top = ceilings()
     print({k: f"{v:.3g}" for k, v in top.items()}, flush=True)
@@ -216,7 +257,7 @@ def main() -> None:
         usual = ("float32", "tf32", "bf16") if name in LANES else ("float32", "tf32")
         for precision in (options.precision,) if options.precision else usual:
             with arithmetic(torch.device("cuda"), precision):
-                line = measured(name, precision, options.chunk, top)
+                line = measured(name, precision, options, top)
             print(name, precision, json.dumps({k: float(f"{v:.4g}") for k, v in line.items()}), flush=True)
     for key, took in TRIED.items():
         print(key[0], key[1], key[3:], {n: round(t, 3) for n, t in took.items()})

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
 import torch
 from toys import federation, learner, turn
 
 from kinfolk.contract import toy
+from kinfolk.contract.compare import message_difference
+from kinfolk.engines import capture
 from kinfolk.engines.capture import Recorded, _fixed, changing
 from kinfolk.engines.lanes import Lane
 from kinfolk.engines.one import perform
@@ -16,6 +19,7 @@ from kinfolk.engines.padded import padded
 from kinfolk.engines.steps import sweep_step
 from kinfolk.federation.sources import DataSpec, build
 from kinfolk.learning.augment import FlipCrop
+from kinfolk.learning.optim import SGD, Adam
 from kinfolk.streams import Seed
 from kinfolk.task import Fit, Plan, Sweep, Task
 from kinfolk.types import Client
@@ -85,8 +89,24 @@ def test_a_part_that_a_sweep_adds_has_a_place():
 
 
 def unrecorded(recorded):
-    """On the host a recording can not be made; what it would record is run instead, step after step."""
-    recorded._record = lambda *kind: SimpleNamespace(replay=lambda: recorded._body(*kind))
+    """On the host a recording can not be made; what it would record is run instead.
+
+    Says how often each recording was replayed, in the order that they were made.
+    """
+    replayed = []
+
+    def record(body):
+        mine = len(replayed)
+        replayed.append(0)
+
+        def replay():
+            replayed[mine] += 1
+            body()
+
+        return SimpleNamespace(replay=replay)
+
+    recorded._warm_up, recorded._record = lambda body: None, record
+    return replayed
 
 
 def test_what_a_recording_does_is_the_pass_itself_with_changed_rows_too():
@@ -141,3 +161,96 @@ def test_rows_that_are_made_on_demand_are_brought_to_where_a_recording_reads_the
     assert larger.fits(few)
     everyone = padded(fit, 0, "batch", data.among(data.clients), data.clients, turn(data), CPU)
     assert not recorded.fits(everyone), "there is no room for so many rows"
+
+
+def passes(one, data, model, rounds=4):
+    """(carry, plan) of some rounds: clients of unequal size, other models and other rows each time."""
+    for number in range(rounds):
+        plan = padded(one, 0, "batch", data, data.clients, turn(data, number), CPU)
+        start = {n: (t + number / 8).expand(len(data.clients), *t.shape) for n, t in model.items()}
+        yield {"model": start, "tally": torch.zeros(()).expand(len(data.clients))}, plan
+
+
+def tallied(carry, batch):
+    """A sweep whose outcome depends on the order of the rows."""
+    return {**carry, "tally": carry["tally"] / 2 + batch.sum(batch.x).sum()}
+
+
+@pytest.mark.parametrize("optimiser", [SGD(), SGD(0.9, 1e-3), Adam(), None], ids=str)
+def test_a_pass_recorded_as_a_whole_is_its_steps_one_by_one(optimiser, monkeypatch):
+    data, network = federation(), learner(plan=Plan(4, 2))
+    fit = replace(network, optimiser=optimiser or SGD()).train().passes[0]
+    one = fit if optimiser else Sweep(tallied, Plan(4, 2))
+    found = []
+    monkeypatch.setattr(capture, "WORTH_WHOLE", 1)
+    monkeypatch.setattr(capture, "LONGEST_WHOLE", 64)
+    for most in (0, capture.MOST_WHOLE):
+        monkeypatch.setattr(capture, "MOST_WHOLE", most)
+        recorded, ends = None, []
+        for number, (carry, plan) in enumerate(passes(one, data, network.first)):
+            if recorded is None:
+                recorded = Recorded(one, carry, plan, Lane(CPU, True))
+                replayed = unrecorded(recorded)
+            ends.append(recorded.run(carry, plan, [0.1 / (number + 1)] if optimiser else []))
+        kinds = set(zip(plan.whole, plan.everyone, strict=True))
+        assert len(kinds) > 1, "with padding and idle clients"
+        # Step by step in the first round alone, then at one stroke.
+        assert len(recorded.wholes) == bool(most)
+        assert replayed[len(kinds) :] == ([3] if most else [])
+        assert sum(replayed[: len(kinds)]) == len(plan) * (1 if most else 4)
+        found.append(ends)
+    for (carry, states), (other, others) in zip(*found, strict=True):
+        for part, same in zip((carry, *states), (other, *others), strict=True):
+            assert message_difference(part, same, 0) == "", "not a bit"
+
+
+def test_few_patterns_are_recorded_as_a_whole_and_none_that_is_long(monkeypatch):
+    data, network = federation(), learner(plan=Plan(4))
+    fit = network.train().passes[0]
+    [(carry, plan)] = passes(fit, data, network.first, rounds=1)
+    recorded = Recorded(fit, carry, plan, Lane(CPU, True))
+    replayed = unrecorded(recorded)
+
+    def of(steps):
+        """The plan's beginning: a pattern of its own."""
+        return replace(
+            plan,
+            **{name: getattr(plan, name)[:steps] for name in ("pool", "row", "weight", "active")},
+            whole=plan.whole[:steps],
+            everyone=plan.everyone[:steps],
+        )
+
+    monkeypatch.setattr(capture, "LONGEST_WHOLE", 6)
+    monkeypatch.setattr(capture, "WORTH_WHOLE", 1)
+    for _ in range(4):
+        for steps in (7, 6, 5, 4, 3, 2, 1):
+            recorded.run(carry, of(steps), [0.1])
+    assert [len(pattern) for pattern in recorded.wholes] == [6, 5, 4, 3]
+    # Each of the four was gone through step by step once; the others, too long or too late, every time.
+    kinds = len(recorded.graphs)
+    assert replayed[kinds:] == [3] * capture.MOST_WHOLE
+    assert sum(replayed[:kinds]) == 4 * (7 + 2 + 1) + 6 + 5 + 4 + 3
+
+
+def test_a_pass_is_recorded_as_a_whole_when_it_has_come_often_and_counts_begin_anew_after_many_patterns(
+    monkeypatch,
+):
+    monkeypatch.setattr(capture, "LONGEST_WHOLE", 64)
+    data, network = federation(), learner(plan=Plan(4))
+    fit = network.train().passes[0]
+    [(carry, plan)] = passes(fit, data, network.first, rounds=1)
+    recorded = Recorded(fit, carry, plan, Lane(CPU, True))
+    unrecorded(recorded)
+    for _ in range(capture.WORTH_WHOLE):
+        recorded.run(carry, plan, [0.1])
+        assert not recorded.wholes
+    for number in range(capture._COUNTED):
+        recorded.came[((True, True),) * number] += 1
+    pattern = tuple(zip(plan.whole, plan.everyone, strict=True))
+    recorded.came[pattern] -= 1
+    recorded.run(carry, plan, [0.1])
+    assert not recorded.wholes
+    assert recorded.came == {pattern: 1}
+    recorded.came[pattern] = capture.WORTH_WHOLE
+    recorded.run(carry, plan, [0.1])
+    assert list(recorded.wholes) == [pattern]

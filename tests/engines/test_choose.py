@@ -11,7 +11,7 @@ from toys import empty, federation
 from kinfolk.engines import choose as module
 from kinfolk.engines.choose import ENGINES, SMALL_ROUND, SMALL_STEP, Choice, Wanted, arithmetic, choose, make
 from kinfolk.errors import KinfolkError
-from kinfolk.learning.batchable import Cost
+from kinfolk.learning.batchable import LARGE_LAYER, Cost
 
 SMALL = Cost(flops=5_000, floats=42, parameters=2_410)
 LARGE = Cost(flops=50_000_000, floats=60_000, parameters=1_000_000)
@@ -65,14 +65,14 @@ def test_auto_with_a_gpu(machine):
 
 def test_large_networks_have_lanes_where_products_are_coarse(machine):
     machine(gpu=True)
-    size = Cost(flops=int(module.LARGE_STEP / 3 / 20) + 1, floats=60_000, parameters=1_000_000)
+    size = Cost(flops=int(4 * LARGE_LAYER / 3 / 20) + 1, floats=60_000, parameters=1_000_000, layers=4)
 
     def way(wanted: Wanted, cost: Cost = size) -> tuple[int, int]:
         choice = choose(wanted, cost, 20, 24, "")
         return choice.chunk, choice.lanes
 
     assert way(Wanted(precision="tf32")) == way(Wanted(precision="bf16")) == (1, module.LANES)
-    assert way(Wanted())[1] == way(Wanted(precision="tf32"), LARGE)[1] == 1
+    assert way(Wanted())[1] == way(Wanted(precision="tf32"), replace(size, layers=5))[1] == 1
     assert way(Wanted(precision="tf32", chunk=5)) == (5, 1), "as asked"
     assert way(Wanted(lanes=2, chunk=3)) == (3, 2)
     assert way(Wanted(precision="tf32", memory=0.2)) == (1, 2), "no more than the memory holds"

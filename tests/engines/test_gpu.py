@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from kinfolk.algorithms import ALGORITHMS
 from kinfolk.contract import toy
 from kinfolk.contract.compare import ENGINE_TOLERANCE, outcome_difference
 from kinfolk.contract.toy import Outcome
+from kinfolk.engines import capture
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.choose import arithmetic
 from kinfolk.engines.lanes import lanes_on
@@ -110,6 +113,42 @@ def test_lanes_give_what_one_lane_gives(name: str) -> None:
     # Seen to fail for fesem on an H200, before clients were computed without vmap; the cause is not known.
     together = toy.play_rounds(algorithm, federation, "batched", device=device)
     assert outcome_difference(one, together, ENGINE_TOLERANCE) == "", "one client a call or three"
+
+
+@pytest.mark.parametrize("lanes", [0, 3], ids=["three clients a call", "three lanes"])
+@pytest.mark.parametrize("optimiser", [SGD(), SGD(0.9, 1e-3), Adam(eps=1e-2)], ids=str)
+@pytest.mark.parametrize("name", ["fedavg", "fesem"])
+def test_a_pass_recorded_as_a_whole_has_the_bits_of_its_steps(
+    name: str, optimiser: SGD | Adam, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of 1 to 30 rows, so with padding and idle clients; FeSEM holds them to a centre besides."""
+    federation, device = toy.ragged(), torch.device("cuda")
+    learner = replace(toy.learner("tiny_cnn", federation, batch=4, epochs=2), optimiser=optimiser)
+    most, wholes = capture.MOST_WHOLE, list[int]()
+
+    def played(most: int) -> Outcome:
+        engines: list[Batched] = []
+
+        def change(engine: Engine) -> Engine:
+            assert isinstance(engine, Batched)
+            if lanes:
+                engine.lanes, engine.chunk = lanes_on(device, lanes), 1
+            engines.append(engine)
+            return engine
+
+        monkeypatch.setattr(capture, "MOST_WHOLE", most)
+        monkeypatch.setattr(capture, "WORTH_WHOLE", 1)
+        monkeypatch.setattr(capture, "LONGEST_WHOLE", 64)
+        algorithm = ALGORITHMS[name](learner)
+        outcome = toy.play_rounds(algorithm, federation, "batched", 4, device=device, wrap=change)
+        recordings = [one for lane in engines[0].lanes for one in lane.recordings.values()]
+        assert recordings
+        wholes.append(sum(len(one.wholes) for one in recordings))
+        return outcome
+
+    steps = played(0)
+    assert outcome_difference(played(most), steps, 0) == "", "not a bit"
+    assert wholes[0] == 0 < wholes[1]
 
 
 def test_a_recorded_sweep_scores_every_client_by_its_own_model() -> None:

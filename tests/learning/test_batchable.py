@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kinfolk.learning.batchable import Cost, cost, obstacle
+from kinfolk.learning.batchable import Cost, cost, count, obstacle
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import MODELS, build_model
@@ -169,4 +169,15 @@ def test_cost_of_a_known_network():
     conv, linear = 2 * 9 * (2 * 9), 2 * 18 * 3
     outputs = 18 + 18 + 18 + 3 + 3
     numbers = (2 * 9 + 2) + (18 * 3 + 3) + (4 * 3 + 1)
-    assert found == Cost(flops=conv + linear, floats=outputs, parameters=numbers)
+    assert found == Cost(flops=conv + linear, floats=outputs, parameters=numbers, layers=2)
+
+
+def test_a_network_is_large_by_its_layers_not_by_their_number():
+    """Of two networks of as many operations the one of many small layers leaves a GPU idle."""
+    sizes = {
+        name: count(build_model(name, (3, 32, 32), 10, {}), torch.zeros(1, 3, 32, 32))
+        for name in ("resnet18", "mobilenetv2", "lenet")
+    }
+    assert [size.layers for size in sizes.values()] == [21, 58, 5]
+    assert [name for name, size in sizes.items() if size.large(50)] == ["resnet18"]
+    assert not sizes["resnet18"].large(5)

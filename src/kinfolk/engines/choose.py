@@ -33,10 +33,8 @@ SMALL_ROUND = 3e8
 # More clients a call than this give a device nothing.
 MOST_CLIENTS = {"cpu": 32, "cuda": 256}
 
-# From so many operations of one client's step on, a kernel of one client's layer nearly fills the device: in
-# several lanes, which fill the gaps between kernels, layers of single networks go faster than grouped ones of
-# many. In exact float32 they do not.
-LARGE_STEP = 1e10
+# Where a kernel of one client's layer nearly fills the device, layers of single networks in several lanes,
+# which fill the gaps between kernels, go faster than grouped ones of many. In exact float32 they do not.
 LANES = 4
 
 # Bytes of models, gradients and the like that stay near a core while a call goes over them again and again.
@@ -101,7 +99,7 @@ def choose(wanted: Wanted, cost: Cost, batch: int, clients: int, obstacle: str, 
     lanes = 1
     if name == "batched" and where.type == "cuda":
         lanes = wanted.lanes or 1
-        if not wanted.lanes and not wanted.chunk and step >= LARGE_STEP and wanted.precision != "float32":
+        if not wanted.lanes and not wanted.chunk and cost.large(batch) and wanted.precision != "float32":
             chunk, lanes = 1, min(LANES, chunk)  # as many as would have fitted into one call
     return Choice(name, where, chunk, processes, why, warning, lanes)
 

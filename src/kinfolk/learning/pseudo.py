@@ -6,8 +6,9 @@ Its MD-ICFL-1: for each class c, rows x from N(0, I) are moved by Adam down
     CE(h(model; x), c) + (prior_weight / 2) |x - prior_mean|
 
 Models are used in scoring mode and are not changed. On a CUDA device all models and classes are one
-optimisation, whose step is recorded once and replayed. On a CPU rows are searched for in blocks,
-which are spread over the cores; how they are cut does not depend on how many there are.
+optimisation, whose step is recorded once and replayed; large networks take turns in it. On a CPU rows are
+searched for in blocks, which are spread over the cores; how they are cut does not depend on how many there
+are.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from queue import SimpleQueue
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
+from kinfolk.learning.batchable import count
 from kinfolk.learning.input_gradient import rows_innermost, rows_last
 from kinfolk.learning.learner import Learner
 from kinfolk.streams import Turn
@@ -268,13 +270,19 @@ def probabilities(learner: Learner, models: Tree, x: Tensor) -> Tensor:
 @torch.no_grad()
 def batchable(learner: Learner, models: Tree, x: Tensor) -> bool:
     """Whether all models can look at their rows x [models, rows, ...] in one call, and should: on a GPU."""
-    if not x.is_cuda:
+    if not x.is_cuda or _fills(learner.module, tuple(x.shape[1:])):
         return False
     try:
         vmap(learner.apply)(models, x[:, :1])
     except (RuntimeError, ValueError):  # a layer that can not be batched; one after another it can
         return False
     return True
+
+
+@lru_cache(maxsize=8)
+def _fills(module: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether one network with rows of this shape [rows, ...] fills a GPU: others beside it gain nothing."""
+    return count(module, torch.zeros((1, *shape[1:]))).large(shape[0])
 
 
 def labels(classes: int, samples: int) -> Tensor:

@@ -177,3 +177,18 @@ def test_a_row_that_breaks_down_is_told_and_the_others_go_on(tmp_path):
     assert rows["Slower"]["why"] == "broke down in 1 of 1 seeds"
     assert rows["Theirs"]["why"] == "another network"
     assert all(rows[label]["obtained"][0] != "-" for label in ("Theirs", "After"))
+
+
+def test_a_run_that_has_not_finished_does_not_count(paper, tmp_path):
+    """What was scored before the first round is no result."""
+    reproduce(paper, tmp_path / "out", tmp_path, seeds=2)
+    (sheet,) = load_sheets(tmp_path / "out")
+    before = {row["label"]: row for row in cells(sheet)}
+    cut = sheet.folder / sheet.facts["rows"][0]["runs"][1] / "run.json"
+    facts = json.loads(cut.read_text())
+    cut.write_text(json.dumps({**facts, "status": "running"}))
+    label = sheet.facts["rows"][0]["label"]
+    row = {row["label"]: row for row in cells(sheet)}[label]
+    assert (row["some"], before[label]["some"]) == ("1 of 2 seeds", "")
+    assert [n["seeds"] for n in row["numbers"]] == [1] * len(sheet.columns)
+    assert f"| {label} (1 of 2 seeds) |" in markdown(sheet)

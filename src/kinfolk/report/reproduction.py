@@ -79,13 +79,17 @@ def _value(run: Run, model: str, score: str, over: str) -> float:
 
 
 def cells(sheet: Sheet) -> list[dict[str, Any]]:
-    """Every row: its label, and for each column what was reported and what was obtained, as text."""
+    """Every row: its label, and for each column what was reported and what was obtained, as text.
+
+    Only runs that have finished count; `some` says so where others have not.
+    """
     rows = []
     for row in sheet.facts["rows"]:
         begun = sheet.runs(row)
-        runs = [run for run in begun if run.facts.get("status") != "stopped"]
-        lost = len(begun) - len(runs)
+        runs = [run for run in begun if run.facts.get("status") == "finished"]
+        lost = sum(run.facts.get("status") == "stopped" for run in begun)
         broke = f"broke down in {lost} of {len(begun)} seeds" if lost else ""
+        some = 0 < len(runs) < len(row["runs"])
         got = [obtained(runs, row["model"], score, over) for score, over in sheet.columns]
         text = [
             _text(mean, std, score) for (mean, std, _), (score, _) in zip(got, sheet.columns, strict=True)
@@ -98,6 +102,7 @@ def cells(sheet: Sheet) -> list[dict[str, Any]]:
                 "reported": reported,
                 "obtained": text,
                 "numbers": [{"mean": mean, "std": std, "seeds": n} for mean, std, n in got],
+                "some": f"{len(runs)} of {len(row['runs'])} seeds" if some else "",
                 "why": "; ".join(filter(None, (broke, row["why"]))),
             }
         )
@@ -130,9 +135,9 @@ def sheet_table(sheet: Sheet) -> Table:
     for row in cells(sheet):
         if any(value != "-" for value in row["reported"]):
             table.add_row(row["label"], "", "reported", *row["reported"], style="dim")
-            table.add_row("", row["model"], "obtained", *row["obtained"])
+            table.add_row("", row["model"], row["some"] or "obtained", *row["obtained"])
         else:
-            table.add_row(row["label"], row["model"], "obtained", *row["obtained"])
+            table.add_row(row["label"], row["model"], row["some"] or "obtained", *row["obtained"])
     return table
 
 
@@ -143,7 +148,8 @@ def markdown(sheet: Sheet) -> str:
     lines += ["| method | model | " + " | ".join(heads) + " |", "| --- " * (2 + len(heads)) + "|"]
     for row in rows:
         both = [f"{a} / {b}" for a, b in zip(row["reported"], row["obtained"], strict=True)]
-        lines.append(f"| {row['label']} | {row['model']} | " + " | ".join(both) + " |")
+        label = f"{row['label']} ({row['some']})" if row["some"] else row["label"]
+        lines.append(f"| {label} | {row['model']} | " + " | ".join(both) + " |")
     reasons = [f"- {row['label']}: {row['why']}" for row in rows if row["why"]]
     return "\n".join([*lines, "", *reasons, ""])
 

@@ -110,6 +110,37 @@ def test_seconds_are_counted_by_phase():
     assert stage.ledger.seconds["talk"] >= 0.03
 
 
+def test_what_is_made_of_replies_is_not_counted_as_their_time():
+    class Slow:
+        """A fold that takes its time."""
+
+        def begin(self) -> int:
+            return 0
+
+        def add(self, total: int, chunk: Stack) -> int:
+            time.sleep(0.05)
+            return total + len(chunk)
+
+        def end(self, total: int) -> int:
+            time.sleep(0.05)
+            return total
+
+    stage = Stage(Scripted([{"ann": says(1)}, {"bob": says(2)}], {"t": number()}, pause=0.02))
+    began = time.perf_counter()
+    assert stage.perform(Ask("t", (ANN, BOB), fold=Slow()), turn(DATA)) == 2
+    took = time.perf_counter() - began
+    assert 0.02 <= stage.ledger.seconds["t"] <= took - 0.15
+
+
+def test_who_says_nothing_is_logged_once_by_name():
+    log = Log()
+    stage = Stage(Scripted([{"ann": says(1), "bob": says(99)}], {"t": number()}), log)
+    stage.perform(Ask("t", (ANN, BOB, CAT)), turn(DATA, round=2))
+    told = [(e["event"], e["client"], e["round"], e["task"]) for e in log]
+    assert told == [("rejected", BOB, 2, "t"), ("silent", CAT, 2, "t")]
+    assert stage.answered == {ANN}
+
+
 def test_seconds_are_counted_even_when_it_fails():
     def fail(*_: Any) -> Any:
         raise ZeroDivisionError

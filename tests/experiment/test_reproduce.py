@@ -11,11 +11,13 @@ import torch
 
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment import local_models
+from kinfolk.experiment import reproduce as room
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.local_models import first_picture, principal
 from kinfolk.experiment.paper import load_paper
-from kinfolk.experiment.reproduce import reproduce, row_spec
+from kinfolk.experiment.reproduce import reproduce, rounds_of, row_spec
 from kinfolk.experiment.sections import Experiment
+from kinfolk.learning.models import build_model
 from kinfolk.report.reproduction import (
     cells,
     load_sheets,
@@ -77,8 +79,24 @@ def test_every_row_of_every_paper_has_a_sound_spec(path, small):
         assert len(set(labels)) == len(labels)
         assert set(sheet.curves) <= set(labels)
         assert sheet.picture in ["", *labels]
+        assert sheet.pseudo in ["", *(row.label for row in sheet.rows if row.run.startswith("mdicfl"))]
         for row in sheet.rows:
-            row_spec(sheet, row, path.parent, small, [])
+            spec = row_spec(sheet, row, path.parent, small, [])
+            # It would stop at its first split.
+            assert spec.algorithm.name != "clustered_fl" or spec.run.participation == 1
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda p: p.parent.name)
+@pytest.mark.parametrize("small", [False, True])
+def test_every_row_of_every_paper_has_options_that_its_network_knows(path, small):
+    seen = set()
+    for sheet in load_paper(path).sheets:
+        for row in sheet.rows:
+            model = row_spec(sheet, row, path.parent, small, []).model
+            if repr(model) not in seen:
+                seen.add(repr(model))
+                build_model(model.name, (3, 32, 32), 10, model.options)
+    assert seen
 
 
 def test_a_paper_is_run_shown_and_gone_on_with(paper, tmp_path):
@@ -122,6 +140,73 @@ def test_a_faulty_paper_is_one_line(old, new, match, tmp_path):
     (tmp_path / "reproduce.toml").write_text(TINY.replace(old, new))
     with pytest.raises(KinfolkError, match=match):
         load_paper(tmp_path / "reproduce.toml")
+
+
+CLUSTERS = """
+title = "Another paper"
+[[tables]]
+name = "digits"
+title = "Table 1"
+spec = "tiny.toml"
+columns = [["accuracy", "macro"]]
+costs = ["down", "up", "server", "effective"]
+pseudo = "Ours"
+[[tables.rows]]
+label = "Ours"
+run = "mdicfl,k=2,start=shared,samples=2,search_iterations=2,generator_iterations=2"
+[[tables.rows]]
+label = "IFCA"
+run = "ifca,k=2"
+reported = ["1.0"]
+[[tables.rows]]
+label = "Later"
+run = "local"
+"""
+
+
+def test_costs_and_pseudo_rows_stand_beside_what_was_obtained(tmp_path, monkeypatch):
+    (tmp_path / "reproduce.toml").write_text(CLUSTERS)
+    (tmp_path / "tiny.toml").write_text(SPEC)
+    paper, built = load_paper(tmp_path / "reproduce.toml"), []
+    make = room.build
+    monkeypatch.setattr(room, "build", lambda data, seed: built.append(seed) or make(data, seed))
+    some = ["Ours", "IFCA"]
+    assert rounds_of(paper, 2, tmp_path, False, [], some) == 2 * 2 * 2
+    reproduce(paper, tmp_path / "out", tmp_path, seeds=1, only=some)
+    assert len(built) == 1, "for all rows of a seed"
+    (sheet,) = load_sheets(tmp_path / "out")
+    ours, ifca, later = cells(sheet)
+    facts = [
+        [json.loads(line) for line in (run.path / "rounds.jsonl").read_text().splitlines()]
+        for row in sheet.facts["rows"][:2]
+        for run in sheet.runs(row)
+    ]
+    model = 4 * (64 * 8 + 8 + 8 * 10 + 10) / 1e6
+    assert ours["costs"]["down"] == pytest.approx(model)
+    assert ifca["costs"]["down"] == pytest.approx(2 * model), "all K models"
+    # Six numbers for the shape of rows and ten for the label law, once in two rounds.
+    assert ours["costs"]["up"] == pytest.approx(model + 4 * (6 + 10) / 2 / 1e6)
+    seconds = [fact["seconds"]["server"] for fact in facts[0] if "cohort" in fact]
+    assert ours["costs"]["server"] == pytest.approx(np.median(seconds))
+    assert ours["costs"]["effective"] in (1, 2)
+    assert np.isnan(ifca["costs"]["effective"])
+    assert later["obtained"] == ["-"], "was not asked for"
+    lines = markdown(sheet).splitlines()
+    assert lines[2].endswith("| MB down | MB up | server s | differ |")
+    assert len({line.count("|") for line in lines[2:7]}) == 1
+    assert sheet_table(sheet).row_count == 4
+    pseudo = json.loads((tmp_path / "out" / "digits" / "pseudo" / "pseudo.json").read_text())
+    assert list(pseudo["samplers"]) == ["back_search", "generator"]
+    assert pseudo["round"] == 2
+
+
+def test_a_cost_or_a_row_that_nobody_knows_is_one_line(tmp_path):
+    (tmp_path / "reproduce.toml").write_text(CLUSTERS.replace('"effective"]', '"efective"]'))
+    with pytest.raises(KinfolkError, match="digits: costs = 'efective': did you mean 'effective'"):
+        load_paper(tmp_path / "reproduce.toml")
+    (tmp_path / "reproduce.toml").write_text(CLUSTERS)
+    with pytest.raises(KinfolkError, match="--row = 'IFKA': did you mean 'IFCA'"):
+        reproduce(load_paper(tmp_path / "reproduce.toml"), tmp_path / "out", tmp_path, only=["IFKA"])
 
 
 def test_settings_of_algorithms_belong_to_the_rows(paper, tmp_path):

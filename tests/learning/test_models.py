@@ -75,6 +75,17 @@ def test_parameters_as_published(build, expected):
         assert _parameters(build()) == expected
 
 
+def test_a_narrow_mobilenet_is_the_published_one_in_proportion():
+    whole, narrow = MobileNetV2().state_dict(), MobileNetV2(width=8).state_dict()
+    assert list(whole) == list(narrow)
+    for name, tensor in whole.items():
+        for axis, (wide, thin) in enumerate(zip(tensor.shape, narrow[name].shape, strict=True)):
+            kept = name == "head.bias" or (name, axis) in (("head.weight", 0), ("stem.0.weight", 1))
+            kept |= tensor.dim() == 4 and (axis > 1 or wide == 1)  # windows; channels convolved alone
+            assert wide == thin * (1 if kept else 4), (name, axis)
+    assert MobileNetV2(width=8, norm="gn")(torch.zeros(2, 3, 8, 8)).shape == (2, 10)
+
+
 @pytest.mark.parametrize(("build", "channels"), [(ResNet18, 4_800), (MobileNetV2, 17_544), (CelebaCNN, 128)])
 def test_batch_norm_channels_as_published(build, channels):
     with torch.device("meta"):

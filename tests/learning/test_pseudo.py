@@ -277,6 +277,21 @@ def test_generators_learn_to_make_rows_of_every_class():
     assert wide.shape == (2, 6, 6)
 
 
+def test_rows_are_drawn_by_running_means_or_by_those_of_the_batch():
+    learner = learner_of(seeded(lambda: nn.Linear(6, 3)))
+    models, rows = several(learner, 2), {}
+    for statistics in ("running", "batch"):
+        how = Generators(4, 10, batch=20, hidden=8, warm_start=True, statistics=statistics)
+        rows[statistics], kept = how.draw(learner, models, (6,), TURN, {})
+        y = labels(3, 4)
+        for k in range(2):
+            noise = torch.randn(12, 16, generator=TURN.seed.torch("pseudo", TURN.round, k, "draw"))
+            net = by_module(kept, k, (6,)).train(statistics == "batch")
+            wanted = net(torch.cat([noise, F.one_hot(y, 3).float()], 1)).detach()
+            torch.testing.assert_close(rows[statistics][k], wanted)
+    assert not torch.allclose(rows["running"], rows["batch"], atol=1e-3)
+
+
 def test_diversity_parts_rows_that_are_alike():
     draw = torch.Generator().manual_seed(0)
     x, noise = torch.randn(2, 4, 3, generator=draw), torch.randn(2, 4, 5, generator=draw)

@@ -16,8 +16,6 @@ answers random; only a client whose stream of random numbers is its own secret g
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,13 +37,12 @@ from kinfolk.learning.generator import Generators
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.norm import by_the_batch
 from kinfolk.learning.pseudo import BackSearch, Prior, probabilities
+from kinfolk.learning.row_shape import SHAPE, row_shape
 from kinfolk.script import Request, Script, ask, exchange, fold
 from kinfolk.streams import Seed, Turn
-from kinfolk.task import Batch, Carry, Info, Plan, Real, Swap, Sweep, Table, Task
+from kinfolk.task import Info, Swap, Table, Task
 from kinfolk.types import Client, Message, Stack, Tree
 
-# Axes of a row that a client can tell of, and numbers in a row that a server makes rows of.
-AXES, LARGEST_ROW = 6, 1 << 24
 # How far from 1 the sum of a label law may be.
 SLACK = 1e-3
 
@@ -110,6 +107,9 @@ class MDICFL:
     # What stands for a cluster: "mean" sums as replies come; "trimmed" and "median" hold the cohort's models.
     mean: Centre = "mean"
     trim: float = 0.1  # share of a cluster's members that "trimmed" cuts off each side
+    # Which of a cluster's models clients are compared with: the one that pseudo rows were made of, or the
+    # mean that its members would have after this round, for which the cohort's models are held.
+    against: Literal["before", "after"] = "before"
     samples: int = 30  # M: pseudo rows for each cluster and class
     prior_mean: float = 0.0  # mu of rows; the paper's 0.5 for pixels is 0 once they are normalised
     prior_weight: float = 0.1  # lambda
@@ -125,6 +125,7 @@ class MDICFL:
     output: Literal["tanh", "none"] = "tanh"  # a generator's last step
     warm_generators: bool = False  # go on from the last round's, in place of fresh ones
     diversity_weight: float = 0.0  # against a generator's rows being all alike
+    generator_statistics: Literal["running", "batch"] = "running"  # what its BatchNorm draws rows by
     epsilon: float = 0.0  # above 0: randomised response, this far from telling; strong privacy only
     merge: bool = False  # clusters whose models agree become one, not before their second round
     merge_below: float = 0.25  # agree: outputs on either's rows are less apart, of at most 2
@@ -252,16 +253,30 @@ class MDICFL:
         else:
             sampler = Generators(
                 self.samples, self.generator_iterations, self.generator_lr, self.generator_batch, self.noise,
-                self.hidden, self.output, self.warm_generators, self.diversity_weight, prior,
+                self.hidden, self.output, self.warm_generators, self.diversity_weight,
+                self.generator_statistics, prior,
             )  # fmt: skip
         # Of clusters that were merged, rows are made once.
         alive, slot = torch.unique(state.one_with.cpu(), return_inverse=True)
         models, nets = ({n: t[alive.to(t.device)] for n, t in tree.items()} for tree in state.models)
         x, kept = sampler.draw(self.learner, models, state.shape, turn, nets)
-        alone = [{n: t[k : k + 1] for n, t in models.items()} for k in range(len(alive))]
-        own = torch.stack([probabilities(self.learner, model, x[k])[0] for k, model in enumerate(alone)])
-        slot = slot.to(x.device)
+        own, slot = self.own(models, x), slot.to(x.device)
         return replace(state, generators={n: t[slot] for n, t in kept.items()}), Probe(x[slot], own[slot])
+
+    def own(self, models: Tree, x: Tensor) -> Tensor:
+        """What each model says of its own rows."""
+        alone = [{n: t[k : k + 1] for n, t in models.items()} for k in range(len(x))]
+        return torch.stack([probabilities(self.learner, model, x[k])[0] for k, model in enumerate(alone)])
+
+    def compared(self, state: State, got: Stack, probe: Probe) -> Probe:
+        """The pseudo rows with what the models say that clients are to be compared with."""
+        if self.against == "before" or not got.clients:
+            return probe
+        of = lambda chunk: state.of(chunk.clients)  # noqa: E731
+        means = group_fold(self.mean, self.trim, "model", state.centres, self.weights, of)
+        centres, _, _ = means.end(means.add(means.begin(), got))
+        centres = {n: t[state.one_with.to(t.device)] for n, t in centres.items()}
+        return replace(probe, own=self.own(centres, probe.x))
 
     def distances(self, models: Tree, probe: Probe) -> Tensor:
         """d [clients, K, C] of clients' models."""
@@ -284,6 +299,10 @@ class MDICFL:
             return state.one_with.cpu()[near.cpu()]
 
         means = group_fold(self.mean, self.trim, "model", state.centres, self.weights, group)
+        if probe is not None and self.against == "after":
+            got = yield from ask("update", able, each=model_of_group(state, able))
+            probe = self.compared(state, got, probe)
+            return means.end(means.add(means.begin(), got) if got.clients else means.begin())
         found: Found = yield from fold(means, "update", able, each=model_of_group(state, able))
         return found
 
@@ -296,7 +315,7 @@ class MDICFL:
         got = yield from ask("update", able, each=model_of_group(state, able))
         if not got.clients:
             return means.end(total)
-        apart = {"distances": self.distances(got.tree("model"), probe)}
+        apart = {"distances": self.distances(got.tree("model"), self.compared(state, got, probe))}
         if self.epsilon:
             yield from exchange("coin", got.clients)
         answers = yield from ask("choose", got.clients, each=replace(got, body=apart))
@@ -352,33 +371,3 @@ class MDICFL:
 def all_in_one(chunk: Stack) -> Tensor:
     """Everybody in the first cluster."""
     return torch.zeros(len(chunk), dtype=torch.int64)
-
-
-def row_shape(told: Tensor, learner: Learner, models: Tree) -> tuple[int, ...]:
-    """The shape that most clients tell, of those that the network takes; empty if there is none."""
-    votes = Counter(tuple(int(n) for n in row if n > 0) for row in told.tolist())
-    for shape, _ in sorted(votes.items(), key=lambda vote: (-vote[1], vote[0])):
-        if math.prod(shape) > LARGEST_ROW:
-            continue
-        model = {n: t[0] for n, t in models.items()}
-        try:
-            with torch.no_grad():
-                learner.apply(model, torch.zeros(2, *shape, device=next(iter(model.values())).device))
-        except (RuntimeError, ValueError, IndexError):  # whatever a network says of rows it can not take
-            continue
-        return shape
-    return ()
-
-
-def _shape_of(carry: Carry, batch: Batch) -> Carry:
-    axes = [*batch.x.shape[1:], *[0] * AXES][:AXES]
-    return {"shape": carry["shape"] * 0 + torch.tensor(axes, device=batch.x.device)}
-
-
-# What every client knows and nobody hides: how many numbers there are to a row, axis by axis.
-SHAPE = Task(
-    lambda message, memory, facts: {"shape": torch.zeros(AXES, device=facts.rows.device) * facts.rows},
-    lambda carry: (carry, None),
-    (Sweep(_shape_of, Plan(batch=1, steps=1, shuffle=False)),),
-    {"shape": Real((AXES,), 0, LARGEST_ROW)},
-)

@@ -10,12 +10,17 @@ import typer
 from kinfolk.cli.shared import AsJson, Seeds, Sets, examples, out, print_json
 from kinfolk.errors import KinfolkError
 
-EXAMPLES = examples("kinfolk reproduce fesem --small", "kinfolk reproduce fesem --table femnist --seeds 3")
+EXAMPLES = examples(
+    "kinfolk reproduce fesem --small",
+    "kinfolk reproduce fesem --table femnist --seeds 3",
+    "kinfolk reproduce mdicfl --table rotated-mnist --row Global --row IFCA",
+)
 
 
 def reproduce(
     paper: Annotated[str, typer.Argument(metavar="PAPER", help="fesem, mdicfl, slfed, or a TOML file.")],
     table: Annotated[list[str] | None, typer.Option("--table", help="Only this table; repeatable.")] = None,
+    row: Annotated[list[str] | None, typer.Option("--row", help="Only this row; repeatable.")] = None,
     small: Annotated[bool, typer.Option("--small", help="The reduced twins, for two cores.")] = False,
     seeds: Seeds = 3,
     set_: Sets = None,
@@ -39,11 +44,11 @@ def reproduce(
         raise KinfolkError("paper", paper, f"there is no {path}; {remedy}")
     wanted = load_paper(path).only(table or [])
     where = folder or Path("runs") / f"reproduce-{path.parent.name}{'-small' if small else ''}"
-    total = rounds_of(wanted, seeds, path.parent, small, set_ or [])
+    total = rounds_of(wanted, seeds, path.parent, small, set_ or [], row or [])
     if not show:
         with telling(total, quiet=json_) as teller:
             run_all(
-                wanted, where, path.parent, seeds=seeds, small=small, changes=set_ or [],
+                wanted, where, path.parent, seeds=seeds, small=small, changes=set_ or [], only=row or [],
                 watch=lambda name, k: teller.watch(name),
             )  # fmt: skip
     _show(where, [sheet.name for sheet in wanted.sheets], json_)
@@ -51,15 +56,21 @@ def reproduce(
 
 def _show(folder: Path, names: list[str], json_: bool) -> None:
     from kinfolk.experiment.record import write_text
+    from kinfolk.report.pseudo_figure import pseudo_figure
+    from kinfolk.report.read import read_facts
     from kinfolk.report.reproduction import cells, load_sheets, markdown, sheet_figure, sheet_table
 
     sheets = [sheet for sheet in load_sheets(folder) if sheet.folder.name in names]
     for sheet in sheets:
         write_text(sheet.folder / "table.md", markdown(sheet))
         sheet_figure(sheet, sheet.folder / "figure.png")
+        if (sheet.folder / "pseudo" / "pseudo.json").is_file():
+            pseudo_figure(read_facts(sheet.folder / "pseudo", "pseudo"), sheet.folder / "pseudo.png")
     if json_:
         print_json({sheet.folder.name: cells(sheet) for sheet in sheets})
         return
     for sheet in sheets:
         out().print(sheet_table(sheet))
-        print(f"table:  {sheet.folder / 'table.md'}\nfigure: {sheet.folder / 'figure.png'}\n")
+        print(f"table:  {sheet.folder / 'table.md'}")
+        drawn = [sheet.folder / name for name in ("figure.png", "pseudo.png")]
+        print("\n".join(f"figure: {path}" for path in drawn if path.is_file()), end="\n\n")

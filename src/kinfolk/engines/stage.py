@@ -93,7 +93,7 @@ class Stage:
         absent: Callable[[Turn, Client], bool] | None = None,
     ) -> None:
         self.engine, self.log, self.absent = engine, log, absent
-        self.ledger = Ledger()
+        self.ledger, self.folding = Ledger(), 0.0
         self.begin()
 
     def begin(self) -> None:
@@ -109,14 +109,15 @@ class Stage:
         """
         who = request.among if isinstance(request, Exchange) else request.to
         present = self._present(who, turn, rehearse)
-        began = time.perf_counter()
+        began, self.folding = time.perf_counter(), 0.0
         name = request.swap if isinstance(request, Exchange) else request.task
         try:
             if isinstance(request, Exchange):
                 return self._exchange(request, present, turn)
             return self._ask(request, present, turn)
         finally:
-            self.ledger.add_seconds(name, time.perf_counter() - began)
+            # What is made of replies is the server's work, not that of those who were asked.
+            self.ledger.add_seconds(name, time.perf_counter() - began - self.folding)
 
     def _ask(self, request: Ask[Any], present: tuple[Client, ...], turn: Turn) -> Any:
         task = self.engine.table[request.task]
@@ -132,14 +133,21 @@ class Stage:
         total = request.fold.begin()
         if isinstance(self.engine, FoldsInParts) and isinstance(request.fold, Mergeable):
             for part in self._parts(self.engine, request, turn) if present else ():
-                total = request.fold.merge(total, part.total)
-            return request.fold.end(total)
+                total = self._folded(request.fold.merge, total, part.total)
+            return self._folded(request.fold.end, total)
         for chunk in chunks:
-            total = request.fold.add(total, chunk)
-        return request.fold.end(total)
+            total = self._folded(request.fold.add, total, chunk)
+        return self._folded(request.fold.end, total)
+
+    def _folded(self, step: Callable[..., Any], *given: Any) -> Any:
+        """A step of a fold, whose time is noted."""
+        began = time.perf_counter()
+        made = step(*given)
+        self.folding += time.perf_counter() - began
+        return made
 
     def _checked(self, request: Ask[Any], task: Task, turn: Turn) -> Iterator[Stack]:
-        silent = set(request.to)
+        silent, refused = set(request.to), set[Client]()
         for chunk in self.engine.replies(request, turn):
             self.ledger.add_bytes(request.task, "up", nbytes(chunk.body))
             strangers = {
@@ -154,26 +162,30 @@ class Stage:
                 continue
             good, bad = inspect(chunk, task.reply)
             self._reject(bad, request, turn)
+            refused.update(bad)
             silent.difference_update(good.clients)
             if good.clients:
                 yield good
-        self._heard(request, silent)
+        self._heard(request, turn, silent, refused)
 
     def _parts(self, engine: FoldsInParts, request: Ask[Any], turn: Turn) -> Iterator[Part]:
         # Names that come from other processes are copies; of a hundred thousand, none should stay here.
-        silent = set(request.to)
+        silent, refused = set(request.to), set[Client]()
         for part in engine.parts(request, turn):
             self.ledger.add_bytes(request.task, "up", part.sent)
             self._reject(part.rejected, request, turn)
+            refused.update(part.rejected)
             silent.difference_update(part.heard)
             yield part
-        self._heard(request, silent)
+        self._heard(request, turn, silent, refused)
 
     def _reject(self, bad: dict[Client, str], request: Ask[Any], turn: Turn) -> None:
         for client, reason in bad.items():
             self.log("rejected", round=turn.round, client=client, task=request.task, reason=reason)
 
-    def _heard(self, request: Ask[Any], silent: set[Client]) -> None:
+    def _heard(self, request: Ask[Any], turn: Turn, silent: set[Client], refused: set[Client]) -> None:
+        for client in sorted(silent - refused):
+            self.log("silent", round=turn.round, client=client, task=request.task)
         # Whoever fails once in a round has not taken part in it, whatever came before and comes after.
         self.failed |= silent
         self.answered.update(c for c in request.to if c not in silent)
@@ -212,7 +224,8 @@ def fold_part(engine: Engine, request: Ask[Any], fold: Mergeable, turn: Turn) ->
     rejected: dict[Client, str] = {}
 
     def note(event: str, **facts: Any) -> None:
-        rejected[facts["client"]] = facts["reason"]
+        if event == "rejected":  # who is silent is missed by whoever asked for this part
+            rejected[facts["client"]] = facts["reason"]
 
     stage = Stage(engine, note)
     total = stage.perform(replace(request, fold=_Open(fold)), turn)

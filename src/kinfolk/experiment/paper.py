@@ -10,8 +10,9 @@ from typing import Any
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.spec import read_toml
 
-# What a column can show: (score, how it is taken over clients), or how the found groups agree with the truth.
-GROUP_SCORES = ("ari", "nmi", "purity")
+# What a row may have cost: megabytes to and from a participant in a round, the server's seconds in a round;
+# and how many of its clusters differ in the end.
+COSTS = ("down", "up", "server", "effective")
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,13 @@ class Sheet:
     set_full: list[str] = field(default_factory=list)
     # The labels of the rows whose curves are drawn; empty: all.
     curves: list[str] = field(default_factory=list)
+    # What the runs have cost, names of COSTS; papers seldom print it.
+    costs: list[str] = field(default_factory=list)
     # The label of a row whose clients' models are drawn, and how many of them; 0: none.
     picture: str = ""
     pictured: int = 400
+    # The label of a row of mdicfl whose pseudo rows are drawn, by both samplers; empty: none.
+    pseudo: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,19 @@ class Paper:
 
     title: str
     sheets: list[Sheet]
+
+    def rows(self, labels: Sequence[str]) -> tuple[str, ...]:
+        """The labels, if each is that of a row; no label: all.
+
+        >>> Paper("mine", [Sheet("a", "A", "a.toml", [], [Row("Local", "local")])]).rows(["Locl"])
+        Traceback (most recent call last):
+        kinfolk.errors.KinfolkError: --row = 'Locl': did you mean 'Local'?
+        """
+        known = list(dict.fromkeys(row.label for sheet in self.sheets for row in sheet.rows))
+        for label in labels:
+            if label not in known:
+                raise KinfolkError("--row", label, near(label, known))
+        return tuple(labels or known)
 
     def only(self, names: Sequence[str]) -> Paper:
         """With the named tables alone; no name: all."""
@@ -82,6 +100,9 @@ def load_paper(path: Path) -> Paper:
     if not sheets:
         raise KinfolkError("tables", str(path), "has none; write [[tables]] and their [[tables.rows]]")
     for sheet in sheets:
+        for cost in sheet.costs:
+            if cost not in COSTS:
+                raise KinfolkError(f"{sheet.name}: costs", cost, near(cost, COSTS))
         for row in sheet.rows:
             if row.reported and len(row.reported) != len(sheet.columns):
                 remedy = f"give {len(sheet.columns)} numbers, one for each column of {sheet.name}"

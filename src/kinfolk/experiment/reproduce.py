@@ -12,8 +12,9 @@ from kinfolk.experiment.build import build_parts, title
 from kinfolk.experiment.compare import parse_algorithm
 from kinfolk.experiment.local_models import picture
 from kinfolk.experiment.paper import Paper, Row, Sheet
+from kinfolk.experiment.pseudo_rows import SAMPLERS, look_at, write_facts
 from kinfolk.experiment.record import write_json
-from kinfolk.experiment.run import Watch, run
+from kinfolk.experiment.run import Result, Watch, run
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import load, override
 from kinfolk.federation.federation import Federation
@@ -34,12 +35,17 @@ def row_spec(sheet: Sheet, row: Row, configs: Path, small: bool, changes: Sequen
     return replace(spec, algorithm=parse_algorithm(row.run, spec))
 
 
-def rounds_of(paper: Paper, seeds: int, configs: Path, small: bool, changes: Sequence[str]) -> int:
+def rounds_of(
+    paper: Paper, seeds: int, configs: Path, small: bool, changes: Sequence[str], only: Sequence[str] = ()
+) -> int:
     """How many rounds a reproduction takes in all; every spec is checked on the way."""
-    total = 0
+    total, wanted = 0, paper.rows(only)
     for sheet in paper.sheets:
-        specs = {title(s): s for s in (row_spec(sheet, r, configs, small, changes) for r in sheet.rows)}
-        total += seeds * sum(spec.run.rounds for spec in specs.values())
+        specs = {row.label: row_spec(sheet, row, configs, small, changes) for row in sheet.rows}
+        # Rows that show two models of one run have it once.
+        runs = {folder_name(specs[row.label], row.set, 0): row.label for row in sheet.rows
+                if row.label in wanted}  # fmt: skip
+        total += seeds * sum(specs[label].run.rounds for label in runs.values())
     return total
 
 
@@ -51,9 +57,14 @@ def reproduce(
     seeds: int = 3,
     small: bool = False,
     changes: Sequence[str] = (),
+    only: Sequence[str] = (),
     watch: Callable[[str, int], Watch] = lambda title, seed: lambda event, facts: None,
 ) -> None:
-    """Run all tables of a paper into a folder; what is finished there already is left as it is."""
+    """Run all tables of a paper into a folder; what is finished there already is left as it is.
+
+    `only`: the labels of rows to run; the others stay empty, or as they were.
+    """
+    wanted = paper.rows(only)
     if seeds < 1:
         raise KinfolkError("--seeds", seeds, "give 1 or more (3 or more for error bars)")
     for sheet in paper.sheets:
@@ -64,17 +75,30 @@ def reproduce(
         for seed in range(first, first + seeds):
             data: dict[str, Federation] = {}
             for label, spec in specs.items():
+                if label not in wanted:
+                    continue
                 here = replace(spec, run=replace(spec.run, seed=seed))
-                rows = data.setdefault(repr(here.data), build(here.data, Seed(seed)))
+                if repr(here.data) not in data:
+                    data[repr(here.data)] = build(here.data, Seed(seed))
+                rows = data[repr(here.data)]
                 name = f"{title(here)} seed {seed}"
                 where = folder / sheet.name / folder_name(spec, changed[label], seed)
                 try:
                     result = run(here, where, federation=rows, resume=True, watch=watch(name, seed))
                 except BrokeDown:  # its records say so, and the table does
                     continue
-                if label == sheet.picture and seed == first:
-                    parts = build_parts(here, rows)
-                    write_json(folder / sheet.name / "picture.json", picture(parts, result, sheet.pictured))
+                if seed == first:
+                    _draw(sheet, label, folder / sheet.name, here, rows, result)
+
+
+def _draw(sheet: Sheet, label: str, folder: Path, spec: Experiment, rows: Federation, result: Result) -> None:
+    """What is to be pictured of a finished run, if anything."""
+    if label == sheet.picture:
+        write_json(folder / "picture.json", picture(build_parts(spec, rows), result, sheet.pictured))
+    # A run too short for clusters has no pseudo rows.
+    if label == sheet.pseudo and result.state.begun:
+        found = look_at(build_parts(spec, rows), result.state, result.rounds, SAMPLERS)
+        write_facts(folder / "pseudo", found)
 
 
 def folder_name(spec: Experiment, changed: Sequence[str], seed: int) -> str:

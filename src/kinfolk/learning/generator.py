@@ -44,6 +44,8 @@ class Generators:
     output: Literal["tanh", "none"] = "tanh"  # tanh where inputs lie in [-1, 1]
     warm_start: bool = False  # go on from the networks of the round before
     diversity_weight: float = 0.0  # against rows of a class that are all alike
+    # What BatchNorm goes by when rows are drawn: means "running" since training began, or of the "batch".
+    statistics: Literal["running", "batch"] = "running"
     prior: Prior = field(default_factory=Prior)
 
     def draw(
@@ -56,8 +58,10 @@ class Generators:
         self.train(nets, learner, models, shape, turn)
         y = labels(learner.outputs, self.samples).expand(k, -1)
         noise = _normal((len(y[0]), self.noise), k, turn, "draw")
+        drawn = {n: t.clone() for n, t in nets.items()}  # by the batch, running means would follow
+        by_batch = self.statistics == "batch"
         with torch.no_grad():
-            x = self.rows(nets, noise.to(device), y.to(device), learner.outputs, shape, training=False)
+            x = self.rows(drawn, noise.to(device), y.to(device), learner.outputs, shape, training=by_batch)
         return x, nets if self.warm_start else {}
 
     def first(self, k: int, classes: int, shape: tuple[int, ...], turn: Turn) -> Tree:

@@ -230,19 +230,23 @@ _STAGES = (
 
 
 class MobileNetV2(nn.Module):
-    """MobileNetV2 for small images (Sandler et al., 2018): ReLU, shortcuts projected where widths differ."""
+    """MobileNetV2 for small images (Sandler et al., 2018): ReLU, shortcuts projected where widths differ.
 
-    def __init__(self, classes: int = 10, norm: str = "bn", channels: int = 3) -> None:
+    `width` is that of the first layer, published as 32; the others keep their proportion to it.
+    """
+
+    def __init__(self, classes: int = 10, norm: str = "bn", width: int = 32, channels: int = 3) -> None:
         super().__init__()
-        self.stem = nn.Sequential(_conv(channels, 32, 3), _norm(norm, 32), nn.ReLU())
-        blocks, into = [], 32
-        for widen, out, number, stride in _STAGES:
+        self.stem = nn.Sequential(_conv(channels, width, 3), _norm(norm, width), nn.ReLU())
+        blocks, into, end = [], width, 40 * width
+        for widen, published, number, stride in _STAGES:
+            out = max(1, published * width // 32)
             for first in (stride, *[1] * (number - 1)):
                 blocks.append(_Inverted(into, out, widen, first, norm))
                 into = out
         self.blocks = nn.Sequential(*blocks)
-        self.last = nn.Sequential(_conv(into, 1280, 1), _norm(norm, 1280), nn.ReLU())
-        self.head = nn.Linear(1280, classes)
+        self.last = nn.Sequential(_conv(into, end, 1), _norm(norm, end), nn.ReLU())
+        self.head = nn.Linear(end, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [rows, classes]."""
@@ -268,7 +272,7 @@ MODELS: dict[str, ModelEntry] = {
     "mlp": ModelEntry(MLP, "fully connected layers with ReLU", {"hidden": (200,)}),
     "logistic": ModelEntry(Logistic, "one linear layer"),
     "resnet18": ModelEntry(ResNet18, "ResNet18 for small images", {"norm": "bn", "width": 64}, 1),
-    "mobilenetv2": ModelEntry(MobileNetV2, "MobileNetV2 for small images", {"norm": "bn"}, 1),
+    "mobilenetv2": ModelEntry(MobileNetV2, "MobileNetV2 for small images", {"norm": "bn", "width": 32}, 1),
 }
 
 

@@ -30,6 +30,7 @@ from kinfolk.report.read import (
 )
 
 GROUPS = ("ari", "nmi", "purity")
+COSTS = {"down": "MB down", "up": "MB up", "server": "server s", "effective": "differ"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,11 @@ class Sheet:
     def columns(self) -> list[tuple[str, str]]:
         """(score, over) of every column."""
         return [(str(score), str(over)) for score, over in self.facts["columns"]]
+
+    @property
+    def costs(self) -> list[str]:
+        """What is told of the runs' costs; tables of earlier versions have none."""
+        return [str(name) for name in self.facts.get("costs", [])]
 
     def runs(self, row: Mapping[str, Any]) -> list[Run]:
         """The runs of a row that have begun."""
@@ -78,6 +84,35 @@ def _value(run: Run, model: str, score: str, over: str) -> float:
     return overview(end["value"], end["rows"], score in LOWER_IS_BETTER)[over]
 
 
+def cost(run: Run, name: str) -> float:
+    """What a run has cost, by the names of COSTS; NaN if that was not recorded.
+
+    Megabytes are means over participants and rounds. Of the server's seconds a round the median counts: one
+    round may have held a start that others do not.
+
+    >>> sent = {"update": {"down": 3_000_000}, "law": {"down": 0, "up": 40}}
+    >>> facts = [{"round": 1, "cohort": 2, "bytes": sent, "seconds": {"server": 0.5, "update": 9.0}}]
+    >>> run = Run.of({"title": "mdicfl", "seed": 0}, {"value": []}, facts)
+    >>> cost(run, "down"), cost(run, "server")
+    (1.5, 0.5)
+    """
+    played = [fact for fact in run.rounds if fact.get("cohort")]
+    if name in ("down", "up"):
+        sent = sum(ways.get(name, 0) for fact in played for ways in fact["bytes"].values())
+        return sent / 1e6 / sum(fact["cohort"] for fact in played) if played else math.nan
+    if name == "server":
+        spent = [fact["seconds"]["server"] for fact in played if "server" in fact["seconds"]]
+        return float(np.median(spent)) if spent else math.nan
+    told = [fact["info"][name] for fact in played if name in (fact.get("info") or {})]
+    return float(told[-1]) if told else math.nan
+
+
+def _paid(runs: Sequence[Run], name: str) -> float:
+    """The mean over seeds of those that tell it."""
+    values = [value for run in runs if not math.isnan(value := cost(run, name))]
+    return float(np.mean(values)) if values else math.nan
+
+
 def cells(sheet: Sheet) -> list[dict[str, Any]]:
     """Every row: its label, and for each column what was reported and what was obtained, as text.
 
@@ -101,6 +136,7 @@ def cells(sheet: Sheet) -> list[dict[str, Any]]:
                 "model": row["model"] or (runs[0].models[0] if runs and runs[0].models else ""),
                 "reported": reported,
                 "obtained": text,
+                "costs": {name: _paid(runs, name) for name in sheet.costs},
                 "numbers": [{"mean": mean, "std": std, "seeds": n} for mean, std, n in got],
                 "some": f"{len(runs)} of {len(row['runs'])} seeds" if some else "",
                 "why": "; ".join(filter(None, (broke, row["why"]))),
@@ -113,6 +149,11 @@ def _text(mean: float, std: float, score: str) -> str:
     if score in GROUPS:
         return "-" if math.isnan(mean) else f"{mean:.2f}" + ("" if math.isnan(std) else f" ± {std:.2f}")
     return shown(mean, score, std)
+
+
+def _told(row: Mapping[str, Any]) -> list[str]:
+    """Costs as text."""
+    return ["-" if math.isnan(value) else f"{value:.3g}" for value in row["costs"].values()]
 
 
 def _heads(sheet: Sheet) -> list[str]:
@@ -130,14 +171,15 @@ def sheet_table(sheet: Sheet) -> Table:
     table.add_column("method", overflow="fold")
     table.add_column("model")
     table.add_column("")
-    for head in _heads(sheet):
+    for head in [*_heads(sheet), *(COSTS[name] for name in sheet.costs)]:
         table.add_column(head, justify="right", no_wrap=True)
     for row in cells(sheet):
+        got = [row["model"], row["some"] or "obtained", *row["obtained"], *_told(row)]
         if any(value != "-" for value in row["reported"]):
             table.add_row(row["label"], "", "reported", *row["reported"], style="dim")
-            table.add_row("", row["model"], row["some"] or "obtained", *row["obtained"])
+            table.add_row("", *got)
         else:
-            table.add_row(row["label"], row["model"], row["some"] or "obtained", *row["obtained"])
+            table.add_row(row["label"], *got)
     return table
 
 
@@ -145,11 +187,12 @@ def markdown(sheet: Sheet) -> str:
     """The table for a page: reported / obtained in each cell, and the reasons below."""
     rows, heads = cells(sheet), _heads(sheet)
     lines = [f"**{_title(sheet)}** (reported / obtained)", ""]
+    heads += [COSTS[name] for name in sheet.costs]
     lines += ["| method | model | " + " | ".join(heads) + " |", "| --- " * (2 + len(heads)) + "|"]
     for row in rows:
         both = [f"{a} / {b}" for a, b in zip(row["reported"], row["obtained"], strict=True)]
         label = f"{row['label']} ({row['some']})" if row["some"] else row["label"]
-        lines.append(f"| {label} | {row['model']} | " + " | ".join(both) + " |")
+        lines.append(f"| {label} | {row['model']} | " + " | ".join([*both, *_told(row)]) + " |")
     reasons = [f"- {row['label']}: {row['why']}" for row in rows if row["why"]]
     return "\n".join([*lines, "", *reasons, ""])
 

@@ -355,7 +355,7 @@ def _groups(run: Run) -> list[RenderableType]:
 def _amiss(run: Run) -> Text:
     """How often a reply was rejected or a client absent, and how many clients that befell."""
     said = []
-    for event in ("rejected", "absent", "unreadable"):
+    for event in ("rejected", "silent", "absent", "unreadable"):
         lines = [line for line in run.audit if line.get("event") == event]
         if lines:
             clients = len({str(line["client"]) for line in lines if "client" in line})

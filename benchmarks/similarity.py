@@ -1,7 +1,8 @@
 """Does prediction similarity track data similarity? Every pair of a federation whose groups are known.
 
 For each source of images: the area under the curve that tells pairs of one group from pairs of two (0.5 is
-chance), and the rank correlation with the cosine of the pair's label laws. Nothing goes through an exchange:
+chance), the rank correlation (Spearman) with being of one group, and that with the cosine of the pair's label
+laws. Nothing goes through an exchange:
 models and images are made by the algorithm's own tasks, and every pair is compared.
 """
 
@@ -36,6 +37,7 @@ from kinfolk.types import Tree
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 DATA = {"digits": CONFIGS / "digits.toml", "mnist": CONFIGS / "mdicfl" / "rotated-mnist-small.toml"}
+DATA["cifar10"] = CONFIGS / "mdicfl" / "swapped-rotated-cifar10-small.toml"
 SOURCES = ("gan", "noise", "back_search", "held_out")
 # Groups by rotation with even and with skewed labels, and skewed labels alone.
 FEDERATIONS = {
@@ -118,8 +120,17 @@ class Play:
         return found
 
 
-def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[tuple[str, int, str, float, float]]:
-    """(training, rounds, source, AUC, rank correlation) for one seed of one federation."""
+def rank_correlation(values: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Spearman's; nothing where either side does not vary."""
+    flat = np.ptp(values) == 0 or np.ptp(other) == 0
+    return float("nan") if flat else float(spearmanr(values, other).statistic)
+
+
+Line = tuple[str, int, str, float, float, float]
+
+
+def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[Line]:
+    """(training, rounds, source, AUC, rank correlations with groups and labels) for one seed."""
     slfed = {"images": "held_out", "images_count": options.images, "shares": "plain"}
     parts = build_parts(replace(spec, algorithm=AlgorithmSpec("slfed", slfed)))
     gan = Gan(options.gan_width, steps=options.gan_steps)
@@ -138,9 +149,9 @@ def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[tuple[str
                 for kind in SOURCES:
                     pairs = all_pairs(parts.learner, models, player.images(kind, models)).cpu().numpy()
                     values = pairs[rows, columns]
-                    flat = bool(np.ptp(values) == 0)
-                    rank = float("nan") if flat else float(spearmanr(values, laws[rows, columns]).statistic)
-                    yield training, rounds, kind, auc(values, same), rank
+                    of_groups = rank_correlation(values, same.astype(float))
+                    of_laws = rank_correlation(values, laws[rows, columns])
+                    yield training, rounds, kind, auc(values, same), of_groups, of_laws
 
 
 def shown(values: list[float]) -> str:
@@ -163,21 +174,22 @@ def main() -> None:
     parser.add_argument("--gan-width", type=float, default=0.25)
     parser.add_argument("--set", nargs="*", default=[], metavar="a.b=c")
     options = parser.parse_args()
-    head = f"{'training':9}{'rounds':>7}  {'images':12}{'AUC of groups':>16}{'rank corr. of labels':>23}"
+    heads = "".join(f"{word:>16}" for word in ("AUC of groups", "rho, groups", "rho, labels"))
+    head = f"{'training':9}{'rounds':>7}  {'images':12}{heads}"
     for name in options.federations:
         began, cells = time.perf_counter(), {}
         for seed in range(options.seeds):
             sets = ["data.valid=0.2", *FEDERATIONS[name], *HERE, *options.set]
             spec = override(load(DATA[options.data]), sets)
             spec = replace(spec, run=replace(spec.run, seed=seed))
-            for *key, area, rank in measure(spec, options):
-                cells.setdefault(tuple(key), []).append((area, rank))
+            for *key, area, of_groups, of_laws in measure(spec, options):
+                cells.setdefault(tuple(key), []).append((area, of_groups, of_laws))
         print(
             f"\n{options.data}, {name}, {options.seeds} seeds ({time.perf_counter() - began:.0f} s)\n{head}"
         )
         for (training, rounds, kind), found in cells.items():
-            areas, ranks = (shown([one[i] for one in found]) for i in (0, 1))
-            print(f"{training:9}{rounds:7}  {kind:12}{areas:>16}{ranks:>23}", flush=True)
+            numbers = "".join(f"{shown([one[i] for one in found]):>16}" for i in range(3))
+            print(f"{training:9}{rounds:7}  {kind:12}{numbers}", flush=True)
 
 
 if __name__ == "__main__":

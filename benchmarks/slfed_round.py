@@ -46,6 +46,9 @@ WORDS = {
     "accepts": "answers to them",
     "confirm": "lists settled, models scaled and split",
     "shares": "shares exchanged, added up",
+    "ready": "whose shares came",
+    "verdict": "go, or a shorter list",
+    "again": "shares once more, where needed",
     "responses": "sums, aggregation",
     "train": "local training",
 }

@@ -103,6 +103,15 @@ class Remembers(Protocol):
 
 
 @runtime_checkable
+class Complains(Protocol):
+    """An algorithm whose clients refuse letters of one another, and keep a note of it."""
+
+    def complaints(self, memory: Message, clients: Sequence[Client]) -> Mapping[Client, str]:
+        """Whose letters a client could not use in the last round, and why."""
+        ...
+
+
+@runtime_checkable
 class Groups(Protocol):
     """An algorithm that assigns clients to groups."""
 

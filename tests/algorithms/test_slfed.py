@@ -13,6 +13,7 @@ from kinfolk.engines.one import perform
 from kinfolk.errors import KinfolkError
 from kinfolk.learning.stand_in import predicted
 from kinfolk.script import Ask, Exchange, play
+from kinfolk.shares.refusals import Refusals, no_refusals
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Peer, Swap
 from kinfolk.trust.alike import listed
@@ -20,7 +21,19 @@ from kinfolk.trust.book import known, opinions
 from kinfolk.types import Client
 
 NAMES = tuple(map(Client, "abcdefghi"))
-STEPS = ("begin", "images", "counts", "opinions", "requests", "accepts", "confirm", "shares", "responses")
+STEPS = (
+    "begin",
+    "images",
+    "counts",
+    "opinions",
+    "requests",
+    "accepts",
+    "confirm",
+    "shares",
+    "ready",
+    "verdict",
+)
+STEPS = (*STEPS, "again", "responses")
 EASY = {"images": "noise", "images_count": 30}
 
 
@@ -86,12 +99,12 @@ class Film:
             self.bytes = stage.ledger.take()[0]
             self.state, self.memories, self.rounds = state, dict(stage.engine.memories), rounds
 
-    def lists(self, number, step="accepts"):
-        """Whom each client asks in the end: {client: {member: sigma}}."""
+    def lists(self, number, step="ready", word="verdict"):
+        """Whom each client asks in the end, or at an earlier step: {client: {member: sigma}}."""
         found = {}
         for who, memory in self.after[number, step].items():
             asked = memory.get("asked")
-            if asked is not None and int(asked["word"]):
+            if asked is not None and int(asked[word]):
                 places = asked["mask"].nonzero()[:, 0].tolist()
                 found[who] = {NAMES[i]: float(asked["sigma"][i]) for i in places}
         return found
@@ -223,34 +236,89 @@ def test_who_is_absent_is_left_out_of_the_lists_and_hurts_nobody(nine, learner, 
     assert film.memories["c"] is past.memories["c"]  # it slept
 
 
+VANISH = {
+    "before it shared": ("shares", "ready", "verdict", "again", "responses"),
+    "after it shared": ("ready", "verdict", "again", "responses"),
+    "before it answered": ("responses",),
+}
+
+
+def keeps_its_own(film, number, who):
+    own = film.after[number, "confirm"][who]["model"]
+    return np.array_equal(flat(film.after[number, "responses"][who]["pam"]), flat(own))
+
+
+@pytest.mark.parametrize("when", VANISH)
 @pytest.mark.parametrize("scheme", ["additive64", "shamir61"])
-def test_a_member_that_vanishes_after_it_accepted(nine, learner, past, scheme):
-    """Before it shared: whoever asked keeps its own model. Before it answered: Shamir's sum stands."""
-    algorithm = SLFed(learner, shares=scheme, **EASY)
-    early, late = (
-        Film(algorithm, nine, 5, past, gone={step: {"c"} for step in steps})
-        for steps in (("shares", "responses"), ("responses",))
-    )
-    lists = early.lists(4)
-    touched = {who for who, members in lists.items() if "c" in members}
-    spared = set(lists) - touched - {"c"}
+def test_a_member_that_vanishes_after_it_accepted(nine, learner, past, scheme, when):
+    """No answer has left: once more without it. Too late, or too few: the own model, or Shamir's sum."""
+    film = Film(SLFed(learner, shares=scheme, **EASY), nine, 5, past, gone={s: {"c"} for s in VANISH[when]})
+    accepted, tried = film.lists(4, "accepts", "word"), film.lists(4)
+    touched = {who for who, members in accepted.items() if "c" in members} - {"c"}
     assert touched
-    assert spared
-    check_pams(early, 4, but={"c", *touched})
-    for who in touched - {"c"}:
-        own = early.after[4, "confirm"][who]["model"]
-        np.testing.assert_array_equal(flat(early.after[4, "responses"][who]["pam"]), flat(own))
-        assert int(early.memories[who]["refused"].sum()) > 0
-    enough = {who for who in touched if len(lists[who]) >= 4} if scheme == "shamir61" else set()
-    check_pams(late, 4, but={"c", *(touched - enough)})
+    for who in touched:
+        long_enough, stays = len(accepted[who]) > 3, scheme == "shamir61" and when != "before it shared"
+        if when == "before it answered":
+            assert tried[who] == accepted[who]
+            assert keeps_its_own(film, 4, who) is not (stays and long_enough)
+        elif stays and long_enough:  # three of four are enough, and all four models are in the sum
+            assert tried[who] == accepted[who]
+        elif long_enough:
+            assert tried[who].keys() == accepted[who].keys() - {"c"}
+        else:
+            assert who not in tried
+        assert when == "before it answered" or who in tried or keeps_its_own(film, 4, who)
+    late = {who for who in touched if keeps_its_own(film, 4, who)} if when == "before it answered" else set()
+    assert check_pams(film, 4, but={"c", *late}) > 0
+    blamed = any(int(film.memories[who]["refused"][2]) for who in touched)
+    assert blamed or (when == "before it answered" and scheme == "shamir61")
+
+
+def test_a_second_try_has_fresh_seeds_and_what_was_void_is_never_answered(nine, learner, past):
+    """Of both tries the shares are kept: no seed is used twice, and c's void exchange has no answer."""
+    seeds, answers = {"shares": [], "again": []}, []
+
+    def note(step):
+        def look(sent, memory, me):
+            for letter in sent.values():
+                seeds[step] += [bytes(share["seed"].tolist()) for share in letter.values() if "seed" in share]
+            return sent if (me.name, step) != ("c", "shares") else {}
+
+        return look
+
+    def heard(sent, memory, me):
+        answers.extend((me.name, to) for to in sent)
+        return sent
+
+    film = Film(
+        SLFed(learner, **EASY), nine, 5, past,
+        tamper={"shares": note("shares"), "again": note("again"), "responses": heard},
+    )  # fmt: skip
+    every = seeds["shares"] + seeds["again"]
+    assert seeds["again"]
+    assert len(set(every)) == len(every)
+    tried, accepted = film.lists(4), film.lists(4, "accepts", "word")
+    assert any(len(tried[who]) < len(accepted[who]) for who in tried)
+    assert set(answers) == {(member, who) for who, members in tried.items() for member in members}
+    assert check_pams(film, 4) == len(tried)
+
+
+def test_without_retries_a_member_that_vanishes_costs_the_sum(nine, learner, past):
+    film = Film(SLFed(learner, retries=0, **EASY), nine, 5, past, gone={"again": {"c"}})
+    accepted = film.lists(4, "accepts", "word")
+    touched = {who for who, members in accepted.items() if "c" in members}
+    assert touched
+    assert all(keeps_its_own(film, 4, who) for who in touched)
+    assert not any(keeps_its_own(film, 4, who) for who in set(accepted) - touched - {"c"})
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_who_misses_a_single_exchange_hurts_only_those_who_asked_it(nine, learner, past, step):
     broken = Film(SLFed(learner, waves=2, **EASY), nine, 6, past, gone={step: {"c"}})
     asked_it = {who for who, members in broken.lists(5).items() if "c" in members}
-    late = step in ("confirm", "shares", "responses")
+    late = step in ("verdict", "again", "responses")
     assert check_pams(broken, 5, but={"c", *(asked_it if late else ())}) > 0
+    assert not late or all(keeps_its_own(broken, 5, who) for who in asked_it)
     for memory in broken.memories.values():
         assert unsound(memory) == ""
 
@@ -276,9 +344,17 @@ def _only_the_first_two(mask):
     return mask & (mask.cumsum(0) <= 2)
 
 
+def _torn(letter, key="salt"):
+    """Every share of a letter with a bit changed."""
+    return {i: {**share, key: share[key] ^ 1} for i, share in letter.items()}
+
+
 BAD = {
     "images of NaN": _images(lambda t: t.float() * float("nan")),
     "images of one colour": _images(torch.zeros_like),
+    "the same image many times": _images(lambda t: t[:1].expand_as(t).clone()),
+    "images of a colour each": _images(lambda t: t[..., :1, :1].expand_as(t).clone()),
+    "images out of range": _images(lambda t: t.int() + 256),
     "images of another shape": _images(lambda t: t[:, :, :4]),
     "fewer images": _images(lambda t: t[:3]),
     "no images at all": {"images": lambda sent, m, me: {to: {} for to in sent}},
@@ -295,6 +371,13 @@ BAD = {
     "a sigma of nearly all": _entry("requests", "total", lambda t: t * 0 + 1),
     "a sigma of NaN": _entry("requests", "sigma", lambda t: t * float("nan")),
     "a list that changes after it was accepted": _entry("confirm", "total", lambda t: t + 0.5),
+    "a share that was altered": {"shares": lambda sent, m, me: {to: _torn(p) for to, p in sent.items()}},
+    "a share of another exchange": {
+        "shares": lambda sent, m, me: {to: _torn(p, "exchange") for to, p in sent.items()}
+    },
+    "a report of nobody": _entry("ready", "lost", lambda t: t[:2]),
+    "a verdict of another list": _entry("verdict", "total", lambda t: t + 0.5),
+    "a verdict that is no word": _entry("verdict", "word", lambda t: t.double()),
     "an answer of noise": _entry("responses", "sum", lambda t: t + 1),
     "an answer of another length": _entry("responses", "sum", lambda t: t[:-1]),
 }
@@ -309,13 +392,16 @@ def test_bad_letters_are_refused_by_name_and_cost_nobody_else_the_round(nine, le
     film = Film(SLFed(learner, **EASY), nine, 5, past, tamper=changes)
     hurt = {c: int(m["refused"][0]) for c, m in film.memories.items() if c != "a"}
     assert sum(hurt.values()) > 0, "nobody refused anything of a"
+    told = {c: SLFed(learner).complaints(m, NAMES).get("a", "") for c, m in film.memories.items()}
+    assert all(bool(told[c]) == (count > 0) for c, count in hurt.items())
+    assert all("'a'" in line for c, line in told.items() if line), "the peer is named"
     others = [int(m["refused"][1:].sum()) for c, m in film.memories.items() if c != "a"]
     if not bad.startswith("an answer"):
         assert sum(others) == 0, "somebody else was refused"
     for memory in film.memories.values():
         assert unsound(memory) == ""
     lists = film.lists(4)
-    late = bad.startswith(("an answer", "a list that changes"))
+    late = bad.startswith("an answer")
     touched = {"a", *(who for who, members in lists.items() if late and "a" in members)}
     assert check_pams(film, 4, but=touched | set(_left_alone(film))) > 0
 
@@ -342,12 +428,13 @@ def test_a_model_beyond_the_range_of_shares_is_not_shared(nine, learner, past):
         return sent
 
     film = Film(SLFed(learner, **EASY), nine, 5, past, tamper={"confirm": blow_up})
-    touched = {who for who, members in film.lists(4).items() if "a" in members}
+    accepted, tried = film.lists(4, "accepts", "word"), film.lists(4)
+    touched = {who for who, members in accepted.items() if "a" in members}
     assert touched
-    for who in touched - {"a"}:
-        own = film.after[4, "confirm"][who]["model"]
-        np.testing.assert_array_equal(flat(film.after[4, "responses"][who]["pam"]), flat(own))
-    assert check_pams(film, 4, but=touched | {"a"}) > 0
+    for who in touched - {"a"}:  # without it, or not at all
+        assert who not in tried or tried[who].keys() == accepted[who].keys() - {"a"}
+    assert check_pams(film, 4, but={"a"}) == len(set(tried) - {"a"}) > 0
+    assert "beyond the range" in SLFed(learner).complaints(film.memories["a"], NAMES)["a"]
 
 
 def test_images_are_made_anew_every_few_rounds_and_at_once_by_newcomers(nine, learner):
@@ -379,11 +466,59 @@ def test_images_are_made_anew_every_few_rounds_and_at_once_by_newcomers(nine, le
         ({"gan_growth": 0.5}, "gan_growth"),
         ({"gan_rows": -1}, "gan_rows"),
         ({"local_rounds": -1}, "local_rounds"),
+        ({"retries": -1}, "retries"),
+        ({"share_bits": -1}, "share_bits"),
     ],
 )
 def test_options_out_of_range_are_refused(learner, options, field):
     with pytest.raises(KinfolkError, match=field):
         SLFed(learner, **options)
+
+
+def test_literally_the_pam_is_mixed_as_it_was_before_training(nine, learner):
+    film = Film(SLFed(learner, mixes="pam", shares="plain", **EASY), nine, 5)
+    for number in range(1, 5):
+        before = film.after[number - 1, "train"]
+        for who, memory in film.after[number, "begin"].items():
+            np.testing.assert_array_equal(flat(memory["model"]), flat(before[who]["pam"]))
+        check_pams(film, number)
+    usual = Film(SLFed(learner, shares="plain", **EASY), nine, 2)
+    begun = [one.after[1, "begin"]["a"]["model"] for one in (film, usual)]
+    assert not np.array_equal(*map(flat, begun))
+    np.testing.assert_array_equal(flat(begun[1]), flat(usual.after[0, "train"]["a"]["model"]))
+
+
+@pytest.mark.parametrize("tell", ["all", "direct"])
+def test_what_is_told_is_of_own_contacts_or_of_everybody_known(nine, learner, tell):
+    seen = []
+
+    def note(sent, memory, me):
+        met, whom = memory["book"]["met"] > 0, known(memory["book"])
+        seen.append(int((whom & ~met).sum()))
+        for letter in sent.values():
+            told = letter["opinions"][2] < 1
+            assert told.tolist() == (whom if tell == "all" else met).tolist()
+        return sent
+
+    Film(SLFed(learner, tell=tell, direct=1, **EASY), nine, 3, tamper={"opinions": note})
+    assert sum(seen) > 0, "nobody was known by hearsay alone"
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"shares": "layerwise", "layers": "module"}, {"granularity": "module"}),
+        ({"shares": "additive64"}, {"bits": 32, "limit": 2.0**14}),
+        ({"shares": "shamir61"}, {"bits": 24}),
+        ({"shares": "additive64", "share_bits": 20, "share_limit": 99.0}, {"bits": 20, "limit": 99.0}),
+    ],
+)
+def test_options_reach_the_scheme(learner, options, kind):
+    peer = Peer(Client("a"), Turn(Seed(0), 0, NAMES))
+    desk = SLFed(learner, retries=2, **options)._desk(peer, Refusals(NAMES, no_refusals(9)))
+    scheme = desk.scheme(Client("b"), 0)
+    assert {key: getattr(scheme, key) for key in kind} == kind
+    assert desk.retries == 2
 
 
 def test_the_systems_entropy_gives_the_same_sums(nine, learner):

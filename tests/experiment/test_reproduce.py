@@ -15,7 +15,7 @@ from kinfolk.experiment import reproduce as room
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.local_models import first_picture, principal
 from kinfolk.experiment.paper import load_paper
-from kinfolk.experiment.reproduce import reproduce, rounds_of, row_spec
+from kinfolk.experiment.reproduce import reproduce, rounds_of, row_spec, trust_specs
 from kinfolk.experiment.sections import Experiment
 from kinfolk.learning.models import build_model
 from kinfolk.report.reproduction import (
@@ -84,6 +84,9 @@ def test_every_row_of_every_paper_has_a_sound_spec(path, small):
             spec = row_spec(sheet, row, path.parent, small, [])
             # It would stop at its first split.
             assert spec.algorithm.name != "clustered_fl" or spec.run.participation == 1
+    for one in load_paper(path).trust:
+        specs = trust_specs(one, path.parent, small, [])
+        assert {spec.algorithm.options["direct"] for spec in specs.values()} == set(one.direct)
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda p: p.parent.name)
@@ -249,6 +252,73 @@ def test_models_from_one_start_are_grouped_and_drawn(tmp_path):
     pairs = set(zip(held["group"], held["truth"], strict=True))
     assert len(pairs) == 4, "four turns, four groups, one for each"
     assert models_figure(held, tmp_path / "models.png").stat().st_size > 10_000
+
+
+def test_worst_mean_and_best_clients_are_drawn_over_the_rounds(tmp_path):
+    ends = TINY.replace('["accuracy", "micro"], ["macro_f1", "pooled"], ["ari", ""]',
+                        '["accuracy", "worst"], ["accuracy", "best"], ["accuracy", "macro"]')  # fmt: skip
+    (tmp_path / "reproduce.toml").write_text(ends)
+    (tmp_path / "tiny.toml").write_text(SPEC)
+    reproduce(load_paper(tmp_path / "reproduce.toml"), tmp_path / "out", tmp_path, seeds=1)
+    (sheet,) = load_sheets(tmp_path / "out")
+    text = sheet_figure(sheet, tmp_path / "figure.svg").read_text()
+    assert [f"{over} accuracy, %" in text for over in ("worst", "macro", "best")] == [True] * 3
+
+
+def test_two_rows_of_one_run_are_run_once(tmp_path):
+    twice = TINY.replace('run = "fedavg"\nset = ["local.lr=0.01"]', 'run = "fesem,k=2"').replace(
+        "Theirs", "A"
+    )
+    (tmp_path / "reproduce.toml").write_text(twice)
+    (tmp_path / "tiny.toml").write_text(SPEC)
+    told = []
+    reproduce(
+        load_paper(tmp_path / "reproduce.toml"), tmp_path / "out", tmp_path, seeds=1,
+        watch=lambda name, seed: lambda event, facts: told.append(event),
+    )  # fmt: skip
+    assert (told.count("round"), told.count("resume")) == (3, 0)
+    (sheet,) = load_sheets(tmp_path / "out")
+    assert [row["model"] for row in cells(sheet)] == ["personal", "centre"]
+
+
+def test_data_that_are_missing_are_missed_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("KINFOLK_DATA", str(tmp_path / "none"))
+    late = TINY.replace('set = ["local.lr=0.01"]', 'set = ["data.name=usps", "data.shift=none"]')
+    (tmp_path / "reproduce.toml").write_text(late)
+    (tmp_path / "tiny.toml").write_text(SPEC)
+    with pytest.raises(KinfolkError, match=r"data\.name = 'usps': not in"):
+        reproduce(load_paper(tmp_path / "reproduce.toml"), tmp_path / "out", tmp_path, seeds=1)
+    assert not (tmp_path / "out").exists()
+
+
+TRUST = """
+[[trust]]
+name = "opinions"
+title = "Figure 3"
+spec = "tiny.toml"
+run = "slfed,images=noise,images_count=20,shares=plain"
+reported = "lists below half"
+"""
+
+
+def test_opinions_are_traced_shown_and_gone_on_with(tmp_path, kinfolk):
+    (tmp_path / "reproduce.toml").write_text(TINY + TRUST)
+    (tmp_path / "tiny.toml").write_text(SPEC)
+    paper = load_paper(tmp_path / "reproduce.toml")
+    assert rounds_of(paper, 3, tmp_path, False, []) == 3 * 2 * 2 + 2 * 2
+    only = paper.only(["opinions"])
+    assert (only.sheets, [one.direct for one in only.trust]) == ([], [[1, 2]])
+    command = ("reproduce", str(tmp_path / "reproduce.toml"), "--table", "opinions", "--out", tmp_path / "r")
+    code, out, err = kinfolk(*command)
+    assert code == 0, err
+    lines = out.splitlines()
+    assert lines[:2] == ["Figure 3 (1 seed)", "reported: lists below half"]
+    assert [line.split()[:2] for line in lines[3:7]] == [["1", "1"], ["1", "2"], ["2", "1"], ["2", "2"]]
+    assert (tmp_path / "r/opinions/figure.png").stat().st_size > 10_000
+    held = [json.loads((tmp_path / f"r/opinions/direct{d}/trust.json").read_text()) for d in (1, 2)]
+    assert [(one["direct"], len(one["rounds"])) for one in held] == [(1, 2), (2, 2)]
+    code, text, err = kinfolk(*command, "--json")
+    assert (code, json.loads(text)) == (0, {"opinions": held}), err
 
 
 def test_a_row_that_breaks_down_is_told_and_the_others_go_on(tmp_path):

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from kinfolk.algorithms import slfed
+from kinfolk.algorithms.slfed import partners
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.run import run
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
 from kinfolk.experiment.trust_record import look, pictured, round_facts, trace_trust, with_direct
 from kinfolk.report.trust_figure import read_trust, trust_figure, trust_table
-from kinfolk.streams import Seed
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Peer
 from kinfolk.trust.book import blank_book, note_meetings
 from kinfolk.types import Client
 
@@ -100,12 +103,51 @@ def test_a_trace_goes_on_and_tells_of_one_long_run(traced, tmp_path):
         watch=lambda event, facts: told.append((event, facts.get("rounds"))),
     )
     assert gone_on["rounds"] == whole["rounds"]
-    assert {one for one in told if one[0] != "engine"} == {("round", 3)}
+    assert [one for one in told if one[0] != "engine"] == [
+        ("resume", None),
+        *[("round", 3)] * 2,
+        ("end", None),
+    ]
+    shorter = {**gone_on, "rounds": gone_on["rounds"][:2], "pictures": {"1": gone_on["pictures"]["1"]}}
+    (tmp_path / "t" / "trust.json").write_text(json.dumps(shorter))  # killed before the last was noted
+    assert trace_trust(spec, tmp_path / "t", resume=True) == gone_on
     (tmp_path / "t" / "trust.json").unlink()
     with pytest.raises(KinfolkError, match="is at round 3, its trace at 0; choose another folder"):
         trace_trust(spec, tmp_path / "t", resume=True)
     with pytest.raises(KinfolkError, match="a run is there already"):
         trace_trust(spec, tmp_path / "t")
+
+
+def test_refused_letters_are_in_the_audit_log_with_peer_round_and_reason(tmp_path, monkeypatch):
+    def suspicious(images, like, sender):
+        if sender == "client-02":
+            raise KinfolkError(f"images of {sender!r}", None, "look odd")
+        return images
+
+    names = trace_trust(SPEC, tmp_path / "sound")["clients"]
+    assert "client-02" in names
+    monkeypatch.setattr(slfed, "checked_images", suspicious)
+    run(SPEC, tmp_path / "odd")
+
+    def refused(folder):
+        lines = map(json.loads, (tmp_path / folder / "audit.jsonl").read_text().splitlines())
+        return [line for line in lines if line["event"] == "refused"]
+
+    assert refused("sound") == []
+    lines = refused("odd")
+    met = {
+        (r, who) for r in range(3) for who in partners(Peer("client-02", Turn(Seed(0), r, tuple(names))), 2)
+    }
+    by_peer = [line for line in lines if line["peer"] == "client-02"]
+    assert {(line["round"], line["client"]) for line in by_peer} == met
+    assert {line["reason"] for line in by_peer} == {"images of 'client-02': look odd"}
+
+
+def test_where_all_are_of_one_group_nothing_is_said_of_groups(tmp_path):
+    one = override(SPEC, ["data.groups=1", "data.shift=none", "run.rounds=1"])
+    facts = trace_trust(one, tmp_path / "t")
+    assert facts["groups"] is None
+    assert [facts["rounds"][0][key] for key in ("s_same", "s_other", "listed_same")] == [None] * 3
 
 
 def test_only_slfed_has_opinions(tmp_path):

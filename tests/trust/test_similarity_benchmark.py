@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.stats import rankdata
 from sklearn.metrics import roc_auc_score
 
 from kinfolk.learning.learner import Learner
@@ -30,6 +31,14 @@ def test_the_area_is_that_of_scikit_learn(benchmark):
     values, positive = draw.integers(0, 9, 60).astype(float), draw.random(60) < 0.3  # with ties
     assert benchmark.auc(values, positive) == pytest.approx(roc_auc_score(positive, values))
     assert np.isnan(benchmark.auc(values, np.zeros(60, bool)))
+
+
+def test_rank_correlations_are_those_of_ranks(benchmark):
+    draw = Seed(3).numpy("ranks")
+    values, other = draw.integers(0, 9, 40).astype(float), (draw.random(40) < 0.5).astype(float)
+    by_hand = np.corrcoef(rankdata(values), rankdata(other))[0, 1]
+    assert benchmark.rank_correlation(values, other) == pytest.approx(by_hand)
+    assert np.isnan(benchmark.rank_correlation(values, np.zeros(40)))
 
 
 def test_every_pair_is_compared_on_both_clients_images(benchmark):

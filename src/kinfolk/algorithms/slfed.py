@@ -28,17 +28,17 @@ from kinfolk.script import Script, ask, exchange
 from kinfolk.shares import make_scheme
 from kinfolk.shares.desk import Desk, Inbox, Letters, no_request
 from kinfolk.shares.letters import blank_diary, field
-from kinfolk.shares.refusals import Refusals
+from kinfolk.shares.refusals import Refusals, no_refusals, reasons, without_reasons
 from kinfolk.shares.scheme import Scheme
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Carry, Facts, Fit, Peer, Swap, Table, Task
 from kinfolk.trust.alike import Rank, listed
-from kinfolk.trust.book import blank_book, checked_told, note_hearsay, note_meetings, opinions
+from kinfolk.trust.book import at_first_hand, blank_book, checked_told, note_hearsay, note_meetings, opinions
 from kinfolk.trust.similarity import histogram, similarity
 from kinfolk.types import Client, Each, Message, Tree, map_leaves
 
 # What lives longer than a round; all else in a memory is one round's.
-KEPT = ("book", "copies", "diary", "images", "key", "made", "model", "pam", "refused")
+KEPT = ("book", "copies", "diary", "images", "key", "made", "model", "pam", "reasons", "refused")
 
 # What is worked on where the engine works.
 LARGE = ("images", "model", "pam")
@@ -70,18 +70,32 @@ class SLFed:
     gan_rows: int = 2000  # the most rows a GAN is shown; 0: all
     gan_steps: int = 0  # > 0: that many steps instead of epochs (2000 rows, 10 epochs: 313)
     gan_width: float = 1.0  # factor on the GAN's hidden layers
+    gan_batch: int = 64
+    gan_lr: float = 2e-4
+    search_steps: int = 100  # of back search
     low: float = -1.0  # the range of the numbers in a row, which bytes are spread over
     high: float = 1.0
     guard_copies: bool = True  # images that are copies of training rows do not leave
     memory: Literal["recompute", "accumulate"] = "recompute"  # what becomes of earlier hearsay
+    tell: Literal["all", "direct"] = (
+        "all"  # opinions that are passed on: hearsay too, or of own contacts only
+    )
+    # M_A and the M_i of a sum: the PAM of the last round after local training, or (read literally) as it was.
+    mixes: Literal["trained", "pam"] = "trained"
     rank: Rank = "uncertainty"  # whom to ask; "similarity" is ours: those who stand out by it
     # Ours: rounds before anybody is asked for a model; in their second half clients meet and compare.
     local_rounds: int = 0
     conflict_aware: bool = False  # the variance of similarities is added to the uncertainty
     shares: Literal["additive64", "plain", "layerwise", "shamir61"] = "additive64"
+    layers: Literal["tensor", "module"] = "tensor"  # what "layerwise" cuts: tensors, or modules
+    share_bits: int = 0  # fractional bits of shares; 0: the scheme's own, 32 for additive64, 24 for shamir61
+    share_limit: float = 2.0**14  # the largest number that is shared
     entropy: Literal["stream", "system"] = "stream"  # of shares; only the system's keeps secrets
     min_members: int = 3  # a sum over fewer hides nobody
     max_share: float = 0.5  # the largest part of all sigma that a member agrees to
+    retries: int = (
+        1  # how often a sum is tried anew, with a shorter list and fresh seeds, if a member vanishes
+    )
     waves: int = 1  # requesters are served in so many turns, each of which needs less memory at a time
 
     def __post_init__(self) -> None:
@@ -90,6 +104,8 @@ class SLFed:
         at_least("algorithm.gan_growth", self.gan_growth, 1)
         at_least("algorithm.gan_rows", self.gan_rows, 0)
         at_least("algorithm.local_rounds", self.local_rounds, 0)
+        at_least("algorithm.retries", self.retries, 0)
+        at_least("algorithm.share_bits", self.share_bits, 0)
         if not self.learner.loss.classification:
             raise KinfolkError(
                 "algorithm.name", "slfed", "compares predicted classes; use a classification loss"
@@ -124,8 +140,8 @@ class SLFed:
         for step in ("images", "counts", "opinions", "requests", "accepts", "confirm"):
             yield from exchange(step, cohort)
         for _ in range(self.waves):
-            yield from exchange("shares", cohort)
-            yield from exchange("responses", cohort)
+            for step in (*("shares", "ready", "verdict") * self.retries, "again", "responses"):
+                yield from exchange(step, cohort)
         yield from ask("train", cohort)
         return State(joined), {}
 
@@ -142,6 +158,9 @@ class SLFed:
             "accepts": self._at_desk("open", Desk.agree, Desk.settle),
             "confirm": self._at_desk("open", Desk.confirm, Desk.take_up),
             "shares": self._at_desk("wave", Desk.deal, Desk.respond),
+            "ready": self._at_desk("wave", Desk.ready, Desk.judge),
+            "verdict": self._at_desk("wave", Desk.judged, Desk.take_back),
+            "again": self._at_desk("wave", Desk.deal, Desk.respond_at_last),
             "responses": self._at_desk("wave", Desk.answer, Desk.sum_up),
             "train": self._training("pam", "batch"),
         }
@@ -153,6 +172,10 @@ class SLFed:
     def scored(self) -> Mapping[str, Task]:
         """The PAM as it was put together ("centre"), and the model after training on top of it."""
         return {"centre": self.learner.score(start=_pam), "personal": self.learner.score(start=own_model)}
+
+    def complaints(self, memory: Message, clients: Sequence[Client]) -> dict[Client, str]:
+        """Whose letters a client could not use in this round, and why, out of its memory."""
+        return reasons(memory, clients) if "reasons" in memory else {}
 
     def _training(self, of: str, stream: str) -> Task:
         """Train the own model or the PAM, and go on from there."""
@@ -168,19 +191,24 @@ class SLFed:
             epochs=self.gan_epochs,
             steps=self.gan_steps,
             rows=self.gan_rows,
+            batch=self.gan_batch,
+            lr=self.gan_lr,
             low=self.low,
             high=self.high,
         )
         guard = CopyGuard(low=self.low, high=self.high) if self.guard_copies else None
-        return StandIns(self.learner, self.images, self.images_count, gan, guard)
+        return StandIns(self.learner, self.images, self.images_count, gan, guard, self.search_steps)
 
     def _begin(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
         """Nothing of an earlier round is left over; until there is a better one, the own model is the PAM."""
         n = len(me.turn.clients)
-        first: Message = {"book": blank_book(n), "diary": blank_diary(n), "refused": torch.zeros(n).long()}
+        first: Message = {"book": blank_book(n), "diary": blank_diary(n), **no_refusals(n)}
         held = {**first, **{key: memory[key] for key in KEPT if key in memory}}
+        held |= without_reasons(held)
+        if self.mixes == "pam" and "diary" in memory:  # before the first round there was no PAM
+            held["model"] = memory["pam"]
         key = torch.tensor(me.turn.seed.number("gan", me.turn.round, me.name))
-        held |= {"key": key, "pam": memory["model"]}
+        held |= {"key": key, "pam": held["model"]}
         held["now"] = torch.tensor(me.turn.round)
         return _on_host({name: held[name] for name in sorted(held)})
 
@@ -202,7 +230,7 @@ class SLFed:
                 seen[sender] = self._histogram(memory["model"], theirs)
         if seen:
             seen[me.name] = self._histogram(memory["model"], memory["images"])
-        return {**memory, "refused": refusals.count, "seen": seen}
+        return {**memory, **refusals.noted(), "seen": seen}
 
     def _histogram(self, model: Tree, images: Tensor) -> Tensor:
         labels = predicted(self.learner, model, images, self.low, self.high)
@@ -226,11 +254,12 @@ class SLFed:
         lately[list(met)] = True
         kept = {key: value for key, value in memory.items() if key != "seen"}
         book = note_meetings(memory["book"], met)
-        return {**kept, "book": book, "lately": lately, "refused": refusals.count}
+        return {**kept, **refusals.noted(), "book": book, "lately": lately}
 
     def _tell(self, memory: Message, me: Peer) -> dict[Client, Message]:
-        """The opinions of everybody, hearsay included, to those met in this round."""
-        told = torch.stack(opinions(memory["book"], self.conflict_aware))
+        """The opinions of everybody to those met in this round."""
+        book = memory["book"] if self.tell == "all" else at_first_hand(memory["book"])
+        told = torch.stack(opinions(book, self.conflict_aware))
         return {
             c: {"opinions": told} for c, met in zip(me.turn.clients, memory["lately"], strict=True) if met
         }
@@ -248,7 +277,7 @@ class SLFed:
         asked = {**no_request(len(names)), "sigma": opinions(book, self.conflict_aware).s}
         asked["mask"][[names.index(c) for c in whom]] = True
         kept = {key: value for key, value in memory.items() if key != "lately"}
-        return {**kept, "book": book, "asked": asked, "refused": refusals.count}
+        return {**kept, **refusals.noted(), "book": book, "asked": asked}
 
     def _at_desk(
         self,
@@ -261,7 +290,7 @@ class SLFed:
 
         def read(inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
             refusals = _refusals(memory, me)
-            memory = {**receive(self._desk(me, refusals), inbox, memory), "refused": refusals.count}
+            memory = {**receive(self._desk(me, refusals), inbox, memory), **refusals.noted()}
             done = int(memory.get("wave", 0)) == self.waves
             return {key: memory[key] for key in KEPT if key in memory} if done else memory
 
@@ -271,9 +300,10 @@ class SLFed:
         def scheme(requester: Client, attempt: int) -> Scheme:
             draw = me.turn.seed.numpy("share", me.turn.round, requester, me.name, attempt)
             entropy = draw.bytes if self.entropy == "stream" else os.urandom
-            return make_scheme(self.shares, entropy, self.min_members, self.max_share)
+            fixed = (self.share_bits, self.share_limit)
+            return make_scheme(self.shares, entropy, self.min_members, self.max_share, self.layers, *fixed)
 
-        limits = (self.min_members, self.max_share, self.waves)
+        limits = (self.min_members, self.max_share, self.waves, self.retries)
         return Desk(me.name, me.turn.clients, me.turn.round, scheme, refusals, *limits)
 
 
@@ -302,7 +332,7 @@ def _on_host(memory: Message) -> Message:
 
 
 def _refusals(memory: Message, me: Peer) -> Refusals:
-    return Refusals(me.turn.clients, memory["refused"])
+    return Refusals(me.turn.clients, memory)
 
 
 def _pam(message: Message, memory: Message, facts: Facts) -> Carry:

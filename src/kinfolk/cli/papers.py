@@ -51,26 +51,32 @@ def reproduce(
                 wanted, where, path.parent, seeds=seeds, small=small, changes=set_ or [], only=row or [],
                 watch=lambda name, k: teller.watch(name),
             )  # fmt: skip
-    _show(where, [sheet.name for sheet in wanted.sheets], json_)
+    _show(where, [sheet.name for sheet in wanted.sheets], [one.name for one in wanted.trust], json_)
 
 
-def _show(folder: Path, names: list[str], json_: bool) -> None:
+def _show(folder: Path, names: list[str], trusts: list[str], json_: bool) -> None:
     from kinfolk.experiment.record import write_text
     from kinfolk.report.pseudo_figure import pseudo_figure
     from kinfolk.report.read import read_facts
     from kinfolk.report.reproduction import cells, load_sheets, markdown, sheet_figure, sheet_table
+    from kinfolk.report.trust_figure import read_trust, trust_figure, trust_heading, trust_table
 
-    sheets = [sheet for sheet in load_sheets(folder) if sheet.folder.name in names]
+    sheets = [sheet for sheet in load_sheets(folder) if sheet.folder.name in names] if names else []
+    traces = {name: read_trust(folder / name) for name in trusts if any((folder / name).glob("*/trust.json"))}
     for sheet in sheets:
         write_text(sheet.folder / "table.md", markdown(sheet))
         sheet_figure(sheet, sheet.folder / "figure.png")
         if (sheet.folder / "pseudo" / "pseudo.json").is_file():
             pseudo_figure(read_facts(sheet.folder / "pseudo", "pseudo"), sheet.folder / "pseudo.png")
     if json_:
-        print_json({sheet.folder.name: cells(sheet) for sheet in sheets})
+        print_json({**{sheet.folder.name: cells(sheet) for sheet in sheets}, **traces})
         return
     for sheet in sheets:
         out().print(sheet_table(sheet))
         print(f"table:  {sheet.folder / 'table.md'}")
         drawn = [sheet.folder / name for name in ("figure.png", "pseudo.png")]
         print("\n".join(f"figure: {path}" for path in drawn if path.is_file()), end="\n\n")
+    for name, found in traces.items():
+        figure = trust_figure(found, folder / name / "figure.png")
+        out().print(trust_heading(folder / name), trust_table(found), sep="\n")
+        print(f"figure: {figure}\n")

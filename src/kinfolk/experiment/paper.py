@@ -57,11 +57,29 @@ class Sheet:
 
 
 @dataclass(frozen=True)
+class Trust:
+    """A figure of SLFed's opinions: uncertainty, lists and who trusts whom, for some numbers of partners."""
+
+    name: str
+    title: str
+    # An experiment file beside this one.
+    spec: str
+    # SLFed with its options, as `kinfolk compare -a` takes it.
+    run: str = "slfed"
+    direct: list[int] = field(default_factory=lambda: [1, 2])
+    # What the paper says of it.
+    reported: str = ""
+    set: list[str] = field(default_factory=list)
+    set_full: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Paper:
     """What is to be run, and what was reported."""
 
     title: str
     sheets: list[Sheet]
+    trust: list[Trust] = field(default_factory=list)
 
     def rows(self, labels: Sequence[str]) -> tuple[str, ...]:
         """The labels, if each is that of a row; no label: all.
@@ -78,10 +96,13 @@ class Paper:
 
     def only(self, names: Sequence[str]) -> Paper:
         """With the named tables alone; no name: all."""
+        known = [sheet.name for sheet in self.sheets] + [one.name for one in self.trust]
         for name in names:
-            if name not in [sheet.name for sheet in self.sheets]:
-                raise KinfolkError("--table", name, near(name, [sheet.name for sheet in self.sheets]))
-        return Paper(self.title, [s for s in self.sheets if not names or s.name in names])
+            if name not in known:
+                raise KinfolkError("--table", name, near(name, known))
+        chosen = names or known
+        sheets = [one for one in self.sheets if one.name in chosen]
+        return Paper(self.title, sheets, [one for one in self.trust if one.name in chosen])
 
 
 def load_paper(path: Path) -> Paper:
@@ -107,7 +128,8 @@ def load_paper(path: Path) -> Paper:
             if row.reported and len(row.reported) != len(sheet.columns):
                 remedy = f"give {len(sheet.columns)} numbers, one for each column of {sheet.name}"
                 raise KinfolkError(f"{row.label}: reported", row.reported, remedy)
-    return Paper(str(held.get("title", path.stem)), sheets)
+    trust = [_made(Trust, one, f"{path.name}: trust") for one in held.get("trust", [])]
+    return Paper(str(held.get("title", path.stem)), sheets, trust)
 
 
 def _made(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:

@@ -24,6 +24,7 @@ from kinfolk.errors import BrokeDown, KinfolkError
 from kinfolk.experiment.asking import wanted_by
 from kinfolk.experiment.build import Network, Parts, build_parts, first_rows, parameters
 from kinfolk.experiment.checkpoint import load_latest, save
+from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.record import Records, write_json, write_text
 from kinfolk.experiment.score import score_everyone, score_groups
 from kinfolk.experiment.sections import Experiment
@@ -238,6 +239,8 @@ class _Running:
         after, info = play(script, lambda request: self.stage.perform(request, turn))
         waited = sum(self.stage.ledger.seconds.values()) - asked_before
         self.stage.ledger.add_seconds("server", time.perf_counter() - began - waited)
+        for facts in complaints(self.algorithm, self.memories, self.clients):
+            self.records.audit("refused", round=turn.round, **facts)
         answered = len(self.stage.answered)
         void = answered < max(1, spec.quorum * len(cohort))
         if void:
@@ -245,7 +248,7 @@ class _Running:
         else:
             self.state, self.voids = after, 0
         self.done += 1
-        facts: dict[str, Any] = {"cohort": len(cohort), "answered": answered, "void": void, "info": info}
+        facts = {"cohort": len(cohort), "answered": answered, "void": void, "info": info}
         truth = self.parts.federation.truth
         groups = score_groups(self.algorithm, before, self.state, cohort, turn, truth, self.attackers)
         if groups:
@@ -284,7 +287,8 @@ class _Running:
             began = time.perf_counter()
             self._save()
             self.stage.ledger.add_seconds("checkpoint", time.perf_counter() - began)
-        self.watch("round", {"round": self.done, "rounds": spec.rounds, "summary": self.summary, **facts})
+        told = {"round": self.done, "rounds": spec.rounds, "memories": self.memories}
+        self.watch("round", {**told, "summary": self.summary, **facts})
 
     def _end(self) -> str:
         """Why the run is over; empty to go on."""
@@ -379,7 +383,7 @@ class _Running:
         self.records.rewind(self.done)
         write_text(self.folder / "spec.toml", dump(self.spec))
         self.records.audit("resume", round=self.done, engine=self.stage.engine.note)
-        self.watch("resume", {"round": self.done})
+        self.watch("resume", {"round": self.done, "memories": self.memories})
         return True
 
 

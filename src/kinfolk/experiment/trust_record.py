@@ -48,9 +48,9 @@ def trace_trust(
     resume: bool = False,
     watch: Watch = lambda event, facts: None,
 ) -> dict[str, Any]:
-    """Run SLFed a round at a time and keep what its clients think in `trust.json` of the run folder.
+    """Run SLFed and keep what its clients think after each round in `trust.json` of the run folder.
 
-    The run is the one that `run` would make, but scored in every round.
+    The run is the one that `run` would make.
     """
     one_process(spec.engine.name)
     rows = federation or build(spec.data, Seed(spec.run.seed))
@@ -58,44 +58,48 @@ def trace_trust(
     if not isinstance(algorithm, SLFed):
         raise KinfolkError("algorithm.name", spec.algorithm.name, "has no opinions to trace; use slfed")
     facts = _begun(spec, rows, algorithm.direct, folder / "trust.json", resume)
-    for number in range(len(facts["rounds"]) + 1, spec.run.rounds + 1):
-        step = replace(spec, run=replace(spec.run, rounds=number, target=0.0, checkpoint_every=1))
-        told = _whole(watch, spec.run.rounds)
-        result = run(step, folder, federation=rows, resume=resume or number > 1, watch=told)
-        if result.rounds != number:
-            remedy = f"is at round {result.rounds}, its trace at {number - 1}; choose another folder"
-            raise KinfolkError("run folder", str(folder), remedy)
-        seen = look(result.memories, rows.clients, algorithm.conflict_aware, algorithm.rank)
+
+    def note(number: int, memories: Mapping[Client, Message]) -> None:
+        seen = look(memories, rows.clients, algorithm.conflict_aware, algorithm.rank)
         facts["rounds"].append({"round": number, **round_facts(seen, facts["groups"])})
         if number in pictured(spec.run.rounds):
             facts["pictures"][str(number)] = {"s": seen["s"].tolist(), "listed": seen["listed"].tolist()}
         write_json(folder / "trust.json", facts)
+
+    def tell(event: str, told: dict[str, Any]) -> None:
+        if event == "resume":
+            _go_back(facts, told["round"], folder)
+        if event in ("resume", "round") and told["round"] == len(facts["rounds"]) + 1:
+            note(told["round"], told["memories"])
+        watch(event, told)
+
+    run(spec, folder, federation=rows, resume=resume, watch=tell)
     written: dict[str, Any] = plain(facts)
     return written
 
 
+def _go_back(facts: dict[str, Any], number: int, folder: Path) -> None:
+    """Forget what came after the checkpoint; a trace may be one round behind it, but not more."""
+    if len(facts["rounds"]) < number - 1:
+        remedy = f"is at round {number}, its trace at {len(facts['rounds'])}; choose another folder"
+        raise KinfolkError("run folder", str(folder), remedy)
+    del facts["rounds"][number:]
+    facts["pictures"] = {k: one for k, one in facts["pictures"].items() if int(k) <= number}
+
+
 def _begun(spec: Experiment, rows: Federation, direct: int, path: Path, resume: bool) -> dict[str, Any]:
     """A trace without rounds, or the one that is there to go on with."""
+    groups = [] if rows.truth is None else rows.truth.tolist()
     facts = {
         "title": title(spec),
         "federation": rows.name,
         "direct": direct,
         "clients": list(rows.clients),
-        "groups": None if rows.truth is None else rows.truth.tolist(),
+        "groups": groups if len(set(groups)) > 1 else None,  # of one group there is nothing to tell apart
         "rounds": [],
         "pictures": {},
     }
     return {**facts, **json.loads(path.read_text())} if resume and path.exists() else facts
-
-
-def _whole(watch: Watch, rounds: int) -> Watch:
-    """Many short runs told of as one long one."""
-
-    def tell(event: str, facts: dict[str, Any]) -> None:
-        if event in ("engine", "warning", "round"):
-            watch(event, {**facts, "rounds": rounds} if event == "round" else facts)
-
-    return tell
 
 
 def pictured(rounds: int) -> tuple[int, ...]:

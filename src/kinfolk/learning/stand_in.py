@@ -145,10 +145,11 @@ def checked_images(images: object, like: Tensor, sender: str) -> Tensor:
     if not fits:
         raise KinfolkError(f"images of {sender!r}", None, f"must be bytes of shape {tuple(like.shape)}")
     assert isinstance(images, Tensor)
-    if bool((images == images.flatten()[0]).all()):
-        raise KinfolkError(
-            f"images of {sender!r}", int(images.flatten()[0]), "are one colour and show nothing"
-        )
+    flat = images.flatten(1)
+    if flat.shape[1] > 1 and bool((flat == flat[:, :1]).all()):
+        raise KinfolkError(f"images of {sender!r}", None, "are of one colour each and show nothing")
+    if bool((flat == flat[:1]).all()):
+        raise KinfolkError(f"images of {sender!r}", None, "are all the same image and tell nothing apart")
     return images
 
 

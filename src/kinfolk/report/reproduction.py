@@ -210,11 +210,13 @@ def sheet_figure(sheet: Sheet, path: Path) -> Path | None:
     held = sheet.folder / "picture.json"
     if not rows:
         return None
-    figure = Figure(figsize=(10, 4.2) if held.is_file() else (7, 4.2), dpi=150, facecolor="white")
-    left = figure.add_subplot(1, 2 if held.is_file() else 1, 1)
-    _curves(left, sheet, rows)
-    if held.is_file():
-        _models(figure.add_subplot(1, 2, 2), json.loads(held.read_text(encoding="utf-8")))
+    shown, more = _drawn(sheet), held.is_file()
+    across = len(shown) + more
+    figure = Figure(figsize=((7, 10, 13)[min(across, 3) - 1], 4.2), dpi=150, facecolor="white")
+    for place, (score, over) in enumerate(shown):
+        _curves(figure.add_subplot(1, across, place + 1), sheet, rows, score, over)
+    if more:
+        _models(figure.add_subplot(1, across, across), json.loads(held.read_text(encoding="utf-8")))
     figure.tight_layout()
     return save(figure, path)
 
@@ -227,8 +229,15 @@ def models_figure(held: Mapping[str, Any], path: Path) -> Path:
     return save(figure, path)
 
 
-def _curves(axes: Axes, sheet: Sheet, rows: Sequence[Mapping[str, Any]]) -> None:
-    score, over = next((c for c in sheet.columns if c[0] not in GROUPS), ("accuracy", "macro"))
+def _drawn(sheet: Sheet) -> list[tuple[str, str]]:
+    """The columns whose curves are drawn: the first; where worst and best clients are shown, these too."""
+    scores = [column for column in sheet.columns if column[0] not in GROUPS] or [("accuracy", "macro")]
+    score = scores[0][0]
+    ends = [(score, over) for over in ("worst", "macro", "best")]
+    return ends if set(ends) <= set(scores) else scores[:1]
+
+
+def _curves(axes: Axes, sheet: Sheet, rows: Sequence[Mapping[str, Any]], score: str, over: str) -> None:
     for i, row in enumerate(rows):
         runs = [run for run in sheet.runs(row) if run.models]
         if not runs:

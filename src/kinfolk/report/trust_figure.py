@@ -13,6 +13,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from rich.table import Table
+from rich.text import Text
 
 from kinfolk.errors import KinfolkError
 from kinfolk.report.figures import save
@@ -37,6 +38,21 @@ def read_trust(folder: str | Path) -> list[dict[str, Any]]:
     if not found:
         raise KinfolkError("trust", str(folder), "has no trust.json; name a folder of kinfolk trust")
     return sorted(found, key=lambda trace: int(trace["direct"]))
+
+
+def trust_heading(folder: Path) -> Text:
+    """What a reproduced figure shows, and what the paper reports of it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     facts = {"title": "Dist-3", "reported": "lists below 26", "small": True}
+    ...     _ = (Path(folder) / "figure.json").write_text(json.dumps(facts))
+    ...     trust_heading(Path(folder)).plain.splitlines()
+    ['Dist-3 (1 seed, reduced)', 'reported: lists below 26']
+    """
+    facts = json.loads((folder / "figure.json").read_text(encoding="utf-8"))
+    title = Text(f"{facts['title']} (1 seed{', reduced' if facts['small'] else ''})", style="bold")
+    return title.append(f"\nreported: {facts['reported']}", style="dim") if facts["reported"] else title
 
 
 def trust_table(traces: Sequence[Trace]) -> Table:

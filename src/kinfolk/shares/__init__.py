@@ -18,9 +18,15 @@ SCHEMES = {"plain": Plain, "layerwise": Layerwise, "additive64": Additive64, "sh
 
 
 def make_scheme(
-    name: str, entropy: Callable[[int], bytes], min_members: int = 3, max_share: float = 0.5
+    name: str,
+    entropy: Callable[[int], bytes],
+    min_members: int = 3,
+    max_share: float = 0.5,
+    layers: str = "tensor",
+    bits: int = 0,
+    limit: float = 2.0**14,
 ) -> Scheme:
-    """A scheme by its name; those without secrets to keep do without the rest.
+    """A scheme by its name; those without secrets to keep do without the rest. Bits of 0: the scheme's own.
 
     >>> make_scheme("plain", bytes), make_scheme("shamir61", bytes, 4).min_members
     (Plain(), 4)
@@ -28,6 +34,7 @@ def make_scheme(
     if name == "plain":
         return Plain()
     if name == "layerwise":
-        return Layerwise(entropy=entropy)
+        return Layerwise(layers, entropy)
     kind = Additive64 if name == "additive64" else Shamir61
-    return kind(min_members=min_members, max_share=max_share, entropy=entropy)
+    bits = bits or kind.bits
+    return kind(bits=bits, limit=limit, min_members=min_members, max_share=max_share, entropy=entropy)

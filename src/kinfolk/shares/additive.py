@@ -76,6 +76,10 @@ class Additive64:
             whole += part
         return decode(whole.view(np.int64), n, self.bits, self.limit)
 
+    def needs(self, n: int) -> int:
+        """All of n responses: every mask must meet its negative."""
+        return n
+
     def traffic(self, n: int, size: int, item: int = 8) -> int:
         """n - 1 seeds and one response of each member.
 

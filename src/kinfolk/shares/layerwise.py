@@ -72,6 +72,10 @@ class Layerwise:
         """The sum of the responses."""
         return total(parts_of(responses, ctx.members, "sum", ctx))
 
+    def needs(self, n: int) -> int:
+        """All of n responses."""
+        return n
+
     def traffic(self, n: int, size: int, item: int = 4) -> int:
         """n - 1 shares and one response of each member.
 

@@ -41,6 +41,10 @@ class Plain:
         """The sum of the responses, in the order of names."""
         return total(parts_of(responses, ctx.members, "sum", ctx))
 
+    def needs(self, n: int) -> int:
+        """All of n responses."""
+        return n
+
     def traffic(self, n: int, size: int, item: int = 4) -> int:
         """One model per member.
 

@@ -1,46 +1,94 @@
-"""Letters that are refused: an error about one costs no more than that letter, and is counted."""
+"""Letters that are refused: an error about one costs no more than that letter, and is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.types import Client
+from kinfolk.types import Client, Message
+
+# Bytes of a reason that are kept: a memory holds tensors, and of each peer one line is enough.
+WIDTH = 160
 
 
 class Refusals:
-    """How often letters of each peer were refused, or were missing, [peers].
+    """How often letters of each peer were refused, or were missing, [peers]; and why, the first time.
 
-    >>> import torch
-    >>> refusals = Refusals(("ann", "bob"), torch.zeros(2, dtype=torch.int64))
+    >>> refusals = Refusals(("ann", "bob"), no_refusals(2))
     >>> with refusals.by("bob"):
     ...     raise KinfolkError("letter of 'bob'", None, "is no letter")
-    >>> refusals.count
-    tensor([0, 1])
+    >>> refusals.count, reasons(refusals.noted(), ("ann", "bob"))
+    (tensor([0, 1]), {'bob': "letter of 'bob': is no letter"})
     """
 
-    def __init__(self, names: Sequence[Client], before: Tensor) -> None:
-        self.names, self.count = names, before.clone()
+    def __init__(self, names: Sequence[Client], before: Message) -> None:
+        self.names, self.count, self.why = names, before["refused"].clone(), before["reasons"].clone()
 
-    def add(self, who: Client) -> None:
+    def add(self, who: Client, reason: str) -> None:
         """One more."""
-        self.count[self.names.index(who)] += 1
+        place, text = self.names.index(who), reason.encode()[:WIDTH]
+        self.count[place] += 1
+        if not self.why[place].any():  # what follows from the first is no news
+            self.why[place, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
     @contextmanager
-    def by(self, sender: Client, others: Sequence[Client] = ()) -> Iterator[None]:
-        """Within: an error ends the block and counts for those others whom it names, else for the sender."""
+    def by(self, sender: Client, others: Sequence[Client] = ()) -> Iterator[list[Client]]:
+        """Within: an error ends the block and counts for those others whom it names, else for the sender.
+
+        Whom it counted for is in the list that this gives.
+        """
+        guilty: list[Client] = []
         try:
-            yield
+            yield guilty
         except KinfolkError as error:
-            named = [who for who in others if who != sender and repr(who) in error.field]
-            for who in named or [sender]:
-                self.add(who)
+            guilty += [who for who in others if who != sender and repr(who) in error.field] or [sender]
+            for who in guilty:
+                self.add(who, str(error))
 
     def expected(self, inbox: Iterable[Client], wanted: Iterable[Client]) -> list[Client]:
         """Who wrote, of those who were to write, sorted; a letter of anybody else is refused."""
         for stranger in sorted(set(inbox) - set(wanted)):
-            self.add(stranger)
+            self.add(stranger, f"letter of {stranger!r}: is not expected here")
         return sorted(set(inbox) & set(wanted))
+
+    def noted(self) -> Message:
+        """What a memory keeps of it."""
+        return {"refused": self.count, "reasons": self.why}
+
+
+def no_refusals(peers: int) -> Message:
+    """Nothing was refused yet.
+
+    >>> no_refusals(2)["refused"]
+    tensor([0, 0])
+    """
+    return {"refused": torch.zeros(peers, dtype=torch.int64), "reasons": _blank(peers)}
+
+
+def without_reasons(memory: Message) -> Message:
+    """Counts go on from round to round; reasons are those of one round.
+
+    >>> without_reasons({"refused": torch.tensor([3])})["refused"]
+    tensor([3])
+    """
+    return {"refused": memory["refused"], "reasons": _blank(len(memory["refused"]))}
+
+
+def reasons(memory: Message, names: Sequence[Client]) -> dict[Client, str]:
+    """Whose letters were refused since the reasons were last cleared, and why.
+
+    >>> reasons(no_refusals(1), ("ann",))
+    {}
+    """
+    rows = memory["reasons"].cpu()  # once, and not row by row
+    lines = {who: bytes(row.tolist()).rstrip(b"\0") for who, row in zip(names, rows, strict=True)}
+    # A reason may end in the middle of a letter of several bytes.
+    return {who: line.decode(errors="ignore") for who, line in lines.items() if line}
+
+
+def _blank(peers: int) -> Tensor:
+    return torch.zeros(peers, WIDTH, dtype=torch.uint8)

@@ -32,6 +32,10 @@ class Scheme(Protocol):
         """The requester's result, float64 [P], from the responses by sender."""
         ...
 
+    def needs(self, n: int) -> int:
+        """How many of n members must respond for there to be a sum."""
+        ...
+
     def traffic(self, n: int, size: int, item: int = 4) -> int:
         """Bytes of tensors that n members send for one requester and round; `item` bytes per number."""
         ...

@@ -101,6 +101,10 @@ class Shamir61:
                 raise KinfolkError("responses", list(got), f"do not fit together, first at {who!r}; abort")
         return decode(signed(value_at(values, where, 0)), n, self.bits, self.limit)
 
+    def needs(self, n: int) -> int:
+        """Of n responses any t."""
+        return threshold_of(n)
+
     def traffic(self, n: int, size: int, item: int = 8) -> int:
         """t - 1 seeds, n - t vectors and one response of each member.
 

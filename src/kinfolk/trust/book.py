@@ -62,6 +62,16 @@ def known(book: Tree) -> Tensor:
     return (book["alpha"] + book["beta"] + book["told_alpha"] + book["told_beta"]) > 0
 
 
+def at_first_hand(book: Tree) -> Tree:
+    """The book without what others told.
+
+    >>> known(at_first_hand({**blank_book(2), "told_alpha": torch.ones(2)}))
+    tensor([False, False])
+    """
+    nothing = torch.zeros_like(book["alpha"])
+    return {**book, "told_alpha": nothing, "told_beta": nothing}
+
+
 def opinions(book: Tree, conflict_aware: bool = False) -> Opinion:
     """What is thought of everybody, own contacts and hearsay together; of a stranger (0, 0, 1).
 

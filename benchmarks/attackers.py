@@ -1,6 +1,6 @@
 """What attackers do to the honest: accuracy on rotated digits, by attack, share of attackers and mean.
 
-python benchmarks/attackers.py [--rounds 10] [--seeds 3] [--attacks noise ...]
+python benchmarks/attackers.py [--rounds 10] [--seeds 3] [--attacks noise ...] [--methods robust,k=4 ...]
 
 prints two tables; several minutes on one core
 """
@@ -87,6 +87,7 @@ def main() -> None:
     given.add_argument("--rounds", type=int, default=10)
     given.add_argument("--seeds", type=int, default=3)
     given.add_argument("--attacks", nargs="*", choices=("none", *ATTACKS), default=["none", *ATTACKS])
+    given.add_argument("--methods", nargs="*", default=[], help="these in place of the usual, beside FedAvg")
     asked = given.parse_args()
     few = [f"run.{key}={asked.rounds}" for key in ("rounds", "evaluate_every", "checkpoint_every")]
     spec = override(load(CONFIG), [*few, "engine.name=batched", "engine.chunk=24", "engine.device=cpu"])
@@ -95,6 +96,8 @@ def main() -> None:
     methods["fesem,k=5 mean"] = "fesem,k=5"  # room for a group of attackers
     # Attackers far away have no say in where the centres begin.
     methods["fesem,k=4 aside median"] = "fesem,k=4,set_aside=2,mean=median"
+    if asked.methods:
+        methods = {"fedavg mean": "fedavg", **{name: name for name in asked.methods}}
     accuracy = table("Accuracy of honest clients in %", list(methods))
     groups = table("Attackers in a group of their own in %, agreement of the honest", list(methods)[1:])
     console = Console(width=100)

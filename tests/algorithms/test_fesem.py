@@ -164,6 +164,25 @@ def test_an_empty_centre_is_kept_and_then_put_where_the_fit_is_worst():
     assert set(state.member.tolist()) == {0, 1}
 
 
+def test_a_centre_whose_members_are_not_asked_is_not_empty():
+    federation, _ = turned(3)
+    learner = toy.learner("mlp", federation)
+    method = FeSEM(learner, k=2, start="distinct_models", reseed_after=2, settle=0)
+    state = method.init(learner.first, federation.clients, Seed(0))
+    state = replace(state, member=torch.tensor([0] * 9 + [1] * 3))
+    kept = {n: t[1].clone() for n, t in state.centres.items()}
+    with toy.staged(method, federation) as stage:
+        for number in range(4):
+            turn = Turn(Seed(0), number, federation.clients)
+            state, info = play(
+                method.round(state, federation.clients[:9], turn),
+                lambda request, turn=turn: stage.perform(request, turn),
+            )
+            assert (state.idle.tolist(), info["reseeded"]) == ([0, 0], 0)
+    assert message_difference({n: t[1] for n, t in state.centres.items()}, kept, 0) == ""
+    assert state.member.tolist() == [0] * 9 + [1] * 3
+
+
 def test_a_run_may_stop_when_nothing_changes():
     federation, _ = turned(3)
     state = toy.play_rounds(FeSEM(toy.learner("mlp", federation), k=3), federation, "loop", rounds=1).state

@@ -18,6 +18,7 @@ from kinfolk.algorithms.hypcluster import HypCluster
 from kinfolk.algorithms.ifca import IFCA
 from kinfolk.algorithms.many_models import GroupMeans
 from kinfolk.algorithms.mdicfl import MDICFL
+from kinfolk.algorithms.robust import Robust
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.contract.spoil import Passing
@@ -124,6 +125,7 @@ METHODS = {
         learner, k=2, shared_rounds=1, restarts=3, warm_epochs=2, samples=3, search_iterations=5, **more
     ),
     "clustered_hdbscan": lambda learner, **more: ClusteredHDBSCAN(learner, min_size=3, **more),
+    "robust": lambda learner, **more: Robust(learner, k=2, first_epochs=2, **{"mean": "mean", **more}),
 }
 
 

@@ -6,7 +6,7 @@ import torch
 from turned import turned
 
 from kinfolk.algorithms.fedavg import FedAvg
-from kinfolk.algorithms.robust import Robust, trimmed_models
+from kinfolk.algorithms.robust import Robust, State
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
@@ -92,17 +92,23 @@ def test_a_poisoned_client_is_trimmed():
     assert (centre(0.0, "c4") - clean).abs().min() > 50
 
 
-def test_trimmed_models_against_numpy():
+@pytest.mark.parametrize("mean", ["trimmed", "median", "mean"])
+def test_the_models_of_groups_against_numpy(mean):
     draw = np.random.Generator(np.random.PCG64(1))
     points, group = draw.normal(size=(25, 2, 3)), draw.integers(2, size=25)
+    names = tuple(Client(f"c{i:02}") for i in range(25))
     models = {"w": torch.from_numpy(points).float(), "n": torch.arange(25)}
     keep = {"w": torch.full((3, 2, 3), 7.0), "n": torch.tensor([1, 2, 3])}
-    got = trimmed_models(models, torch.from_numpy(group), keep, 0.2)
+    state = State(keep, torch.from_numpy(group), names, torch.ones(25, dtype=torch.int64), torch.zeros(3, 1))
+    method = Robust(toy.learner("mlp", toy.alike()), k=3, mean=mean, trim=0.2)
+    got = method.means(state, Stack(names, torch.arange(1, 26), {"model": models}))
     for g in range(2):
         ranked = np.sort(points[group == g], axis=0)
         cut = int(0.2 * len(ranked))
         assert cut > 0
-        np.testing.assert_allclose(got["w"][g], ranked[cut : len(ranked) - cut].mean(0), rtol=1e-5, atol=1e-6)
+        kept = ranked[cut : len(ranked) - cut] if mean == "trimmed" else ranked
+        wanted = np.median(kept, axis=0) if mean == "median" else kept.mean(0)
+        np.testing.assert_allclose(got["w"][g], wanted, rtol=1e-5, atol=1e-6)
         assert got["n"][g] == np.flatnonzero(group == g).max()
     assert got["w"][2].tolist() == keep["w"][2].tolist()
     assert got["n"][2] == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -42,6 +43,9 @@ def test_choose_k_prints_a_table_a_reason_and_where_things_are(kinfolk, tmp_path
         (("--criterion", "silhouete"), "did you mean 'silhouette'"),
         (("--set", "algorithm.name=fedavg"), "use one of fesem"),
         (("--seeds", 0), "--seeds = 0"),
+        (("--set", "algorithm.warm_epochs=0"), "algorithm.warm_epochs = 0: give 1 or more"),
+        (("--set", "algorithm.warm_epoch=2"), "did you mean 'warm_epochs'"),
+        (("--k", "2,7"), "--k = 7: give at most 6, the number of clients"),
     ],
 )
 def test_choose_k_refuses_in_one_line(kinfolk, words, line):
@@ -49,6 +53,7 @@ def test_choose_k_refuses_in_one_line(kinfolk, words, line):
     assert code == 2
     assert line in err
     assert len(err.strip().splitlines()) == 1
+    assert not Path("c").exists(), "nothing was begun"
 
 
 @pytest.fixture
@@ -81,6 +86,8 @@ def test_assign_prints_and_writes_one_row_per_newcomer(kinfolk, placed):
 def _bad(kinfolk, folder):
     """Everything that will not do, on one run: each is one line and exit code 2."""
     (folder / "empty").mkdir()
+    (folder / "strange").mkdir()
+    np.savez(folder / "strange/ann.npz", x=np.zeros((20, 1, 8, 8)), y=np.arange(20) % 12)
     (folder / "flat.csv").write_text("who,a,y\n" + "ann,1,0\nann,2,1\n" * 5)
     for words, line in (
         (("nowhere", "--data", "new"), "run = 'nowhere': is no run folder"),
@@ -88,10 +95,15 @@ def _bad(kinfolk, folder):
         (("r", "--data", "empty"), "is empty"),
         (("r", "--data", "flat.csv"), "name the column"),
         (("r", "--data", "flat.csv", "--client", "who"), "rows of this shape do not fit"),
+        (
+            ("r", "--data", "strange"),
+            "label = '10': the run knows no such class; it has 0, 1, 2, 3, 4, 5, ...",
+        ),
         (("r", "--data", "new", "--by", "size"), "--by = 'size'"),
         (("r", "--data", "new", "--out", "p.xls"), "ends in .csv or .parquet"),
     ):
-        code, _, err = kinfolk("assign", *words)
+        code, _, err = kinfolk("assign", *words, *(("--out", "no.csv") if "--out" not in words else ()))
         assert code == 2, words
+        assert not (folder / "no.csv").exists()
         assert line in err
         assert len(err.strip().splitlines()) == 1, err

@@ -250,6 +250,25 @@ class _Twice(nn.Module):
         return self.layer(self.layer(x))
 
 
+class _Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read, self.look, self.head = nn.Linear(4, 8), nn.MultiheadAttention(8, 2), nn.Linear(8, 2)
+
+    def forward(self, x):
+        h = self.read(x)
+        return self.head(self.look(h, h, h)[0])
+
+
+class _Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.memory, self.head = nn.LSTM(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.memory(x[:, None])[0][:, 0])
+
+
 class _Turned(nn.Module):
     def __init__(self):
         super().__init__()
@@ -269,6 +288,8 @@ class _Turned(nn.Module):
         (_Branchy, "_Branchy.*traced"),
         (_Twice, r"layer \(Linear\).*twice"),
         (_Turned, "_Turned.*'permute'"),
+        (_Attention, r"'look \(MultiheadAttention\)'.*not known"),
+        (_Recurrent, r"'memory \(LSTM\)'.*not known"),
         (lambda: nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 2)), r"0 \(Embedding\).*not known"),
         (lambda: nn.Sequential(nn.Linear(4, 4), nn.Bilinear(4, 4, 2)), "Bilinear"),
         (

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from kinfolk.algorithms import ALGORITHMS
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.asking import middle
 from kinfolk.experiment.assign import assign
 from kinfolk.experiment.build import build_parts
-from kinfolk.experiment.newcomers import in_terms_of, open_run, read_newcomers
+from kinfolk.experiment.newcomers import _in_use, in_terms_of, open_run, read_newcomers
 from kinfolk.experiment.run import run
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
@@ -100,8 +101,70 @@ def test_losses_and_scores_are_those_of_the_models(runs, newcomers):
         assert row["one_model"] == pytest.approx(float((out.argmax(1) == y).double().mean()))
 
 
+# Every algorithm with a model for each group, and what parts eight clients in four rounds.
+CLUSTERED = {
+    "fesem": ("distance", "k=4"),
+    "fesem_ma": ("distance", "k=4"),
+    "robust": ("distance", "k=4"),
+    "ifca": ("loss", "k=4"),
+    "hypcluster": ("loss", "k=4"),
+    "mdicfl": ("loss", "k=4", "shared_rounds=1"),
+    "clustered_fl": ("loss", "eps1=1e9", "eps2=0", "split_after=1"),
+    "clustered_hdbscan": ("loss",),
+}
+
+
+def test_no_clustered_algorithm_is_forgotten():
+    mixtures = {"fedem"}  # every client has all components
+    assert set(CLUSTERED) == {name for name, kind in ALGORITHMS.items() if hasattr(kind, "groups")} - mixtures
+
+
+@pytest.mark.parametrize("name", CLUSTERED)
+def test_every_clustered_algorithm_takes_newcomers(runs, newcomers, tmp_path, name):
+    rule, *options = CLUSTERED[name]
+    folder = runs / name
+    if not folder.is_dir():
+        folder = tmp_path / name
+        run(spec_of(f"algorithm.name={name}", *(f"algorithm.{one}" for one in options)), folder)
+    trained = open_run(folder)
+    member = json_member(folder, trained)
+    assert trained.groups == tuple(sorted(set(member.values())))
+    found = assign(trained, newcomers)
+    assert found["by"] == rule
+    rows = found["newcomers"]
+    assert all(row["group"] == int(np.nanargmin(row["fit"])) for row in rows)
+    assert {row["group"] for row in rows} <= set(trained.groups)
+    gain = np.mean([row["centre"] - row["one_model"] for row in rows])
+    assert gain > 0.1, gain
+
+
+def test_places_without_members_are_no_groups(runs, newcomers):
+    trained = open_run(runs / "fesem")
+    member = json_member(runs / "fesem", trained)
+    gone = member["client-00"]
+    left = tuple(k for k in range(4) if k != gone)
+    state = {
+        "centres": {n: t.new_zeros(4, *t.shape[1:]) for n, t in trained.centres.items()},
+        "member": torch.tensor([g if g != gone else left[0] for g in member.values()]),
+    }
+    for name, leaf in trained.centres.items():
+        state["centres"][name][list(left)] = leaf[list(left)]
+    centres, groups = _in_use(state)
+    assert groups == left
+    found = assign(replace(trained, centres=centres, groups=groups), newcomers)
+    for row in found["newcomers"]:
+        assert row["group"] in left
+        assert np.flatnonzero(np.isnan(row["fit"])).tolist() == ([gone] if gone < max(left) else [])
+    whole = {row["newcomer"]: row for row in assign(trained, newcomers)["newcomers"]}
+    for row in found["newcomers"]:
+        before = whole[row["newcomer"]]
+        if before["group"] != gone:
+            assert row["centre"] == before["centre"], "the same model under the same number"
+    assert _in_use({"model": {}}) == ({}, ())
+
+
 def test_what_is_no_clustered_run(runs, tmp_path):
-    with pytest.raises(KinfolkError, match="fedavg has only one model"):
+    with pytest.raises(KinfolkError, match="fedavg has no groups: there is nothing to choose"):
         open_run(runs / "fedavg")
     with pytest.raises(KinfolkError, match="is no run folder"):
         open_run(tmp_path)

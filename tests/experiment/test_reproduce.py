@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from kinfolk.experiment import reproduce as room
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.local_models import first_picture, principal
 from kinfolk.experiment.paper import load_paper
+from kinfolk.experiment.record import read_rounds
 from kinfolk.experiment.reproduce import reproduce, rounds_of, row_spec, trust_specs
 from kinfolk.experiment.sections import Experiment
 from kinfolk.learning.models import build_model
@@ -23,6 +25,7 @@ from kinfolk.report.reproduction import (
     load_sheets,
     markdown,
     models_figure,
+    notes,
     sheet_figure,
     sheet_table,
 )
@@ -100,6 +103,57 @@ def test_every_row_of_every_paper_has_options_that_its_network_knows(path, small
                 seen.add(repr(model))
                 build_model(model.name, (3, 32, 32), 10, model.options)
     assert seen
+
+
+def test_fesems_tables_have_every_row_and_a_reason_for_every_difference():
+    """All rows of others, FeSEM with 2, 3 and 4 centres and matched; centres, personal, fine-tuned."""
+    others = ["NoFed", "FedSGD", "FedAvg", "FedDist", "FedDist+WS", "Robust(TKM)", "FedCluster"]
+    others += ["HypoCluster(3)", "FedDANE", "FedProx"]
+    ours = ["FeSEM(2)", "FeSEM(3)", "FeSEM(4)", "FeSEM-MA(3)"]
+    sheets = {sheet.name: sheet for sheet in load_paper(ROOT / "configs/fesem/reproduce.toml").sheets}
+    for name in ("femnist", "celeba"):
+        sheet = sheets[name]
+        rows = {row.label: row for row in sheet.rows}
+        assert [label for label, row in rows.items() if row.reported] == [*others, *ours]
+        assert rows["IFCA(3)"].run == "ifca,k=3", "the eleventh, without figures"
+        assert sheet.why
+        assert all(row.why for row in rows.values() if row.reported)
+        for label in ours:
+            for model in ("personal", "fine-tuned"):
+                row = rows[f"{label}, {model}"]
+                assert (row.run, row.model) == (rows[label].run, model), "the same run, another model"
+        assert rows["FedAvg, fine-tuned"].run == rows["FedAvg"].run
+        assert {tuple(column) for column in sheet.columns} == {
+            (score, over) for score in ("accuracy", "macro_f1") for over in ("micro", "macro")
+        }
+        assert {"FeSEM(2)", "FeSEM(3)", "FeSEM(4)"} <= set(sheet.curves)
+        assert sheet.picture
+        assert sheet.pictured == 400
+    assert {"rotated-mnist-alpha100", "rotated-mnist-alpha3", "digits"} <= set(sheets)
+
+
+def test_reasons_and_times_are_told_below_the_table(paper, tmp_path):
+    reproduce(paper, tmp_path / "runs", tmp_path, seeds=2)
+    (held,) = load_sheets(tmp_path / "runs")
+    theirs, slower = held.facts["rows"]
+    twice = {**theirs, "label": "Theirs, centre", "model": "centre", "why": ""}
+    rows = [{**slower, "label": "FedAvg"}, theirs, twice]
+    sheet = replace(held, facts={**held.facts, "rows": rows, "why": "fewer rounds"})
+
+    def median(row):
+        facts = [fact for name in row["runs"] for fact in read_rounds(held.folder / name) if fact["round"]]
+        phases = [{k: v for k, v in fact["seconds"].items() if "score" not in k} for fact in facts]
+        return np.median([sum(v for k, v in one.items() if k != "checkpoint") for one in phases])
+
+    base, other = median(slower), median(theirs)
+    first, second, third = told = notes(sheet, cells(sheet))
+    assert (first, second) == ("all rows: fewer rounds", "Theirs: another network")
+    wanted = f"FedAvg {base:.3g}; Theirs {other:.3g} ({other / base:.2f} x)"
+    assert third == f"seconds a round, training only (median): {wanted}", "one run is told once"
+    assert all(f"- {line}" in markdown(sheet).splitlines() for line in told)
+    assert notes(held, cells(held)) == ["Theirs: another network"], (
+        "without FedAvg there is nothing beside it"
+    )
 
 
 def test_a_paper_is_run_shown_and_gone_on_with(paper, tmp_path):

@@ -40,7 +40,7 @@ from kinfolk.types import Client, Each, Message, Stack, Tree
 class State(many_models.State):
     """Centres and memberships, and how long each centre has been without members."""
 
-    idle: Tensor  # [K] int64: rounds in a row that nobody was nearest
+    idle: Tensor  # [K] int64: rounds in a row that nobody belonged to it
     rows: float  # mean number of training rows, n / N; 0 before anybody was asked
     parted: bool  # whether the centres have become different
     spread: float  # mean |w_i - c_{s_i}|^2 of the last round
@@ -147,7 +147,8 @@ class FeSEM:
             found = replace(found, centres=copies({n: t[0] for n, t in found.centres.items()}, self.k))
             return replace(state, centres=found.centres, spread=found.spread), {"spread": found.spread}
         member = state.moved(tuple(found.member), where(found.member))
-        idle = torch.where(found.mass > 0, 0, state.idle + 1)
+        # By everybody's group: a centre whose members were not asked in this round is not empty.
+        idle = torch.where(member.bincount(minlength=self.k) > 0, 0, state.idle.cpu() + 1)
         centres, moved = self._reseed(found, idle)
         calm = torch.equal(member, state.member) and abs(found.spread - state.spread) <= 1e-4 * state.spread
         new = replace(

@@ -126,16 +126,3 @@ def leaf_middles(
         return middle(mine.double(), shares).to(keep.dtype)
 
     return torch.stack([one(g) for g in range(len(keep))])
-
-
-def trimmed_models(models: Tree, group: Tensor, keep: Tree, trim: float) -> Tree:
-    """The coordinate-wise trimmed mean of every group [K, ...]; a group of nobody keeps its model.
-
-    >>> models = {"w": torch.tensor([[0.0], [1.0], [99.0], [7.0]])}
-    >>> trimmed_models(models, torch.tensor([0, 0, 0, 1]), {"w": torch.zeros(3, 1)}, 0.4)["w"].T
-    tensor([[1., 7., 0.]])
-    """
-    return {
-        name: leaf_middles(models[name], group, old, lambda mine, weights: trimmed_mean(mine, trim, weights))
-        for name, old in keep.items()
-    }

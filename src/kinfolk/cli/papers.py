@@ -58,7 +58,7 @@ def _show(folder: Path, names: list[str], trusts: list[str], json_: bool) -> Non
     from kinfolk.experiment.record import write_text
     from kinfolk.report.pseudo_figure import pseudo_figure
     from kinfolk.report.read import read_facts
-    from kinfolk.report.reproduction import cells, load_sheets, markdown, sheet_figure, sheet_table
+    from kinfolk.report.reproduction import cells, load_sheets, markdown, notes, sheet_figure, sheet_table
     from kinfolk.report.trust_figure import read_trust, trust_figure, trust_heading, trust_table
 
     sheets = [sheet for sheet in load_sheets(folder) if sheet.folder.name in names] if names else []
@@ -73,6 +73,8 @@ def _show(folder: Path, names: list[str], trusts: list[str], json_: bool) -> Non
         return
     for sheet in sheets:
         out().print(sheet_table(sheet))
+        for note in notes(sheet, cells(sheet)):
+            out().print(f"- {note}", markup=False, highlight=False)
         print(f"table:  {sheet.folder / 'table.md'}")
         drawn = [sheet.folder / name for name in ("figure.png", "pseudo.png")]
         print("\n".join(f"figure: {path}" for path in drawn if path.is_file()), end="\n\n")

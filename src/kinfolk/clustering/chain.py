@@ -93,6 +93,7 @@ def chain_of(network: nn.Module) -> Chain:
     >>> [(layer.weight, layer.block) for layer in chain_of(net).layers]
     [('0.weight', 1), ('4.weight', 9)]
     """
+    _known(network)
     layers: list[Layer] = []
     units, flat = 0, True  # of the latest layer; whether it was a linear one
     for name, module in _calls(network):
@@ -108,6 +109,17 @@ def chain_of(network: nn.Module) -> Chain:
     if not layers:
         _refuse("", network, "there is no linear or convolution layer in it")
     return Chain(tuple(layers))
+
+
+def _known(network: nn.Module) -> None:
+    """Refuse a module with weights of its own that is neither a layer nor a norm, by its own name.
+
+    Before the trace, which would stumble inside an attention and blame the network around it.
+    """
+    for name, module in network.named_modules():
+        weights = next(module.parameters(recurse=False), None) is not None
+        if weights and not isinstance(module, nn.Linear | nn.Conv2d) and not _is_norm(module):
+            _refuse(name, module, "its handling of units is not known")
 
 
 def _calls(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -189,15 +201,19 @@ def _block(name: str, module: nn.Linear | nn.Conv2d, units: int, flat: bool) -> 
 
 def _norm_leaves(name: str, module: nn.Module, units: int) -> tuple[str, ...]:
     """The leaves of a norm, one number per unit; an error for anything that is no such norm."""
-    batch = isinstance(module, _BatchNorm) or {"running_mean", "running_var"} <= set(module._buffers)
-    group = isinstance(module, nn.GroupNorm) and module.num_groups in (1, module.num_channels)
-    if not (batch or group or isinstance(module, nn.LayerNorm)):
+    if not _is_norm(module):
         _refuse(name, module, "its handling of units is not known")
     own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
     found = {leaf: value for leaf, value in own if value.dim()}
     if units and any(value.shape != (units,) for value in found.values()):
         _refuse(name, module, f"it does not have one number for each of the {units} units before it")
     return tuple(f"{name}.{leaf}" for leaf in found)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    batch = isinstance(module, _BatchNorm) or {"running_mean", "running_var"} <= set(module._buffers)
+    group = isinstance(module, nn.GroupNorm) and module.num_groups in (1, module.num_channels)
+    return batch or group or isinstance(module, nn.LayerNorm)
 
 
 def _refuse(name: str, module: nn.Module, why: str) -> NoReturn:

@@ -32,7 +32,7 @@ from kinfolk.types import Client, Each, Message, Picked, Stack, Tree
 
 RULES = ("loss", "distance")
 # Algorithms that place clients by their parameters; all others have a loss to go by.
-BY_DISTANCE = ("fesem", "robust")
+BY_DISTANCE = ("fesem", "fesem_ma", "robust")
 Floats = NDArray[np.float64]
 
 
@@ -83,12 +83,13 @@ def assign(
         "by": rule,
         "score": asking.name,
         "warnings": [*trained.warnings, *warnings],
-        "newcomers": _rows(parts.federation, group, fit, before, worst, each, tuned),
+        "newcomers": _rows(parts.federation, trained.groups, group, fit, before, worst, each, tuned),
     }
 
 
 def _rows(
     federation: Federation,
+    numbers: Sequence[int],
     group: NDArray[np.int64],
     fit: Floats,
     before: Floats,
@@ -97,16 +98,18 @@ def _rows(
     tuned: Floats,
 ) -> list[dict[str, Any]]:
     counts = federation.splits["train"].counts().tolist()
+    fits = np.full((len(fit), numbers[-1] + 1), np.nan)  # by the run's numbers; NaN where nobody is
+    fits[:, list(numbers)] = fit
     return [
         {
             "newcomer": who,
             "rows": counts[i],
-            "group": int(group[i]),
+            "group": int(numbers[group[i]]),
             "one_model": float(before[i]),
             "worst_centre": float(worst[i]),
             "centre": float(each[i, group[i]]),
             "fine_tuned": float(tuned[i]),
-            "fit": fit[i].tolist(),
+            "fit": fits[i].tolist(),
         }
         for i, who in enumerate(federation.clients)
     ]

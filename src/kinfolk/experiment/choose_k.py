@@ -169,13 +169,13 @@ def _has_k(kind: type[Any]) -> bool:
 
 
 def or_fesem(spec: Experiment) -> Experiment:
-    """The spec with FeSEM for its algorithm where it names none.
+    """The spec with FeSEM for its algorithm where it names none; options that are set are FeSEM's then.
 
-    >>> or_fesem(Experiment()).algorithm.name
-    'fesem'
+    >>> or_fesem(Experiment(algorithm=AlgorithmSpec(options={"warm_epochs": 10}))).algorithm
+    AlgorithmSpec(name='fesem', options={'warm_epochs': 10})
     """
-    unnamed = spec.algorithm == AlgorithmSpec()
-    return replace(spec, algorithm=AlgorithmSpec("fesem")) if unnamed else spec
+    unnamed = spec.algorithm.name == AlgorithmSpec().name
+    return replace(spec, algorithm=replace(spec.algorithm, name="fesem")) if unnamed else spec
 
 
 def validated(

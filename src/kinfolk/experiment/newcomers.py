@@ -20,7 +20,7 @@ from kinfolk.federation.own_data.load import load_own
 from kinfolk.federation.own_data.report import Report
 from kinfolk.federation.own_data.store import is_store
 from kinfolk.streams import Seed
-from kinfolk.types import Tree
+from kinfolk.types import Message, Tree
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Trained:
     folder: Path
     spec: Experiment
     round: int
-    centres: Tree  # every leaf [K, ...]
+    centres: Tree  # every leaf [K, ...]: of the groups that have members
+    groups: tuple[int, ...]  # [K]: the numbers that the run gave them
     clients: tuple[str, ...]
     classes: int
     class_names: tuple[str, ...]  # what its own data called the classes; empty where nobody knows
@@ -58,9 +59,10 @@ def open_run(folder: str | Path) -> Trained:
         raise KinfolkError("run", str(folder), "has no checkpoint yet; let it finish a round first")
     if facts["status"] != "finished":
         complaints.append(f"the run is not finished; its models of round {loaded.number} are used")
-    centres = loaded.tensors["state"].get("centres")
-    if not isinstance(centres, dict) or len(next(iter(centres.values()))) < 2:
-        remedy = f"{facts['title']} has only one model, which serves everybody: there is nothing to choose"
+    centres, groups = _in_use(loaded.tensors["state"])
+    if len(groups) < 2:
+        what = "has all clients in one group" if groups else "has no groups"
+        remedy = f"{facts['title']} {what}: there is nothing to choose; name a run with several"
         raise KinfolkError("run", str(folder), remedy)
     report = _own_report(spec)
     return Trained(
@@ -69,6 +71,7 @@ def open_run(folder: str | Path) -> Trained:
         replace(spec, engine=EngineSpec(precision=spec.engine.precision)),
         loaded.number,
         centres,
+        groups,
         tuple(loaded.facts["state"].get("clients", ())),
         int(facts["federation"]["classes"]),
         report.class_names if report else (),
@@ -85,6 +88,18 @@ def _facts(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = "is no run folder; name one that `kinfolk run` has written"
         raise KinfolkError("run", str(folder), remedy) from error
+
+
+def _in_use(state: Message) -> tuple[Tree, tuple[int, ...]]:
+    """The models of the groups that have members, and their numbers; nothing where there are no groups.
+
+    A place that nobody is in holds an old model, a copy of another's or the first one: not for newcomers.
+    """
+    centres, member = state.get("centres"), state.get("member")
+    if not isinstance(centres, dict) or not isinstance(member, torch.Tensor):
+        return {}, ()
+    groups = tuple(sorted(set(member.tolist())))
+    return {name: t[list(groups)] for name, t in centres.items()}, groups
 
 
 def _own_report(spec: Experiment) -> Report | None:

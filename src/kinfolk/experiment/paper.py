@@ -42,6 +42,8 @@ class Sheet:
     spec: str
     columns: list[list[str]]
     rows: list[Row]
+    # Why all its rows differ from what was reported.
+    why: str = ""
     # Settings that all its runs change; and those that only runs at full size do.
     set: list[str] = field(default_factory=list)
     set_full: list[str] = field(default_factory=list)

@@ -339,3 +339,21 @@ def mean_history(runs: Sequence[Run], model: str, score: str, over: str = "macro
     return pd.DataFrame(
         {"mean": values.mean(axis=1), "std": [sample_std(row) for row in values]}, index=curves.index
     )
+
+
+def training_seconds(fact: Mapping[str, Any]) -> float:
+    """What a round took without scoring and checkpoints, the server's part included.
+
+    >>> training_seconds({"seconds": {"update": 1.5, "server": 0.5, "score.centre": 9.0, "checkpoint": 3.0}})
+    2.0
+    """
+    return float(sum(spent for kind, spent in (fact.get("seconds") or {}).items() if is_training(kind)))
+
+
+def is_training(kind: str) -> bool:
+    """Whether a kind of message, or a phase of a round, belongs to training.
+
+    >>> [is_training(kind) for kind in ("update", "server", "score.centre", "checkpoint")]
+    [True, True, False, False]
+    """
+    return not kind.startswith("score.") and kind != "checkpoint"

@@ -27,10 +27,13 @@ from kinfolk.report.read import (
     overview,
     sample_std,
     shown,
+    training_seconds,
 )
 
 GROUPS = ("ari", "nmi", "purity")
 COSTS = {"down": "MB down", "up": "MB up", "server": "server s", "effective": "differ"}
+# The row that the time of all others is told beside.
+BASE = "FedAvg"
 
 
 @dataclass(frozen=True)
@@ -139,10 +142,40 @@ def cells(sheet: Sheet) -> list[dict[str, Any]]:
                 "costs": {name: _paid(runs, name) for name in sheet.costs},
                 "numbers": [{"mean": mean, "std": std, "seeds": n} for mean, std, n in got],
                 "some": f"{len(runs)} of {len(row['runs'])} seeds" if some else "",
+                "seconds": seconds(runs),
                 "why": "; ".join(filter(None, (broke, row["why"]))),
             }
         )
     return rows
+
+
+def seconds(runs: Sequence[Run]) -> float:
+    """What a round took, training only: the median over rounds and seeds, so that a start does not count.
+
+    >>> math.isnan(seconds([]))
+    True
+    """
+    spent = [training_seconds(fact) for run in runs for fact in run.rounds if fact["round"]]
+    return float(np.median(spent)) if spent else math.nan
+
+
+def notes(sheet: Sheet, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why the numbers differ, for all rows and for each; and what a round costs beside that of FedAvg."""
+    why = sheet.facts.get("why")
+    told = [f"all rows: {why}"] if why else []
+    told += [f"{row['label']}: {row['why']}" for row in rows if row["why"]]
+    runs = {row["label"]: tuple(row["runs"]) for row in sheet.facts["rows"]}
+    base = next((row for row in rows if row["label"] == BASE and row["seconds"] > 0), None)
+    if base is None:
+        return told
+    once = {runs[row["label"]]: row for row in reversed(rows) if runs[row["label"]] != runs[BASE]}
+    times = [
+        f"{row['label']} {row['seconds']:.3g} ({row['seconds'] / base['seconds']:.2f} x)"
+        for row in reversed(once.values())
+        if not math.isnan(row["seconds"])
+    ]
+    beside = f"{BASE} {base['seconds']:.3g}; {', '.join(times)}" if times else f"{BASE} {base['seconds']:.3g}"
+    return [*told, f"seconds a round, training only (median): {beside}"]
 
 
 def _text(mean: float, std: float, score: str) -> str:
@@ -193,8 +226,7 @@ def markdown(sheet: Sheet) -> str:
         both = [f"{a} / {b}" for a, b in zip(row["reported"], row["obtained"], strict=True)]
         label = f"{row['label']} ({row['some']})" if row["some"] else row["label"]
         lines.append(f"| {label} | {row['model']} | " + " | ".join([*both, *_told(row)]) + " |")
-    reasons = [f"- {row['label']}: {row['why']}" for row in rows if row["why"]]
-    return "\n".join([*lines, "", *reasons, ""])
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes(sheet, rows)), ""])
 
 
 def _title(sheet: Sheet) -> str:

@@ -22,10 +22,12 @@ from kinfolk.report.read import (
     Run,
     by_title,
     check_score,
+    is_training,
     last,
     overview,
     sample_std,
     shown,
+    training_seconds,
 )
 
 COMPARED = ("macro", "micro", "worst", "p10")
@@ -114,8 +116,8 @@ def _compared(
         values = [view[name] for view in views]
         row |= {name: float(np.mean(values)) if values else math.nan, f"{name}_std": sample_std(values)}
     facts = [fact for run in runs for fact in run.rounds]
-    sent = sum(sum(ways.values()) for kind, ways in _parts(facts, "bytes") if _is_training(kind))
-    spent = sum(seconds for phase, seconds in _parts(facts, "seconds") if _is_training(phase))
+    sent = sum(sum(ways.values()) for kind, ways in _parts(facts, "bytes") if is_training(kind))
+    spent = sum(map(training_seconds, facts))
     asked = sum(fact.get("cohort") or 0 for fact in facts)
     row["bytes_per_client_round"] = sent / asked if asked else math.nan
     row["seconds_per_round"] = spent / len(facts) if facts else math.nan
@@ -124,10 +126,6 @@ def _compared(
 
 def _parts(facts: Iterable[Mapping[str, Any]], name: str) -> list[tuple[str, Any]]:
     return [(kind, value) for fact in facts for kind, value in (fact.get(name) or {}).items()]
-
-
-def _is_training(kind: str) -> bool:
-    return not kind.startswith("score.") and kind != "checkpoint"
 
 
 def _against(row: Mapping[str, Any], best: Mapping[str, Any], over: str) -> dict[str, Any]:

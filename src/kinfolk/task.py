@@ -175,6 +175,7 @@ class Task:
     passes: tuple[Fit | Sweep, ...] = ()
     reply: Expected = field(default_factory=dict)
     stream: str = "batch"  # names the random stream that shuffles the rows
+    light: bool = False  # it does without the network that the clients train, which may be large
 
 
 @dataclass(frozen=True)

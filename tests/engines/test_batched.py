@@ -19,6 +19,7 @@ from kinfolk.engines.lanes import Lane
 from kinfolk.engines.loop import Loop
 from kinfolk.federation.own import from_arrays
 from kinfolk.learning.optim import SGD, Adam
+from kinfolk.learning.stand_in import StandIns
 from kinfolk.script import Ask
 from kinfolk.streams import Seed
 from kinfolk.task import Batch, Carry, Fit, Plan, Sweep, Task
@@ -220,6 +221,25 @@ def test_chunks_under_way_come_in_order_and_once() -> None:
     assert got.clients == want.clients == data.clients
     for name, leaf in want.tree("model").items():
         assert torch.equal(got.tree("model")[name], leaf)
+
+
+def test_a_task_without_the_large_network_shares_calls_where_others_have_lanes() -> None:
+    data, one = DATA, learner()
+    train = one.train()
+    table = {"t": train, "light": replace(train, light=True)}
+
+    def sizes(task: str, lanes: int) -> list[int]:
+        engine = Batched(data, table, empty(), 1)
+        engine.lanes = [Lane(torch.device("cpu"), alone=True) for _ in range(lanes)]
+        return [
+            len(s.clients) for s in engine.replies(Ask(task, data.clients, {"model": one.first}), turn(data))
+        ]
+
+    each = [1] * len(data.clients)
+    assert sizes("t", 3) == sizes("t", 1) == sizes("light", 1) == each, "as asked"
+    assert sizes("light", 3) == [len(data.clients)]
+    assert StandIns(one, "gan").task().light
+    assert not StandIns(one, "back_search").task().light
 
 
 def test_a_caller_who_leaves_early_waits_for_what_is_under_way() -> None:

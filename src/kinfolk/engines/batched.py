@@ -44,6 +44,8 @@ from kinfolk.types import Client, Message, Stack, Tree, leaves, map_leaves, stac
 # A pass of fewer steps is not worth a recording, which costs about as much as four of them.
 WORTH_RECORDING = 4
 MOST_RECORDINGS = 16
+# Clients a call of a task that does without the large network which others have lanes for.
+LIGHT = 64
 # Plans made ahead, or that serve every round.
 MOST_PLANS = 16
 
@@ -125,8 +127,10 @@ class Batched:
 
     def _chunks(self, task: Task, who: list[Client]) -> list[tuple[Client, ...]]:
         by_length = sorted(who, key=lambda c: (first_steps(task, self.federation, c), c))
+        # Where a network is so large that clients do not share calls, those without it still gain by it.
+        most = max(self.chunk, LIGHT) if task.light and len(self.lanes) > 1 else self.chunk
         # Chunks of one size, as near as can be: each size is recorded once.
-        calls = -(-len(by_length) // self.chunk)
+        calls = -(-len(by_length) // most)
         cuts = [len(by_length) * i // max(calls, 1) for i in range(calls + 1)]
         return [tuple(sorted(by_length[a:b])) for a, b in pairwise(cuts)]
 

@@ -54,7 +54,8 @@ class StandIns:
             "held_out": (Sweep(self._room, ONCE), Sweep(self._hold, Plan(256, shuffle=False, split="valid"))),
         }
         guard = self.guard.passes() if self.guard and self.kind == "gan" else ()
-        return Task(_begin, self._finish, (*passes[self.kind], *guard), {}, stream="gan")
+        light = self.kind != "back_search"  # which looks through the client's own model
+        return Task(_begin, self._finish, (*passes[self.kind], *guard), {}, stream="gan", light=light)
 
     def _networks(self, carry: Carry, batch: Batch) -> Carry:
         return {**carry, PART: self.gan.first(carry[KEY], batch.x[0].numel())}

@@ -163,6 +163,13 @@ def test_places_without_members_are_no_groups(runs, newcomers):
     assert _in_use({"model": {}}) == ({}, ())
 
 
+def test_a_run_with_everybody_in_one_group_has_nothing_to_choose(runs, newcomers):
+    trained = open_run(runs / "fesem")
+    one = replace(trained, centres={n: t[:1] for n, t in trained.centres.items()}, groups=(0,))
+    with pytest.raises(KinfolkError, match="all clients in one group: there is nothing to choose"):
+        assign(one, newcomers)
+
+
 def test_what_is_no_clustered_run(runs, tmp_path):
     with pytest.raises(KinfolkError, match="fedavg has no groups: there is nothing to choose"):
         open_run(runs / "fedavg")

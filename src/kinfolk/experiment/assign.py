@@ -61,6 +61,9 @@ def assign(
     trained: Trained, federation: Federation, *, by: str | None = None, network: Network | None = None
 ) -> dict[str, Any]:
     """The group of each newcomer, and what it gains: its scores before, after, and after fine-tuning."""
+    if trained.k < 2:
+        remedy = "has all clients in one group: there is nothing to choose; name a run with several"
+        raise KinfolkError("run", str(trained.folder), remedy)
     parts = fitted(trained, federation, network)
     rule = by or ("distance" if trained.spec.algorithm.name in BY_DISTANCE else "loss")
     if rule not in RULES:

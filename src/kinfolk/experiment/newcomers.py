@@ -45,7 +45,7 @@ class Trained:
 
 
 def open_run(folder: str | Path) -> Trained:
-    """The newest checkpoint of a run with several models; whatever will not do is one line.
+    """The newest checkpoint of a run with groups; whatever will not do is one line.
 
     >>> open_run("nowhere")
     Traceback (most recent call last):
@@ -60,9 +60,8 @@ def open_run(folder: str | Path) -> Trained:
     if facts["status"] != "finished":
         complaints.append(f"the run is not finished; its models of round {loaded.number} are used")
     centres, groups = _in_use(loaded.tensors["state"])
-    if len(groups) < 2:
-        what = "has all clients in one group" if groups else "has no groups"
-        remedy = f"{facts['title']} {what}: there is nothing to choose; name a run with several"
+    if not groups:
+        remedy = f"{facts['title']} has no groups: there is nothing to choose; name a run with several"
         raise KinfolkError("run", str(folder), remedy)
     report = _own_report(spec)
     return Trained(

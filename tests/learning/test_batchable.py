@@ -138,12 +138,23 @@ def test_what_can_be_batched_passes(network):
     assert why(network, X[:1].repeat(2, 1)) == "", "two rows that are alike"
 
 
-@pytest.mark.parametrize("name", ["mlp", "logistic", "tiny_cnn", "lenet"])
-def test_our_own_models_can_be_batched(name):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mlp", {}),
+        ("logistic", {}),
+        ("tiny_cnn", {}),
+        ("lenet", {}),
+        ("resnet18", {"width": 4}),
+        ("resnet18", {"width": 4, "norm": "gn"}),
+        ("mobilenetv2", {"width": 8, "norm": "gn"}),
+    ],
+)
+def test_our_own_models_can_be_batched(name, options):
     side = 8 if not MODELS[name].least else 16
     shape = (1, side, side)
     with Seed(0).borrowed("init"):
-        network = build_model(name, shape, 3, {})
+        network = build_model(name, shape, 3, options)
     x = torch.from_numpy(np.random.default_rng(1).normal(size=(2, *shape))).float()
     assert why(network, x) == ""
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from kinfolk.learning.layers import exchange_layers
+from kinfolk.learning.learner import Learner
+from kinfolk.learning.losses import find_loss
 from kinfolk.learning.norm import RowBatchNorm, has_batch_norm, row_weights, without_padding
 from kinfolk.streams import Seed
 
@@ -240,3 +242,20 @@ def test_half_precision_in_vmap_is_half_precision_of_each_client():
     each = torch.stack([one({n: t[i] for n, t in state.items()}, x[i].bfloat16()) for i in range(2)])
     assert got.dtype == each.dtype == torch.bfloat16
     assert (got - each).abs().max() <= 2**-6, "a last digit of numbers up to four"
+
+
+def test_a_group_norm_behind_convolutions_of_many_clients_is_that_of_each():
+    """Those convolutions give channels innermost, which PyTorch's rule for vmap does not take."""
+    network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+    learner = Learner(network.double(), find_loss("cross_entropy"), 3)
+    draw = draws(8)
+    models = {n: torch.from_numpy(draw.normal(size=(5, *t.shape))) for n, t in learner.first.items()}
+    x = torch.from_numpy(draw.normal(size=(5, 6, 2, 5, 5)))
+    leaves = {n: t.clone().requires_grad_() for n, t in models.items()}
+    vmap(learner.apply)(leaves, x).square().sum().backward()
+    for i in range(5):
+        own = {n: t[i].clone().requires_grad_() for n, t in models.items()}
+        functional_call(network, own, (x[i],)).square().sum().backward()
+        for name, t in own.items():
+            torch.testing.assert_close(leaves[name].grad[i], t.grad)
+    assert type(network[1]) is nn.GroupNorm, "the user's own network stays as it is"

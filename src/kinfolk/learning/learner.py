@@ -13,7 +13,7 @@ from torch.func import functional_call
 from kinfolk.learning import conv, linear, metrics
 from kinfolk.learning.layers import exchange_layers
 from kinfolk.learning.losses import Loss
-from kinfolk.learning.norm import RowBatchNorm, has_batch_norm, row_weights, without_padding
+from kinfolk.learning.norm import RowBatchNorm, has_batch_norm, in_any_order, row_weights, without_padding
 from kinfolk.learning.optim import SGD
 from kinfolk.learning.pool import fast_pool, join_relu_and_pool
 from kinfolk.task import Batch, Carry, Descent, Expected, Facts, Fit, Objective, Optimiser, Plan, Sweep, Task
@@ -215,7 +215,8 @@ def _products(module: nn.Module) -> Iterator[str]:
 
 def _for_many(layer: nn.Module) -> nn.Module:
     """The layer, or its equal for many clients in one call."""
-    return linear.for_clients(conv.for_clients(fast_pool(join_relu_and_pool(without_padding(layer)))))
+    normed = in_any_order(without_padding(layer))
+    return linear.for_clients(conv.for_clients(fast_pool(join_relu_and_pool(normed))))
 
 
 def _reply_tally(carry: Carry) -> tuple[Message, None]:

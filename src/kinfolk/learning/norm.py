@@ -108,8 +108,8 @@ class OrderedGroupNorm(nn.GroupNorm):
 def in_any_order(layer: nn.Module) -> nn.Module:
     """The layer, or if it is a GroupNorm one that takes any layout; it keeps its numbers and names.
 
-    >>> in_any_order(nn.GroupNorm(2, 4))
-    OrderedGroupNorm(2, 4, eps=1e-05, affine=True)
+    >>> type(in_any_order(nn.GroupNorm(2, 4))).__name__
+    'OrderedGroupNorm'
     """
     if type(layer) is nn.GroupNorm:
         layer.__class__ = OrderedGroupNorm

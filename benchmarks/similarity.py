@@ -164,7 +164,7 @@ def shown(values: list[float]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", choices=DATA, default="digits")
+    parser.add_argument("--data", default="digits", help=f"{', '.join(DATA)}, or the path of a spec")
     parser.add_argument("--federations", nargs="*", choices=FEDERATIONS, default=list(FEDERATIONS))
     parser.add_argument("--training", nargs="*", choices=("local", "slfed"), default=["local", "slfed"])
     parser.add_argument("--rounds", type=int, nargs="*", default=[1, 3, 10])
@@ -180,7 +180,7 @@ def main() -> None:
         began, cells = time.perf_counter(), {}
         for seed in range(options.seeds):
             sets = ["data.valid=0.2", *FEDERATIONS[name], *HERE, *options.set]
-            spec = override(load(DATA[options.data]), sets)
+            spec = override(load(DATA.get(options.data, options.data)), sets)
             spec = replace(spec, run=replace(spec.run, seed=seed))
             for *key, area, of_groups, of_laws in measure(spec, options):
                 cells.setdefault(tuple(key), []).append((area, of_groups, of_laws))

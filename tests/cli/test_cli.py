@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
+
+from kinfolk.experiment.bench import Work, _peak_mib
 
 SMALL = [
     "--set",
@@ -108,9 +111,25 @@ def test_list_without_a_word_fits_the_page(kinfolk):
 
 
 def test_bench_measures_every_engine(kinfolk):
-    code, out, _ = kinfolk("bench", "--model", "mlp", "--clients", 2, "--rows", 20, "--batch", 10, "--json")
+    code, out, _ = kinfolk(
+        "bench", "--model", "mlp", "--clients", 2, "--clients", 3, "--rows", 20, "--batch", 10, "--json"
+    )
     assert code == 0
-    assert {"bare loop", "loop", "batched"} <= {row["engine"] for row in json.loads(out)}
+    rows = json.loads(out)
+    assert {(n, name) for n in (2, 3) for name in ("bare loop", "loop", "batched")} <= {
+        (row["clients"], row["engine"]) for row in rows
+    }
+    assert all(row["peak"] > 50 for row in rows), "a process that has loaded PyTorch takes that much"
+    for row in rows:
+        assert row["samples"] == pytest.approx(20 * row["trainings"])
+        assert row["trainings"] == pytest.approx(row["clients"] / row["seconds"])
+
+
+def test_memory_of_a_round_is_not_that_of_who_measures_it():
+    held = torch.ones(1 << 28)  # 1 GiB
+    one, more = (_peak_mib(Work("mlp", 2, rows, 10), "loop") for rows in (10, 20_000))
+    assert 50 < one < 1024 * held.numel() / (1 << 28)
+    assert more - one > 0.9 * 2 * 20_000 * 784 * 4 / 2**20, "rows count"
 
 
 def test_every_command_has_help_with_examples(kinfolk):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -30,6 +34,8 @@ from kinfolk.task import Plan
 
 SHAPES = {"lenet": (1, 28, 28), "femnist_cnn": (1, 28, 28), "femnist_cnn_small": (1, 28, 28), "mlp": (784,)}
 CLASSES = 10
+BARE = "bare loop"
+TICKS = 5
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Measured:
     ratio: float  # how many times the bare loop's speed
     floor: float  # seconds below which no engine on these cores, or this GPU, can come
     reached: float  # floor / seconds
+    peak: float = math.nan  # MiB, of a round in a process of its own; NaN if not asked for
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,42 @@ def engine_round(
     return go, stage
 
 
+@dataclass(frozen=True)
+class Work:
+    """What is measured: so many clients with so many rows train a network in steps of `batch` rows."""
+
+    model: str
+    clients: int
+    rows: int
+    batch: int
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "rows", "batch"):
+            if getattr(self, name) < 1:
+                raise KinfolkError(f"--{name}", getattr(self, name), "give 1 or more")
+
+    def ready(self) -> tuple[Learner, Federation]:
+        """The learner and made-up clients."""
+        federation = toy(self.model, self.clients, self.rows)
+        with Seed(0).borrowed("init"):
+            module = build_model(self.model, federation.shape, CLASSES, {})
+        loss = find_loss("cross_entropy")
+        return Learner(module, loss, CLASSES, SGD(), Plan(self.batch), lr=0.05), federation
+
+
+def _round(work: Work, name: str, device: torch.device) -> tuple[Callable[[], None], Stage | None] | None:
+    """One round by the bare loop or an engine; nothing if that is not for this device or network."""
+    learner, federation = work.ready()
+    if name == BARE:
+        return bare_round(learner, federation, device), None
+    if name == "workers" and device.type == "cuda":
+        return None  # for CPUs only
+    size = cost(learner, federation.x[:1])
+    blocked = obstacle(learner, federation.x[:2], federation.y[:2])
+    choice = choose(Wanted(name), size, work.batch, work.clients, blocked)
+    return engine_round(learner, federation, choice) if choice.name == name else None
+
+
 def measure(
     model: str,
     clients: int,
@@ -149,48 +192,80 @@ def measure(
     batch: int,
     repeats: int = 3,
     engines: tuple[str, ...] = ("loop", "batched", "workers"),
+    memory: bool = False,
+    tick: Callable[[], None] = lambda: None,
 ) -> list[Measured]:
     """The engines that suit this machine, interleaved so that a busy moment hits them all.
+
+    `tick` is called TICKS times if there are three repeats and memory is measured.
 
     >>> [m.engine for m in measure("mlp", 2, 10, 5, repeats=1)][:2]
     ['bare loop', 'loop']
     """
-    for name, value in (("--clients", clients), ("--rows", rows), ("--batch", batch)):
-        if value < 1:
-            raise KinfolkError(name, value, "give 1 or more")
-    federation = toy(model, clients, rows)
-    with Seed(0).borrowed("init"):
-        module = build_model(model, federation.shape, CLASSES, {})
-    learner = Learner(module, find_loss("cross_entropy"), CLASSES, SGD(), Plan(batch), lr=0.05)
-    blocked = obstacle(learner, federation.x[:2], federation.y[:2])
+    work = Work(model, clients, rows, batch)
+    learner, federation = work.ready()
     size = cost(learner, federation.x[:1])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rounds: dict[str, Callable[[], None]] = {"bare loop": bare_round(learner, federation, device)}
-    stages: list[Stage] = []
-    for name in engines:
-        if name == "workers" and device.type == "cuda":
-            continue  # for CPUs only
-        choice = choose(Wanted(name), size, batch, clients, blocked)
-        if choice.name == name:
-            rounds[name], stage = engine_round(learner, federation, choice)
-            stages.append(stage)
+    rounds = {name: ready for name in (BARE, *engines) if (ready := _round(work, name, device))}
     best = dict.fromkeys(rounds, float("inf"))
     with arithmetic(device, "float32"):
         top = ceilings(device)
         for _ in range(repeats + 1):  # the first of them warms up
-            for name, go in rounds.items():
+            for name, (go, _) in rounds.items():
                 began = time.perf_counter()
                 go()
                 best[name] = min(best[name], time.perf_counter() - began)
-    for stage in stages:
-        stage.engine.close()
-    total = clients * rows
+            tick()
+    for _, stage in rounds.values():
+        if stage is not None:
+            stage.engine.close()
     floor = floor_seconds(top, size, clients, rows, batch, federation.x[0].numel())
     found = []
     for name, seconds in best.items():
         least = floor / min(cores(), clients) if name == "workers" else floor
-        ratio = best["bare loop"] / seconds
-        found.append(
-            Measured(name, seconds, total / seconds, clients / seconds, ratio, least, least / seconds)
-        )
+        rates = clients * rows / seconds, clients / seconds, best[BARE] / seconds
+        peak = _peak_mib(work, name) if memory else math.nan
+        found.append(Measured(name, seconds, *rates, least, least / seconds, peak))
+    if memory:
+        tick()
     return found
+
+
+def _peak_mib(work: Work, name: str) -> float:
+    """The most memory that a round takes, measured in a process of its own, which ends with it.
+
+    On a GPU what was held there; on a CPU the resident size of the largest process.
+    """
+    words = [work.model, *map(str, (work.clients, work.rows, work.batch)), name]
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, *words], capture_output=True, text=True, check=False
+    )
+    return float(done.stdout) if not done.returncode else math.nan
+
+
+def _peak(words: list[str]) -> float:
+    import resource  # which not every system has
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ready = _round(Work(words[0], *map(int, words[1:4])), words[4], device)
+    assert ready is not None
+    go, stage = ready
+    with arithmetic(device, "float32"):
+        go()
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    if stage is not None:
+        stage.engine.close()  # processes count once they have ended
+    unit = 1 << 20 if sys.platform == "darwin" else 1 << 10  # bytes there, else kibibytes
+    own, others = (
+        resource.getrusage(who).ru_maxrss / unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    status = Path("/proc/self/status")
+    if status.is_file():  # Linux's own count goes on from that of the process which started this one
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        own = int(line.split()[1]) / 1024
+    return max(own, others)
+
+
+if __name__ == "__main__":
+    print(_peak(sys.argv[1:]))

@@ -163,26 +163,37 @@ class Work:
             if getattr(self, name) < 1:
                 raise KinfolkError(f"--{name}", getattr(self, name), "give 1 or more")
 
-    def ready(self) -> tuple[Learner, Federation]:
-        """The learner and made-up clients."""
+    def ready(self) -> Ready:
+        """The learner and made-up clients, once for all engines."""
         federation = toy(self.model, self.clients, self.rows)
         with Seed(0).borrowed("init"):
             module = build_model(self.model, federation.shape, CLASSES, {})
         loss = find_loss("cross_entropy")
-        return Learner(module, loss, CLASSES, SGD(), Plan(self.batch), lr=0.05), federation
+        learner = Learner(module, loss, CLASSES, SGD(), Plan(self.batch), lr=0.05)
+        x, y = federation.x[:2], federation.y[:2]
+        return Ready(learner, federation, cost(learner, x[:1]), obstacle(learner, x, y))
 
 
-def _round(work: Work, name: str, device: torch.device) -> tuple[Callable[[], None], Stage | None] | None:
+@dataclass(frozen=True)
+class Ready:
+    """What all engines are given, and what choosing one goes by."""
+
+    learner: Learner
+    federation: Federation
+    size: Cost
+    blocked: str  # why the network can not be batched, or nothing
+
+
+def _round(
+    work: Work, ready: Ready, name: str, device: torch.device
+) -> tuple[Callable[[], None], Stage | None] | None:
     """One round by the bare loop or an engine; nothing if that is not for this device or network."""
-    learner, federation = work.ready()
     if name == BARE:
-        return bare_round(learner, federation, device), None
+        return bare_round(ready.learner, ready.federation, device), None
     if name == "workers" and device.type == "cuda":
         return None  # for CPUs only
-    size = cost(learner, federation.x[:1])
-    blocked = obstacle(learner, federation.x[:2], federation.y[:2])
-    choice = choose(Wanted(name), size, work.batch, work.clients, blocked)
-    return engine_round(learner, federation, choice) if choice.name == name else None
+    choice = choose(Wanted(name), ready.size, work.batch, work.clients, ready.blocked)
+    return engine_round(ready.learner, ready.federation, choice) if choice.name == name else None
 
 
 def measure(
@@ -203,10 +214,9 @@ def measure(
     ['bare loop', 'loop']
     """
     work = Work(model, clients, rows, batch)
-    learner, federation = work.ready()
-    size = cost(learner, federation.x[:1])
+    ready = work.ready()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rounds = {name: ready for name in (BARE, *engines) if (ready := _round(work, name, device))}
+    rounds = {name: one for name in (BARE, *engines) if (one := _round(work, ready, name, device))}
     best = dict.fromkeys(rounds, float("inf"))
     with arithmetic(device, "float32"):
         top = ceilings(device)
@@ -219,7 +229,7 @@ def measure(
     for _, stage in rounds.values():
         if stage is not None:
             stage.engine.close()
-    floor = floor_seconds(top, size, clients, rows, batch, federation.x[0].numel())
+    floor = floor_seconds(top, ready.size, clients, rows, batch, ready.federation.x[0].numel())
     found = []
     for name, seconds in best.items():
         least = floor / min(cores(), clients) if name == "workers" else floor
@@ -247,9 +257,10 @@ def _peak(words: list[str]) -> float:
     import resource  # which not every system has
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    ready = _round(Work(words[0], *map(int, words[1:4])), words[4], device)
-    assert ready is not None
-    go, stage = ready
+    work = Work(words[0], *map(int, words[1:4]))
+    made = _round(work, work.ready(), words[4], device)
+    assert made is not None
+    go, stage = made
     with arithmetic(device, "float32"):
         go()
     if device.type == "cuda":

@@ -32,8 +32,9 @@ STEPS = (
     "shares",
     "ready",
     "verdict",
+    "again",
+    "responses",
 )
-STEPS = (*STEPS, "again", "responses")
 EASY = {"images": "noise", "images_count": 30}
 
 

@@ -10,7 +10,19 @@ import pytest
 import torch
 
 from kinfolk.fold import Mean
-from kinfolk.script import Ask, Exchange, Groups, Remembers, Stops, ask, exchange, fold, installed, play
+from kinfolk.script import (
+    Ask,
+    Exchange,
+    Groups,
+    Remembers,
+    Settles,
+    Stops,
+    ask,
+    exchange,
+    fold,
+    installed,
+    play,
+)
 from kinfolk.task import Swap, Task
 from kinfolk.types import Client, Stack
 
@@ -98,6 +110,9 @@ def test_optional_abilities_are_told_apart():
         def finished(self, state: Any) -> str:
             return ""
 
-    for ability in (Remembers, Groups, Stops):
+        def last_word(self, state: Any, turn: Any) -> None:
+            return None
+
+    for ability in (Remembers, Groups, Stops, Settles):
         assert isinstance(All(), ability)
         assert not isinstance(Plain(), ability)

@@ -10,7 +10,8 @@ from work import UNTIMED, Clock, accuracy, missing, network, options, parser, re
 
 try:
     import kinfolk
-    from kinfolk.experiment.run import run, versions
+    from kinfolk.experiment.describe import versions
+    from kinfolk.experiment.run import run
     from kinfolk.experiment.sections import EngineSpec, Experiment, LocalSpec, ModelSpec, RunSpec
     from kinfolk.federation.own import from_arrays
     from kinfolk.federation.sources import DataSpec

@@ -129,6 +129,15 @@ class Stops(Protocol):
         ...
 
 
+@runtime_checkable
+class Settles(Protocol):
+    """An algorithm that has something to do once the rounds are over, before clients are scored at last."""
+
+    def last_word(self, state: Any, turn: Turn) -> Script[Any] | None:
+        """What ends in the state to score by, from which nobody trains; None if there is nothing to do."""
+        ...
+
+
 def installed(algorithm: Algorithm[Any]) -> Table:
     """Everything a client must have installed: the tasks, and the scoring tasks as `score.<kind>`."""
     return {**algorithm.tasks(), **{f"score.{kind}": task for kind, task in algorithm.scored().items()}}

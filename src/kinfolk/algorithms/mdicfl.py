@@ -129,6 +129,7 @@ class MDICFL:
     epsilon: float = 0.0  # above 0: randomised response, this far from telling; strong privacy only
     merge: bool = False  # clusters whose models agree become one, not before their second round
     merge_below: float = 0.25  # agree: outputs on either's rows are less apart, of at most 2
+    final_reassign: bool = False  # after the last round everyone trains and is assigned once more, for scores
 
     def __post_init__(self) -> None:
         least = {
@@ -214,6 +215,19 @@ class MDICFL:
         # Models that have just been parted may agree for want of training.
         new, told = self.merged(new, probe, self.merge and known.begun)
         return new, facts | told
+
+    def last_word(self, state: State, turn: Turn) -> Script[State] | None:
+        """Everyone in the cluster that a round of all would put it into; who does not answer stays."""
+        # Before the first clusters all models are one.
+        return self.reassigned(state, turn) if self.final_reassign and self.k > 1 and state.begun else None
+
+    def reassigned(self, state: State, turn: Turn) -> Script[State]:
+        """The same models with clusters found anew."""
+        known, facts = yield from self.hear(state, turn.clients)
+        able, (_, probe) = self.able(known, turn.clients), self.probe(known, turn)
+        by = self.assigned if self.privacy == "weak" else self.chosen
+        _, member, _ = yield from by(known, able, probe)
+        return replace(known, member=known.moved(list(member), where(member))), facts
 
     def hear(self, state: State, cohort: Sequence[Client]) -> Generator[Request, Any, tuple[State, Info]]:
         """What the server has to be told once: the shape of rows; with weak privacy, label laws."""

@@ -156,6 +156,12 @@ class Records:
         """Add one line about a finished round to rounds.jsonl."""
         _append(self.run / "rounds.jsonl", {"round": round}, facts)
 
+    def amend_round(self, round: int, facts: Mapping[str, Any]) -> None:
+        """Write the line about the last round anew; a kill leaves one of the two."""
+        path = self.run / "rounds.jsonl"
+        kept = [line for line, fact in _lines(path) if fact["round"] < round]
+        write_text(path, "".join(line + "\n" for line in [*kept, _line({"round": round}, facts)]))
+
     def audit(self, event: str, **facts: Any) -> None:
         """Add one line to audit.jsonl: what happened, when (UTC), and the facts."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -262,9 +268,14 @@ def _score_files(run: Path) -> list[tuple[int, Path]]:
     return sorted((int(m[1]), folder / m[0]) for m in map(_FILE.fullmatch, names) if m)
 
 
+def _line(head: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """One line; no fact can take the place of what stands at its head."""
+    return json.dumps(plain({**head, **facts, **head}), allow_nan=False)
+
+
 def _append(path: Path, head: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Add one line; no fact can take the place of what stands at its head."""
-    line = json.dumps(plain({**head, **facts, **head}), allow_nan=False).encode() + b"\n"
+    """Add one line."""
+    line = _line(head, facts).encode() + b"\n"
     with disk_errors("run", path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +19,22 @@ from kinfolk.engines.stage import Engine, Stage, drop_outs
 from kinfolk.engines.tune import tuned
 from kinfolk.errors import BrokeDown, KinfolkError
 from kinfolk.experiment.asking import wanted_by
-from kinfolk.experiment.build import Network, Parts, build_parts, first_rows, parameters
+from kinfolk.experiment.build import Network, Parts, build_parts, first_rows
 from kinfolk.experiment.checkpoint import load_latest, save
 from kinfolk.experiment.complaints import complaints
-from kinfolk.experiment.record import Records, write_json, write_text
+from kinfolk.experiment.describe import description, kept_choice
+from kinfolk.experiment.record import Records, read_rounds, write_json, write_text
 from kinfolk.experiment.score import score_everyone, score_groups
 from kinfolk.experiment.sections import Experiment
+from kinfolk.experiment.settled import settled, unsettled
 from kinfolk.experiment.spec import dump, run_id
 from kinfolk.experiment.state import from_message, memories_from_message, memories_to_message, to_message
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.batchable import cost, obstacle
 from kinfolk.learning.metrics import LOWER_IS_BETTER
-from kinfolk.script import Remembers, Stops, installed, play
+from kinfolk.script import Remembers, Script, Settles, Stops, installed, play
 from kinfolk.streams import Seed, Turn
-from kinfolk.task import Table
+from kinfolk.task import Info, Table
 from kinfolk.types import Client, Message, map_leaves
 
 # A run whose rounds bring no usable reply this often in a row is not going to recover.
@@ -130,7 +129,7 @@ def _lead(
         # What the user has set is not tried out.
         if spec.engine.name == "auto" and link is None and not (spec.engine.chunk or spec.engine.lanes):
             choice = (
-                _kept(choice, folder)
+                kept_choice(choice, folder)
                 if resume
                 else tuned(choice, parts.federation, parts.learner, _work(parts))
             )
@@ -163,17 +162,6 @@ def _work(parts: Parts) -> float:
     rows = float(counts.sum()) * local.epochs if not local.steps else len(counts) * local.steps * local.batch
     x, _ = first_rows(parts.federation, 1)
     return 3 * cost(parts.learner, x).flops * rows * spec.participation * spec.rounds
-
-
-def _kept(choice: Choice, folder: Path) -> Choice:
-    """The choice of the run that is resumed, if it was of the same kind: another has other bits."""
-    try:
-        old = json.loads((folder / "run.json").read_text())["choice"]
-        same = (old["name"], old["device"]) == (choice.name, choice.device.type)
-        chunk, lanes, why = int(old["chunk"]), int(old.get("lanes", 1)), str(old["why"])
-        return replace(choice, chunk=chunk, lanes=lanes, why=why) if same else choice
-    except (OSError, ValueError, KeyError, TypeError):
-        return choice
 
 
 def _memories(parts: Parts, device: torch.device) -> Memories:
@@ -221,6 +209,7 @@ class _Running:
             reason = self._end()
         if self.saved != self.done:  # the end came between two checkpoints
             self._save()
+        self._settle()
         self._describe("finished", reason)
         self.watch("end", {"reason": reason, "folder": self.folder})
         held = self.memories.everyones()
@@ -228,17 +217,11 @@ class _Running:
 
     def _round(self) -> None:
         spec = self.spec.run
-        turn = Turn(self.parts.seed, self.done, self.clients)
+        turn = self._turn()
         cohort = sample(self.parts.seed, self.done, self.clients, spec.participation)
         before = self.state
         self.memories.mark()
-        self.stage.begin()
-        began = time.perf_counter()
-        asked_before = sum(self.stage.ledger.seconds.values())
-        script = self.algorithm.round(before, cohort, turn)
-        after, info = play(script, lambda request: self.stage.perform(request, turn))
-        waited = sum(self.stage.ledger.seconds.values()) - asked_before
-        self.stage.ledger.add_seconds("server", time.perf_counter() - began - waited)
+        after, info = self._played(self.algorithm.round(before, cohort, turn), turn)
         for facts in complaints(self.algorithm, self.memories, self.clients):
             self.records.audit("refused", round=turn.round, **facts)
         answered = len(self.stage.answered)
@@ -255,6 +238,52 @@ class _Running:
             facts["groups"] = groups
         last = self.done >= spec.rounds
         self._finish_round(facts, evaluate=last or self.done % spec.evaluate_every == 0)
+
+    def _turn(self) -> Turn:
+        return Turn(self.parts.seed, self.done, self.clients)
+
+    def _played(self, script: Script[Any], turn: Turn) -> tuple[Any, Info]:
+        """What a script ends with; time that was not spent on requests is the server's."""
+        self.stage.begin()
+        began = time.perf_counter()
+        asked_before = sum(self.stage.ledger.seconds.values())
+        found = play(script, lambda request: self.stage.perform(request, turn))
+        waited = sum(self.stage.ledger.seconds.values()) - asked_before
+        self.stage.ledger.add_seconds("server", time.perf_counter() - began - waited)
+        return found
+
+    def _last_word(self) -> Script[Any] | None:
+        if not isinstance(self.algorithm, Settles):
+            return None
+        return self.algorithm.last_word(self.state, self._turn())
+
+    def _settle(self) -> None:
+        """The algorithm's last word on who is served what, which the line and scores of the last round tell.
+
+        It is not saved: more rounds go on from what was before, and it comes to the same when repeated.
+        """
+        script, before, turn = self._last_word(), self.state, self._turn()
+        if script is None:
+            return
+        self.stage.ledger.take()  # the last checkpoint's, as in runs that do not settle
+        self.memories.mark()
+        self.state, info = self._played(script, turn)
+        self.memories.undo()
+        truth = self.parts.federation.truth
+        groups = score_groups(self.algorithm, before, self.state, self.clients, turn, truth, self.attackers)
+        spent = self.stage.ledger.take()
+        self._score()
+        found = {"answered": len(self.stage.answered), "info": info}
+        facts = settled(read_rounds(self.folder)[-1], found, groups, self.summary, *spent)
+        self.records.amend_round(self.done, facts)
+        self.watch("round", {**facts, "rounds": self.spec.run.rounds, "memories": self.memories})
+
+    def _unsettle(self) -> None:
+        """The last round's line and scores as they are in a run that goes on."""
+        line = unsettled(read_rounds(self.folder)[-1])
+        if "summary" in line:
+            self._score()
+        self.records.amend_round(self.done, line)
 
     def _void(self, answered: int, asked: int) -> None:
         """Too few usable replies: models and memories stay as they were."""
@@ -273,11 +302,7 @@ class _Running:
     def _finish_round(self, facts: dict[str, Any], evaluate: bool) -> None:
         spec = self.spec.run
         if evaluate:
-            turn = Turn(self.parts.seed, self.done, self.clients)
-            columns, self.summary = score_everyone(
-                self.algorithm, self.state, self.stage, turn, spec.split, self.attackers, spec.models
-            )
-            self.records.write_scores(self.done, columns)
+            self._score()
             facts = {**facts, "summary": self.summary}
         sent, seconds = self.stage.ledger.take()
         scored = [kind for kind in sent if kind.startswith("score.")]
@@ -289,6 +314,13 @@ class _Running:
             self.stage.ledger.add_seconds("checkpoint", time.perf_counter() - began)
         told = {"round": self.done, "rounds": spec.rounds, "memories": self.memories}
         self.watch("round", {**told, "summary": self.summary, **facts})
+
+    def _score(self) -> None:
+        spec = self.spec.run
+        columns, self.summary = score_everyone(
+            self.algorithm, self.state, self.stage, self._turn(), spec.split, self.attackers, spec.models
+        )
+        self.records.write_scores(self.done, columns)
 
     def _end(self) -> str:
         """Why the run is over; empty to go on."""
@@ -316,39 +348,8 @@ class _Running:
             self.records.audit("warning", text=self.choice.warning)
 
     def _describe(self, status: str, reason: str) -> None:
-        federation, learner = self.parts.federation, self.parts.learner
-        groups = None if federation.truth is None else len(set(federation.truth.tolist()))
-        facts = {
-            "algorithm": self.spec.algorithm.name,
-            "title": self.parts.title,
-            "seed": self.spec.run.seed,
-            "status": status,
-            "reason": reason,
-            "rounds": self.done,
-            "engine": self.stage.engine.note,
-            "why": self.choice.why,
-            "choice": {
-                "name": self.choice.name,
-                "device": self.choice.device.type,
-                "chunk": self.choice.chunk,
-                "lanes": self.choice.lanes,
-                "why": self.choice.why,
-            },
-            "federation": {
-                "name": federation.name,
-                "clients": len(federation.clients),
-                "rows": int(federation.splits["train"].counts().sum()),
-                "classes": federation.classes,
-                "groups": groups,
-                "fingerprint": federation.fingerprint(),
-            },
-            "model": {"name": self.spec.model.name, "parameters": parameters(learner)},
-            "versions": versions(),
-            "id": run_id(self.spec),
-        }
-        if self.parts.attack is not None:
-            facts["attackers"] = sorted(self.attackers)
-        write_json(self.folder / "run.json", facts)
+        how = {"status": status, "reason": reason, "rounds": self.done, "engine": self.stage.engine.note}
+        write_json(self.folder / "run.json", description(self.parts, self.choice, how))
 
     def _save(self) -> None:
         tensors, plain = to_message(self.state)
@@ -384,15 +385,6 @@ class _Running:
         write_text(self.folder / "spec.toml", dump(self.spec))
         self.records.audit("resume", round=self.done, engine=self.stage.engine.note)
         self.watch("resume", {"round": self.done, "memories": self.memories})
+        if self._last_word() is not None and not self._end():
+            self._unsettle()
         return True
-
-
-def versions() -> dict[str, str]:
-    """The versions that a result depends on."""
-    found = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
-    for name in ("kinfolk", "numpy", "scikit-learn", "safetensors"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found

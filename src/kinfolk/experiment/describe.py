@@ -1,0 +1,87 @@
+"""What `run.json` says of a run: its data, network, engine and versions; and what resuming reads there."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kinfolk.engines.choose import Choice
+from kinfolk.experiment.build import Parts, parameters
+from kinfolk.experiment.spec import run_id
+
+
+def description(parts: Parts, choice: Choice, how: Mapping[str, Any]) -> dict[str, Any]:
+    """All that is known of a run; `how` it stands comes after what it is.
+
+    >>> from kinfolk.experiment.build import build_parts
+    >>> from kinfolk.experiment.sections import Experiment
+    >>> one = Choice("loop", torch.device("cpu"), chunk=1, processes=1, why="asked for")
+    >>> list(description(build_parts(Experiment()), one, {"status": "running"}))[:5]
+    ['algorithm', 'title', 'seed', 'status', 'why']
+    """
+    federation, spec = parts.federation, parts.spec
+    groups = None if federation.truth is None else len(set(federation.truth.tolist()))
+    facts = {
+        "algorithm": spec.algorithm.name,
+        "title": parts.title,
+        "seed": spec.run.seed,
+        **how,
+        "why": choice.why,
+        "choice": {
+            "name": choice.name,
+            "device": choice.device.type,
+            "chunk": choice.chunk,
+            "lanes": choice.lanes,
+            "why": choice.why,
+        },
+        "federation": {
+            "name": federation.name,
+            "clients": len(federation.clients),
+            "rows": int(federation.splits["train"].counts().sum()),
+            "classes": federation.classes,
+            "groups": groups,
+            "fingerprint": federation.fingerprint(),
+        },
+        "model": {"name": spec.model.name, "parameters": parameters(parts.learner)},
+        "versions": versions(),
+        "id": run_id(spec),
+    }
+    return facts if parts.attack is None else facts | {"attackers": sorted(parts.attack.who)}
+
+
+def kept_choice(choice: Choice, folder: Path) -> Choice:
+    """The choice of the run that is resumed, if it was of the same kind: another has other bits.
+
+    >>> one = Choice("loop", torch.device("cpu"), chunk=1, processes=1, why="asked for")
+    >>> kept_choice(one, Path("nowhere")) == one
+    True
+    """
+    try:
+        old = json.loads((folder / "run.json").read_text())["choice"]
+        same = (old["name"], old["device"]) == (choice.name, choice.device.type)
+        chunk, lanes, why = int(old["chunk"]), int(old.get("lanes", 1)), str(old["why"])
+        return replace(choice, chunk=chunk, lanes=lanes, why=why) if same else choice
+    except (OSError, ValueError, KeyError, TypeError):
+        return choice
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on.
+
+    >>> "torch" in versions()
+    True
+    """
+    found = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
+    for name in ("kinfolk", "numpy", "scikit-learn", "safetensors"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -1,0 +1,56 @@
+"""The line about a run's last round once the algorithm has settled: scores and groups, now and before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Facts = dict[str, Any]
+
+# What settling changes, and what it adds to.
+_CHANGED, _SPENT, _OURS = ("summary", "groups"), ("bytes", "seconds"), "settle."
+
+
+def settled(
+    line: Facts,
+    found: Facts,
+    groups: Facts,
+    summary: Facts,
+    sent: Mapping[str, Any],
+    seconds: Mapping[str, float],
+) -> Facts:
+    """The line with scores and groups as settled; bytes and seconds spent on it as `settle.<kind>`.
+
+    Who switched in the round itself stays; who did by settling stands beside what was `found`.
+
+    >>> was = {"round": 3, "groups": {"switch": 0.1, "ari": 0.5}, "bytes": {}, "seconds": {"server": 1.0}}
+    >>> now = settled(was, {"answered": 4}, {"switch": 0.25, "ari": 1.0}, {}, {}, {"server": 2.0})
+    >>> now["groups"], now["settled"], now["seconds"]
+    ({'switch': 0.1, 'ari': 1.0}, {'answered': 4, 'switch': 0.25}, {'server': 1.0, 'settle.server': 2.0})
+    """
+    line = unsettled(line)
+    new = {
+        "bytes": line["bytes"] | {f"{_OURS}{kind}": ways for kind, ways in sent.items()},
+        "seconds": line["seconds"] | {f"{_OURS}{kind}": spent for kind, spent in seconds.items()},
+        "summary": summary,
+    }
+    if groups:
+        found = found | {"switch": groups["switch"]}
+        new["groups"] = groups | line.get("groups", {}) | {k: v for k, v in groups.items() if k != "switch"}
+    was = {key: line[key] for key in _CHANGED if key in line}
+    return {**line, **new, "settled": found, "unsettled": was}
+
+
+def unsettled(line: Facts) -> Facts:
+    """The line as it was before the algorithm settled, if it has.
+
+    >>> line = {"round": 3, "bytes": {"update": {}}, "seconds": {}, "groups": {"switch": 0.1}}
+    >>> unsettled(settled(line, {}, {"switch": 0.5}, {"centre": {}}, {"law": {}}, {})) == line
+    True
+    """
+    if "unsettled" not in line:
+        return line
+    kept = {key: value for key, value in line.items() if key not in (*_CHANGED, "settled", "unsettled")}
+    for key in _SPENT:
+        kept[key] = {kind: count for kind, count in line[key].items() if not kind.startswith(_OURS)}
+    return {**kept, **line["unsettled"]}

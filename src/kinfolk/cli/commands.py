@@ -117,6 +117,32 @@ def show(
     _show(run, json_, score)
 
 
+@app.command(
+    epilog=examples(
+        "kinfolk score runs/mine --set data.test=global",
+        "kinfolk score runs/mine --set data.test=local --set data.test_rows=50 --out runs/mine-local",
+    )
+)
+def score(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; the run must have finished.")],
+    set_: Sets = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write; left out: inside RUN.")
+    ] = None,
+    json_: AsJson = False,
+) -> None:
+    """Score a finished run's models on other test rows, without training again."""
+    from kinfolk.engines.link import follows
+    from kinfolk.experiment.score_again import score_again, spec_of
+    from kinfolk.experiment.spec import override, run_id
+
+    experiment = override(spec_of(run), set_ or [])
+    folder = out or run / f"again-{run_id(experiment)}"
+    score_again(run, experiment, folder)
+    if not follows(experiment.engine.name):
+        _show(folder, json_)
+
+
 def _show(folder: Path, json_: bool = False, score: str | None = None) -> None:
     from kinfolk.experiment.record import disk_errors
     from kinfolk.report.figures import comparison_figure

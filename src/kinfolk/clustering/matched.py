@@ -28,6 +28,10 @@ from kinfolk.errors import KinfolkError
 from kinfolk.streams import Seed
 from kinfolk.types import Tree
 
+# Products of two clients' units that a CPU has taken before a GPU has answered; clients take turns, and each
+# waits for an answer.
+_SMALL = 1e8
+
 
 @dataclass(frozen=True)
 class Step:
@@ -215,7 +219,9 @@ def _vectors(models: Tree, layer: Layer) -> list[Tensor]:
     parts = [models[layer.weight].flatten(2)]
     if layer.bias:
         parts.append(models[layer.bias][:, :, None])
-    return list(torch.cat(parts, 2).detach())
+    vectors = torch.cat(parts, 2).detach()
+    small = vectors[0].numel() * vectors.shape[1] < _SMALL
+    return list(vectors.cpu() if small else vectors)
 
 
 def _mean(leaf: Tensor, assignment: Tensor, width: int, shares: Tensor) -> Tensor:

@@ -1,13 +1,10 @@
-"""What `run.json` says of a run: its data, network, engine and versions; and what resuming reads there."""
+"""What `run.json` says of a run: its data, network, engine and versions."""
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,22 +51,6 @@ def description(parts: Parts, choice: Choice, how: Mapping[str, Any]) -> dict[st
         "id": run_id(spec),
     }
     return facts if parts.attack is None else facts | {"attackers": sorted(parts.attack.who)}
-
-
-def kept_choice(choice: Choice, folder: Path) -> Choice:
-    """The choice of the run that is resumed, if it was of the same kind: another has other bits.
-
-    >>> one = Choice("loop", torch.device("cpu"), chunk=1, processes=1, why="asked for")
-    >>> kept_choice(one, Path("nowhere")) == one
-    True
-    """
-    try:
-        old = json.loads((folder / "run.json").read_text())["choice"]
-        same = (old["name"], old["device"]) == (choice.name, choice.device.type)
-        chunk, lanes, why = int(old["chunk"]), int(old.get("lanes", 1)), str(old["why"])
-        return replace(choice, chunk=chunk, lanes=lanes, why=why) if same else choice
-    except (OSError, ValueError, KeyError, TypeError):
-        return choice
 
 
 def versions() -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,8 @@ class Sheet:
     pictured: int = 400
     # The label of a row of mdicfl whose pseudo rows are drawn, by both samplers; empty: none.
     pseudo: str = ""
+    # The name of another table whose runs are scored again on this one's rows; empty: it has its own.
+    again: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,13 @@ class Paper:
     title: str
     sheets: list[Sheet]
     trust: list[Trust] = field(default_factory=list)
+    # Tables that nobody asked for, with the rows whose runs are scored again for one that was.
+    behind: list[Sheet] = field(default_factory=list)
+
+    def trained(self, sheet: Sheet) -> Sheet:
+        """The table whose runs are trained for this one: itself, unless they are scored again."""
+        name = sheet.again or sheet.name
+        return next(one for one in [*self.sheets, *self.behind] if one.name == name)
 
     def rows(self, labels: Sequence[str]) -> tuple[str, ...]:
         """The labels, if each is that of a row; no label: all.
@@ -104,7 +113,14 @@ class Paper:
                 raise KinfolkError("--table", name, near(name, known))
         chosen = names or known
         sheets = [one for one in self.sheets if one.name in chosen]
-        return Paper(self.title, sheets, [one for one in self.trust if one.name in chosen])
+        behind = {}
+        for one in sheets:
+            if one.again and one.again not in chosen:
+                labels, base = [row.label for row in one.rows], self.trained(one)
+                rows = [row for row in base.rows if row.label in labels]
+                behind[one.again] = replace(base, rows=rows, picture="", pseudo="")
+        trust = [one for one in self.trust if one.name in chosen]
+        return Paper(self.title, sheets, trust, list(behind.values()))
 
 
 def load_paper(path: Path) -> Paper:
@@ -130,8 +146,28 @@ def load_paper(path: Path) -> Paper:
             if row.reported and len(row.reported) != len(sheet.columns):
                 remedy = f"give {len(sheet.columns)} numbers, one for each column of {sheet.name}"
                 raise KinfolkError(f"{row.label}: reported", row.reported, remedy)
+        if sheet.again:
+            _check_again(sheet, {one.name: one for one in sheets})
     trust = [_made(Trust, one, f"{path.name}: trust") for one in held.get("trust", [])]
     return Paper(str(held.get("title", path.stem)), sheets, trust)
+
+
+def _check_again(sheet: Sheet, known: Mapping[str, Sheet]) -> None:
+    """Runs that are scored again are those of another table, row by row."""
+    field, others = f"{sheet.name}: again", {name: one for name, one in known.items() if one is not sheet}
+    if sheet.again not in others:
+        raise KinfolkError(field, sheet.again, near(sheet.again, others))
+    base = others[sheet.again]
+    if base.again:
+        raise KinfolkError(field, sheet.again, f"trains nothing itself; name {base.again}")
+    if sheet.picture or sheet.pseudo or sheet.costs:
+        remedy = f"picture, pseudo and costs are about training; give them to {sheet.again}"
+        raise KinfolkError(field, sheet.again, remedy)
+    runs = {row.label: row.run for row in base.rows}
+    for row in sheet.rows:
+        if runs.get(row.label) != row.run:
+            remedy = f"{sheet.again} has no row of this label with the run {row.run!r}"
+            raise KinfolkError(f"{sheet.name}: row", row.label, f"{remedy}; make them the same")
 
 
 def _made(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:

@@ -15,8 +15,9 @@ from kinfolk.experiment.paper import Paper, Row, Sheet, Trust
 from kinfolk.experiment.pseudo_rows import SAMPLERS, look_at, write_facts
 from kinfolk.experiment.record import write_json
 from kinfolk.experiment.run import Result, Watch, run
+from kinfolk.experiment.score_again import only_tests_differ, read_run, score_again
 from kinfolk.experiment.sections import Experiment
-from kinfolk.experiment.spec import load, override
+from kinfolk.experiment.spec import dump, load, override
 from kinfolk.experiment.trust_record import trace_trust, with_direct
 from kinfolk.federation.data.catalogue import CATALOGUE, find, where
 from kinfolk.federation.federation import Federation
@@ -43,16 +44,33 @@ def rounds_of(
     paper: Paper, seeds: int, configs: Path, small: bool, changes: Sequence[str], only: Sequence[str] = ()
 ) -> int:
     """How many rounds a reproduction takes in all; every spec is checked on the way."""
-    total, wanted = 0, paper.rows(only)
+    wanted = paper.rows(only)
+    # Rows that show two models of one run have it once, and so have tables that score it again.
+    rounds: dict[tuple[str, str], int] = {}
     for sheet in paper.sheets:
-        specs = {row.label: row_spec(sheet, row, configs, small, changes) for row in sheet.rows}
-        # Rows that show two models of one run have it once.
-        runs = {folder_name(specs[row.label], row.set, 0): row.label for row in sheet.rows
-                if row.label in wanted}  # fmt: skip
-        total += seeds * sum(specs[label].run.rounds for label in runs.values())
+        base = paper.trained(sheet)
+        _specs(paper, sheet, configs, small, changes)
+        mine = {row.label for row in sheet.rows if row.label in wanted}
+        for row, spec in _specs(paper, base, configs, small, changes):
+            if row.label in mine:
+                rounds[base.name, folder_name(spec, row.set, 0)] = spec.run.rounds
+    total = seeds * sum(rounds.values())
     for trust in paper.trust if not only else ():
         total += sum(spec.run.rounds for spec in trust_specs(trust, configs, small, changes).values())
     return total
+
+
+def _specs(
+    paper: Paper, sheet: Sheet, configs: Path, small: bool, changes: Sequence[str]
+) -> list[tuple[Row, Experiment]]:
+    """The rows of a table and their experiments; those that score runs again must be of the same training."""
+    made = [(row, row_spec(sheet, row, configs, small, changes)) for row in sheet.rows]
+    if sheet.again:
+        base = paper.trained(sheet)
+        there = {row.label: row_spec(base, row, configs, small, changes) for row in base.rows}
+        for row, spec in made:
+            only_tests_differ(there[row.label], spec)
+    return made
 
 
 def trust_specs(trust: Trust, configs: Path, small: bool, changes: Sequence[str]) -> dict[int, Experiment]:
@@ -80,17 +98,22 @@ def reproduce(
     wanted = paper.rows(only)
     if seeds < 1:
         raise KinfolkError("--seeds", seeds, "give 1 or more (3 or more for error bars)")
-    every = [row_spec(sheet, row, configs, small, changes) for sheet in paper.sheets for row in sheet.rows]
-    for name in sorted({spec.data.name for spec in every} & set(CATALOGUE)):
+    # What is scored again is trained first.
+    sheets = [*paper.behind, *sorted(paper.sheets, key=lambda sheet: bool(sheet.again))]
+    specs = {sheet.name: _specs(paper, sheet, configs, small, changes) for sheet in sheets}
+    for name in sorted({spec.data.name for made in specs.values() for _, spec in made} & set(CATALOGUE)):
         if where(name) is None:  # better now than after hours of other tables
             find(name)
-    for sheet in paper.sheets:
-        specs = {row.label: row_spec(sheet, row, configs, small, changes) for row in sheet.rows}
-        first = next(iter(specs.values())).run.seed
-        _note(paper, sheet, specs, folder, range(first, first + seeds), small)
-        rows = [(row, specs[row.label]) for row in sheet.rows if row.label in wanted]
+    for sheet in sheets:
+        first = specs[sheet.name][0][1].run.seed
+        if sheet in paper.sheets:
+            _note(paper, sheet, specs[sheet.name], folder, range(first, first + seeds), small)
+        rows = [(row, spec) for row, spec in specs[sheet.name] if row.label in wanted]
         for seed in range(first, first + seeds):
-            _run_rows(sheet, rows, folder / sheet.name, seed, seed == first, watch)
+            if sheet.again:
+                _score_rows(sheet, rows, specs[sheet.again], folder, seed, watch)
+            else:
+                _run_rows(sheet, rows, folder / sheet.name, seed, seed == first, watch)
     for trust in paper.trust if not only else ():
         write_json(folder / trust.name / "figure.json", {**asdict(trust), "small": small})
         for number, spec in trust_specs(trust, configs, small, changes).items():
@@ -107,7 +130,7 @@ def _run_rows(
     watch: Callable[[str, int], Watch],
 ) -> None:
     """The runs of a table with one seed; rows that show two models of one run have it once."""
-    data: dict[str, Federation] = {}
+    built: dict[str, Federation] = {}
     ran: set[Path] = set()
     for row, spec in rows:
         place = folder / folder_name(spec, row.set, seed)
@@ -115,9 +138,7 @@ def _run_rows(
             continue
         ran.add(place)
         here = replace(spec, run=replace(spec.run, seed=seed))
-        if repr(here.data) not in data:
-            data[repr(here.data)] = build(here.data, Seed(seed))
-        mine = data[repr(here.data)]
+        mine = _built(built, here)
         told = watch(f"{title(here)} seed {seed}", seed)
         try:
             result = run(here, place, federation=mine, resume=True, watch=told)
@@ -125,6 +146,47 @@ def _run_rows(
             continue
         if drawn:
             _draw(sheet, row.label, folder, here, mine, result)
+
+
+def _built(built: dict[str, Federation], spec: Experiment) -> Federation:
+    """The federation of a spec, made once."""
+    key = repr((spec.data, spec.run.seed))
+    if key not in built:
+        built[key] = build(spec.data, Seed(spec.run.seed))
+    return built[key]
+
+
+def _score_rows(
+    sheet: Sheet,
+    rows: Sequence[tuple[Row, Experiment]],
+    trained: Sequence[tuple[Row, Experiment]],
+    folder: Path,
+    seed: int,
+    watch: Callable[[str, int], Watch],
+) -> None:
+    """The runs of another table with one seed, scored again on this table's rows."""
+    base, built = {row.label: (row, spec) for row, spec in trained}, dict[str, Federation]()
+    for row, spec in rows:
+        old, before = base[row.label]
+        source = folder / sheet.again / folder_name(before, old.set, seed)
+        place = folder / sheet.name / folder_name(spec, row.set, seed)
+        here, there = (replace(one, run=replace(one.run, seed=seed)) for one in (spec, before))
+        told = watch(f"{title(here)} seed {seed}, scored again", seed)
+        held = read_run(place) if (place / "run.json").is_file() else {"again": ""}
+        facts = read_run(source)
+        if "again" not in held:  # an earlier version has trained it here
+            _run_rows(sheet, [(row, spec)], folder / sheet.name, seed, False, watch)
+        elif facts["status"] == "stopped":  # the table says that it broke down
+            write_json(place / "run.json", {**facts, "again": source.name})
+        elif not _is_scored(place, held, facts, here):
+            mine, its = _built(built, here), _built(built, there)
+            score_again(source, here, place, federation=mine, trained=its, watch=told)
+
+
+def _is_scored(place: Path, held: dict[str, Any], source: dict[str, Any], spec: Experiment) -> bool:
+    """Whether the end of a run, and not an earlier one, was scored under this spec already."""
+    same = (held.get("status"), held.get("rounds")) == ("finished", source["rounds"])
+    return same and (place / "spec.toml").read_text(encoding="utf-8") == dump(spec)
 
 
 def _draw(sheet: Sheet, label: str, folder: Path, spec: Experiment, rows: Federation, result: Result) -> None:
@@ -147,12 +209,16 @@ def folder_name(spec: Experiment, changed: Sequence[str], seed: int) -> str:
 
 
 def _note(
-    paper: Paper, sheet: Sheet, specs: dict[str, Experiment], folder: Path, seeds: range, small: bool
+    paper: Paper,
+    sheet: Sheet,
+    specs: Sequence[tuple[Row, Experiment]],
+    folder: Path,
+    seeds: range,
+    small: bool,
 ) -> None:
     """What the report needs to know, written before the first run."""
     rows: list[dict[str, Any]] = [
-        {**asdict(row), "runs": [folder_name(specs[row.label], row.set, k) for k in seeds]}
-        for row in sheet.rows
+        {**asdict(row), "runs": [folder_name(spec, row.set, k) for k in seeds]} for row, spec in specs
     ]
     facts = {**asdict(sheet), "rows": rows, "paper": paper.title, "small": small}
     write_json(folder / sheet.name / "reproduction.json", facts)

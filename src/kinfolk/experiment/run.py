@@ -5,24 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kinfolk.engines.choose import Choice, arithmetic, choose, make
+from kinfolk.engines.choose import Choice, arithmetic, make
 from kinfolk.engines.distributed import Distributed, serve
 from kinfolk.engines.link import Link, linked
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Engine, Stage, drop_outs
 from kinfolk.engines.tune import tuned
 from kinfolk.errors import BrokeDown, KinfolkError
-from kinfolk.experiment.asking import wanted_by
-from kinfolk.experiment.build import Network, Parts, build_parts, first_rows
-from kinfolk.experiment.checkpoint import load_latest, save
+from kinfolk.experiment.build import Network, Parts, build_parts
+from kinfolk.experiment.checkpoint import Loaded, load_latest, save
+from kinfolk.experiment.choice import chosen, kept, work
 from kinfolk.experiment.complaints import complaints
-from kinfolk.experiment.describe import description, kept_choice
+from kinfolk.experiment.describe import description
 from kinfolk.experiment.record import Records, read_rounds, write_json, write_text
 from kinfolk.experiment.score import score_everyone, score_groups
 from kinfolk.experiment.sections import Experiment
@@ -30,7 +30,6 @@ from kinfolk.experiment.settled import settled, unsettled
 from kinfolk.experiment.spec import dump, run_id
 from kinfolk.experiment.state import from_message, memories_from_message, memories_to_message, to_message
 from kinfolk.federation.federation import Federation
-from kinfolk.learning.batchable import cost, obstacle
 from kinfolk.learning.metrics import LOWER_IS_BETTER
 from kinfolk.script import Remembers, Script, Settles, Stops, installed, play
 from kinfolk.streams import Seed, Turn
@@ -86,11 +85,26 @@ def run(
 
     Of the ranks of the distributed engine all but the first serve it, and return when it has finished.
     """
+
+    def lead(link: Link | None) -> Result:
+        return _lead(spec, folder, federation, network, resume, watch, link)
+
+    return together(spec, folder, federation, network, lead)
+
+
+def together(
+    spec: Experiment,
+    folder: Path | None,
+    federation: Federation | None,
+    network: Network | None,
+    lead: Callable[[Link | None], Result],
+) -> Result:
+    """What `lead` gives; of the ranks of the distributed engine only the first leads, the others serve it."""
     if spec.engine.name != "distributed":
-        return _lead(spec, folder, federation, network, resume, watch, None)
+        return lead(None)
     with linked(spec.engine.timeout, spec.engine.device) as link:
         if link.rank == 0:
-            return _lead(spec, folder, federation, network, resume, watch, link)
+            return lead(link)
         _follow(lambda: build_parts(spec, federation, network), link)
         return Result(Path(folder or "runs"), "", 0, f"rank {link.rank} has served", {}, None, {})
 
@@ -101,7 +115,7 @@ def _follow(build: Callable[[], Parts], link: Link) -> None:
 
         def engine() -> tuple[Engine, Federation]:
             parts = build()
-            choice = _choose(parts, link)
+            choice = chosen(parts, link)
             held.enter_context(arithmetic(choice.device, parts.spec.engine.precision))
             memories = _memories(parts, choice.device)
             return make(choice, parts.federation, _table(parts), memories), parts.federation
@@ -124,44 +138,20 @@ def _lead(
         raise KinfolkError(
             "run folder", str(folder), "a run is there already; add --resume or choose another folder"
         )
-    choice = _choose(parts, link)
+    choice = chosen(parts, link)
     with arithmetic(choice.device, spec.engine.precision):
         # What the user has set is not tried out.
         if spec.engine.name == "auto" and link is None and not (spec.engine.chunk or spec.engine.lanes):
             choice = (
-                kept_choice(choice, folder)
+                kept(choice, folder)
                 if resume
-                else tuned(choice, parts.federation, parts.learner, _work(parts))
+                else tuned(choice, parts.federation, parts.learner, work(parts))
             )
-        running = _Running(parts, folder, choice, watch, link)
+        running = Running(parts, folder, choice, watch, link)
         try:
             return running.go(resume)
         finally:
             running.stage.engine.close()
-
-
-def _choose(parts: Parts, link: Link | None) -> Choice:
-    engine, federation = parts.spec.engine, parts.federation
-    wanted = wanted_by(engine)
-    if link is not None:  # one process of its own, which is all it may use
-        wanted = replace(wanted, name=engine.inner, processes=1)
-    x, y = first_rows(federation, 2)
-    blocked = obstacle(parts.learner, x, y)
-    size = cost(parts.learner, x[:1])
-    local, rows = parts.spec.local, federation.splits["train"].counts().double().mean()
-    steps = local.steps or local.epochs * float(rows) / local.batch
-    cohort = max(1, round(parts.spec.run.participation * len(federation.clients)))
-    choice = choose(wanted, size, local.batch, cohort, blocked, steps)
-    return replace(choice, device=link.device) if link and choice.device.type == "cuda" else choice
-
-
-def _work(parts: Parts) -> float:
-    """Operations of the whole run, by a count of one row's."""
-    local, spec = parts.spec.local, parts.spec.run
-    counts = parts.federation.splits["train"].counts().double()
-    rows = float(counts.sum()) * local.epochs if not local.steps else len(counts) * local.steps * local.batch
-    x, _ = first_rows(parts.federation, 1)
-    return 3 * cost(parts.learner, x).flops * rows * spec.participation * spec.rounds
 
 
 def _memories(parts: Parts, device: torch.device) -> Memories:
@@ -175,7 +165,7 @@ def _table(parts: Parts) -> Table:
     return table if parts.attack is None else parts.attack.arm(table)
 
 
-class _Running:
+class Running:
     """A run in progress: where it stands, and what it writes."""
 
     def __init__(self, parts: Parts, folder: Path, choice: Choice, watch: Watch, link: Link | None) -> None:
@@ -201,7 +191,7 @@ class _Running:
             "engine", {"note": self.stage.engine.note, "why": self.choice.why, "warning": self.choice.warning}
         )
         if not (resume and self._restore()):
-            self._open()
+            self.open_folder()
             self._finish_round({}, evaluate=True)
         reason = self._end()
         while not reason:
@@ -210,7 +200,7 @@ class _Running:
         if self.saved != self.done:  # the end came between two checkpoints
             self._save()
         self._settle()
-        self._describe("finished", reason)
+        self.describe("finished", reason)
         self.watch("end", {"reason": reason, "folder": self.folder})
         held = self.memories.everyones()
         return Result(self.folder, self.parts.title, self.done, reason, self.summary, self.state, held)
@@ -257,18 +247,26 @@ class _Running:
             return None
         return self.algorithm.last_word(self.state, self._turn())
 
-    def _settle(self) -> None:
-        """The algorithm's last word on who is served what, which the line and scores of the last round tell.
+    def last_word(self) -> Info | None:
+        """Play what the algorithm has to say last on who is served what, if it has.
 
         It is not saved: more rounds go on from what was before, and it comes to the same when repeated.
         """
-        script, before, turn = self._last_word(), self.state, self._turn()
+        script = self._last_word()
         if script is None:
+            return None
+        self.memories.mark()
+        self.state, info = self._played(script, self._turn())
+        self.memories.undo()
+        return info
+
+    def _settle(self) -> None:
+        """The last round's line and scores by the algorithm's last word."""
+        before, turn = self.state, self._turn()
+        if self._last_word() is None:
             return
         self.stage.ledger.take()  # the last checkpoint's, as in runs that do not settle
-        self.memories.mark()
-        self.state, info = self._played(script, turn)
-        self.memories.undo()
+        info = self.last_word()
         truth = self.parts.federation.truth
         groups = score_groups(self.algorithm, before, self.state, self.clients, turn, truth, self.attackers)
         spent = self.stage.ledger.take()
@@ -294,13 +292,13 @@ class _Running:
             remedy = (
                 f"{self.voids} rounds in a row brought {answered} usable replies of {asked}; see audit.jsonl"
             )
-            self._describe("stopped", remedy)
+            self.describe("stopped", remedy)
             raise BrokeDown(
                 "run", str(self.folder), f"{remedy} (a smaller local.lr helps if models diverged)"
             )
 
-    def _finish_round(self, facts: dict[str, Any], evaluate: bool) -> None:
-        spec = self.spec.run
+    def record(self, facts: dict[str, Any], evaluate: bool) -> dict[str, Any]:
+        """Write down where the run stands, with everybody's scores if that is wanted."""
         if evaluate:
             self._score()
             facts = {**facts, "summary": self.summary}
@@ -308,6 +306,10 @@ class _Running:
         scored = [kind for kind in sent if kind.startswith("score.")]
         facts["bytes"] = {kind: ways for kind, ways in sent.items() if kind not in scored}
         self.records.append_round(self.done, {**facts, "seconds": seconds})
+        return facts
+
+    def _finish_round(self, facts: dict[str, Any], evaluate: bool) -> None:
+        spec, facts = self.spec.run, self.record(facts, evaluate)
         if self.done % spec.checkpoint_every == 0 or self.done >= spec.rounds:
             began = time.perf_counter()
             self._save()
@@ -338,18 +340,19 @@ class _Running:
             return False
         return bool(value <= target if score in LOWER_IS_BETTER else value >= target)
 
-    def _open(self) -> None:
+    def open_folder(self, **more: Any) -> None:
         """Begin a new folder: the spec first, so that a run without a checkpoint still says what it is."""
         self.records.rewind(-1)
         write_text(self.folder / "spec.toml", dump(self.spec))
-        self._describe("running", "")
+        self.describe("running", "", **more)
         self.records.audit("start", engine=self.stage.engine.note, why=self.choice.why)
         if self.choice.warning:
             self.records.audit("warning", text=self.choice.warning)
 
-    def _describe(self, status: str, reason: str) -> None:
+    def describe(self, status: str, reason: str, **more: Any) -> None:
+        """Write `run.json`."""
         how = {"status": status, "reason": reason, "rounds": self.done, "engine": self.stage.engine.note}
-        write_json(self.folder / "run.json", description(self.parts, self.choice, how))
+        write_json(self.folder / "run.json", description(self.parts, self.choice, how) | more)
 
     def _save(self) -> None:
         tensors, plain = to_message(self.state)
@@ -365,6 +368,14 @@ class _Running:
         )
         self.saved = self.done
 
+    def take(self, loaded: Loaded) -> None:
+        """Stand where a checkpoint stands."""
+        device = self.stage.engine.device
+        self.state = from_message(self.state, loaded.tensors["state"], loaded.facts["state"], device)
+        self.memories.restore(memories_from_message(self._here(loaded.tensors["memory"]), self.clients))
+        self.done = self.saved = loaded.number
+        self.voids, self.summary = loaded.facts["voids"], loaded.facts["summary"]
+
     def _restore(self) -> bool:
         """Go back to the newest sound checkpoint; whatever was recorded after it is forgotten."""
         loaded, complaints = load_latest(self.folder / "checkpoints", dump(self.spec))
@@ -375,12 +386,7 @@ class _Running:
             return False
         if loaded.facts["federation"] != self.parts.federation.fingerprint():
             raise KinfolkError("checkpoint", str(self.folder), "the data are not those the run began with")
-        device = self.stage.engine.device
-        self.state = from_message(self.state, loaded.tensors["state"], loaded.facts["state"], device)
-        self.memories.restore(memories_from_message(self._here(loaded.tensors["memory"]), self.clients))
-        self.done = self.saved = loaded.number
-        self.voids = loaded.facts["voids"]
-        self.summary = loaded.facts["summary"]
+        self.take(loaded)
         self.records.rewind(self.done)
         write_text(self.folder / "spec.toml", dump(self.spec))
         self.records.audit("resume", round=self.done, engine=self.stage.engine.note)

@@ -155,7 +155,7 @@ def seconds(runs: Sequence[Run]) -> float:
     >>> math.isnan(seconds([]))
     True
     """
-    spent = [training_seconds(fact) for run in runs for fact in run.rounds if fact["round"]]
+    spent = [training_seconds(fact) for run in runs for fact in run.rounds if fact.get("cohort")]
     return float(np.median(spent)) if spent else math.nan
 
 
@@ -163,6 +163,8 @@ def notes(sheet: Sheet, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Why the numbers differ, for all rows and for each; and what a round costs beside that of FedAvg."""
     why = sheet.facts.get("why")
     told = [f"all rows: {why}"] if why else []
+    if sheet.facts.get("again"):
+        told.append(f"all rows: the models of {sheet.facts['again']}, scored again on these test rows")
     told += [f"{row['label']}: {row['why']}" for row in rows if row["why"]]
     runs = {row["label"]: tuple(row["runs"]) for row in sheet.facts["rows"]}
     base = next((row for row in rows if row["label"] == BASE and row["seconds"] > 0), None)
@@ -238,7 +240,12 @@ def _title(sheet: Sheet) -> str:
 def sheet_figure(sheet: Sheet, path: Path) -> Path | None:
     """The curves of a table over the rounds, and where the clients' models lie if that was recorded."""
     wanted = sheet.facts["curves"] or [row["label"] for row in sheet.facts["rows"]]
-    rows = [row for row in sheet.facts["rows"] if row["label"] in wanted and sheet.runs(row)]
+    # Of runs that were scored again there is one round, which is no curve.
+    rows = [
+        row
+        for row in sheet.facts["rows"]
+        if row["label"] in wanted and any(run.scores["round"].nunique() > 1 for run in sheet.runs(row))
+    ]
     held = sheet.folder / "picture.json"
     if not rows:
         return None

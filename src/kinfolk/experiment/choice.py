@@ -1,0 +1,68 @@
+"""Which engine a run gets, and how much it has to do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from kinfolk.engines.choose import Choice, choose
+from kinfolk.engines.link import Link
+from kinfolk.experiment.asking import wanted_by
+from kinfolk.experiment.build import Parts, first_rows
+from kinfolk.learning.batchable import cost, obstacle
+
+
+def chosen(parts: Parts, link: Link | None) -> Choice:
+    """The engine that suits these parts on this machine.
+
+    >>> from kinfolk.experiment.build import build_parts
+    >>> from kinfolk.experiment.sections import EngineSpec, Experiment
+    >>> chosen(build_parts(Experiment(engine=EngineSpec("loop", "cpu"))), None).name
+    'loop'
+    """
+    engine, federation = parts.spec.engine, parts.federation
+    wanted = wanted_by(engine)
+    if link is not None:  # one process of its own, which is all it may use
+        wanted = replace(wanted, name=engine.inner, processes=1)
+    x, y = first_rows(federation, 2)
+    blocked = obstacle(parts.learner, x, y)
+    size = cost(parts.learner, x[:1])
+    local, rows = parts.spec.local, federation.splits["train"].counts().double().mean()
+    steps = local.steps or local.epochs * float(rows) / local.batch
+    cohort = max(1, round(parts.spec.run.participation * len(federation.clients)))
+    choice = choose(wanted, size, local.batch, cohort, blocked, steps)
+    return replace(choice, device=link.device) if link and choice.device.type == "cuda" else choice
+
+
+def work(parts: Parts) -> float:
+    """Operations of the whole run, by a count of one row's.
+
+    >>> from kinfolk.experiment.build import build_parts
+    >>> from kinfolk.experiment.sections import Experiment, RunSpec
+    >>> one, two = (work(build_parts(Experiment(run=RunSpec(rounds=n)))) for n in (1, 2))
+    >>> two / one
+    2.0
+    """
+    local, spec = parts.spec.local, parts.spec.run
+    counts = parts.federation.splits["train"].counts().double()
+    rows = float(counts.sum()) * local.epochs if not local.steps else len(counts) * local.steps * local.batch
+    x, _ = first_rows(parts.federation, 1)
+    return 3 * cost(parts.learner, x).flops * rows * spec.participation * spec.rounds
+
+
+def kept(choice: Choice, folder: Path) -> Choice:
+    """The choice of the run that is resumed, if it was of the same kind: another has other bits.
+
+    >>> import torch
+    >>> mine = Choice("loop", torch.device("cpu"), 1, 1, "it is asked for")
+    >>> kept(mine, Path("nowhere")) == mine
+    True
+    """
+    try:
+        old = json.loads((folder / "run.json").read_text())["choice"]
+        same = (old["name"], old["device"]) == (choice.name, choice.device.type)
+        chunk, lanes, why = int(old["chunk"]), int(old.get("lanes", 1)), str(old["why"])
+        return replace(choice, chunk=chunk, lanes=lanes, why=why) if same else choice
+    except (OSError, ValueError, KeyError, TypeError):
+        return choice

@@ -101,6 +101,26 @@ def test_shuffled_copies_give_back_the_network_and_equal_ones_stay_in_place(name
     assert message_difference(centre, tree, 1e-7) == ""
 
 
+@pytest.mark.parametrize("name", ["mlp", "lenet", "celeba"])
+def test_one_attacker_moves_no_middle_of_units_that_were_put_together(name):
+    """A common shift leaves every unit where it is, so the middles of the shifts are those of the units."""
+    learner, _ = _learner(name)
+    shifts, tree = [0.0, 0.01, 0.05, 0.06, 5.0], learner.first
+    wanted = {"median": np.median(shifts), "trimmed": np.mean(sorted(shifts)[1:4]), "mean": np.mean(shifts)}
+    for mean, shift in wanted.items():
+        method = FeSEMMA(learner, k=1, start="random_partition", mean=mean, trim=0.2)
+        apart = [{n: t + by if t.is_floating_point() else t for n, t in tree.items()} for by in shifts]
+        models = [apart[0], *(_shuffled(one, method.chain, n) for n, one in enumerate(apart[1:]))]
+        centre, info = _m_step(method, models)
+        assert info["reordered"] > 0.3
+        assert all(torch.allclose(centre[n], tree[n] + float(shift), atol=2e-6) for n in learner.names)
+
+
+@pytest.mark.parametrize("check", ["bad_replies", "renamed_clients", "learns_something"])
+def test_the_contract_holds_with_medians(check):
+    CHECKS[check](lambda learner: FeSEMMA(learner, mean="median"))
+
+
 def _even():
     """Eight clients in two groups, all with as many rows of each class."""
     prototypes = toy.DATA.numpy("even").normal(size=(4, 1, 8, 8))
@@ -287,6 +307,8 @@ def test_nobody_or_one_group_only_leaves_the_other_centres():
         ({"retrain_epochs": -1}, "algorithm.retrain_epochs"),
         ({"sigma0": 0.0}, r"algorithm.sigma0 = 0\.0: give a number above 0"),
         ({"growth": 2.0}, r"algorithm.growth = 2\.0: give 1 to 1\.5"),
+        ({"trim": 0.5}, r"algorithm.trim = 0\.5"),
+        ({"mean": "median", "growth": 1.2}, r"algorithm.mean = 'median': .* use algorithm.growth = 1"),
     ],
 )
 def test_senseless_options_are_refused(options, line):

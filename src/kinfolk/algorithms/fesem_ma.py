@@ -27,19 +27,22 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from kinfolk.algorithms import many_models, near_centre
+from kinfolk.algorithms.group_middles import Centre, check_trim
 from kinfolk.algorithms.label_law import count_labels
 from kinfolk.algorithms.lowest_loss import enough_clients, where
 from kinfolk.algorithms.many_models import copies, model_of_group
 from kinfolk.algorithms.warm_start import warm_kmeans, warm_task
 from kinfolk.clustering.chain import Chain, chain_of
-from kinfolk.clustering.matched import common_model, cut_back, match_next
+from kinfolk.clustering.matched import Middle, common_model, cut_back, match_next
 from kinfolk.clustering.matching import Prior
+from kinfolk.clustering.trimmed import median, trimmed_mean
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Request, Script, ask
@@ -75,6 +78,10 @@ class FeSEMMA:
     sigma: float = 1.0  # of a member's unit around the common one
     sigma0: float = 1.0  # of common units around 0
     kappa: float = 2.0  # weight of a unit's popularity
+    # What stands for units that were put together: their mean (in the output layer by rows of each class),
+    # or what a few attackers can not move far, in which every member counts alike.
+    mean: Centre = "mean"
+    trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
     chain: Chain = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -87,12 +94,22 @@ class FeSEMMA:
                 raise KinfolkError(f"algorithm.{name}", getattr(self, name), "give a number above 0")
         if not 1 <= self.growth <= 1.5:
             raise KinfolkError("algorithm.growth", self.growth, "give 1 to 1.5, the factor of a width")
+        check_trim("algorithm.trim", self.trim)
+        if self.mean != "mean" and self.growth > 1:
+            told = "a layer that grows has units that not every member has; use algorithm.growth = 1"
+            raise KinfolkError("algorithm.mean", self.mean, told)
         object.__setattr__(self, "chain", chain_of(self.learner.module))
         units, outputs = len(self.learner.first[self.chain.layers[-1].weight]), self.learner.outputs
         if units != outputs:
             raise KinfolkError(
                 "network", units, f"its last layer must have one unit for each of {outputs} outputs"
             )
+
+    @property
+    def middle(self) -> Middle | None:
+        """The middle that is wanted in place of the mean."""
+        wanted: dict[str, Middle] = {"median": median, "trimmed": partial(trimmed_mean, trim=self.trim)}
+        return wanted.get(self.mean)
 
     groups = many_models.groups
     begin, objective = near_centre.begin, near_centre.objective
@@ -122,7 +139,9 @@ class FeSEMMA:
         parts, moved = yield from self._match(parts, turn)
         centres = {n: t.clone(memory_format=torch.contiguous_format) for n, t in state.centres.items()}
         for g, part in parts.items():
-            model = common_model(part.tree("model"), self.chain, self._classes(state, part.clients))
+            model = common_model(
+                part.tree("model"), self.chain, self._classes(state, part.clients), middle=self.middle
+            )
             for name, leaf in model.items():
                 centres[name][g] = leaf
         new = replace(state, centres=centres, member=state.moved(tuple(member), where(member)))
@@ -156,7 +175,9 @@ class FeSEMMA:
             matched = {}
             for g, part in parts.items():
                 models, seed = part.tree("model"), Seed(turn.seed.number("matching", turn.round, g))
-                step = match_next(models, self.chain, layer, seed, prior, self.sweeps, self.growth)
+                step = match_next(
+                    models, self.chain, layer, seed, prior, self.sweeps, self.growth, middle=self.middle
+                )
                 step = cut_back(step, self.chain, layer, models[here.weight].shape[1])
                 moved.append((step.assignment != torch.arange(step.assignment.shape[1])).flatten())
                 matched[g] = replace(part, body={"model": step.models})

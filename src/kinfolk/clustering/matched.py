@@ -14,7 +14,7 @@ that factor; `restore_width` then gives each client its own units back, `cut_bac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -31,6 +31,10 @@ from kinfolk.types import Tree
 # Products of two clients' units that a CPU has taken before a GPU has answered; clients take turns, and each
 # waits for an answer.
 _SMALL = 1e8
+
+
+# (one leaf of all clients, [clients, ...]) -> what stands for them, [...], in place of the mean
+Middle = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,12 @@ def match_next(
     sweeps: int = 8,
     growth: float = 1.0,
     weights: Tensor | None = None,
+    middle: Middle | None = None,
 ) -> Step:
     """Match hidden layer number `layer` of a stack of models whose lower layers are common already.
+
+    With a `middle`, which wants every unit in every client (`growth` = 1), units that were put together are
+    given to it, in place of a mean by `weights`.
 
     For retraining between layers: give `step.models` to the clients, let them train `chain.after(layer)`,
     stack what they return and match the next layer; end with `common_model`.
@@ -82,7 +90,14 @@ def match_next(
     assignment = torch.from_numpy(np.stack(found.assignments))
     width = len(found.counts)
     shares = _shares(models, here, weights)
-    shared = {name: _mean(models[name], assignment, width, shares) for name in here.leaves()}
+    if middle and growth > 1:
+        raise KinfolkError("growth", growth, "give 1 with a middle: new units are not had by everybody")
+    shared = {
+        name: _of_clients(_aligned(models[name], assignment), middle)
+        if middle
+        else _mean(models[name], assignment, width, shares)
+        for name in here.leaves()
+    }
     inputs = _reindexed(models[following.weight], assignment, width, following.block)
     common = {name: leaf.expand(number, *leaf.shape) for name, leaf in shared.items()}
     return Step({**models, **common, following.weight: inputs}, shared, assignment)
@@ -140,24 +155,35 @@ def average_output(
 
 
 def common_model(
-    models: Tree, chain: Chain, class_counts: Tensor | None = None, weights: Tensor | None = None
+    models: Tree,
+    chain: Chain,
+    class_counts: Tensor | None = None,
+    weights: Tensor | None = None,
+    middle: Middle | None = None,
 ) -> Tree:
     """The one model of a stack whose hidden layers are common already, in the order of its leaves.
 
     The output layer is that of `average_output`. Leaves outside the chain are averaged as they stand; of
-    integers (counters of batches) the largest stays.
+    integers (counters of batches) the largest stays. With a `middle` it is taken of all these, and everybody
+    counts alike.
 
     >>> chain = chain_of(nn.Linear(1, 1))
     >>> weight = torch.tensor([[[1.0]], [[3.0]]])
     >>> common_model({"weight": weight, "bias": torch.zeros(2, 1), "n": torch.tensor([4, 9])}, chain)
     {'weight': tensor([[2.]]), 'bias': tensor([0.]), 'n': tensor(9)}
     """
-    model = average_output(models, chain, class_counts, weights)
+    if middle:
+        model = {name: _of_clients(models[name], middle) for name in chain.layers[-1].leaves()}
+    else:
+        model = average_output(models, chain, class_counts, weights)
     model |= {name: models[name][0] for layer in chain.layers[:-1] for name in layer.leaves()}
     shares = _shares(models, chain.layers[0], weights)
     for name in models.keys() - model.keys():
         leaf = models[name]
-        model[name] = _weighted(leaf, shares) if leaf.is_floating_point() else leaf.amax(0)
+        if not leaf.is_floating_point():
+            model[name] = leaf.amax(0)
+        else:
+            model[name] = _of_clients(leaf, middle) if middle else _weighted(leaf, shares)
     return {name: model[name] for name in models}
 
 
@@ -232,6 +258,18 @@ def _mean(leaf: Tensor, assignment: Tensor, width: int, shares: Tensor) -> Tenso
         total[place] += share * rows.double()  # no unit of a client is there twice
         mass[place] += share
     return (total / mass.reshape(-1, *[1] * (leaf.dim() - 2))).to(leaf.dtype)
+
+
+def _aligned(leaf: Tensor, assignment: Tensor) -> Tensor:
+    """The clients' units [clients, units, ...] in the common order, if everybody has every unit."""
+    client = torch.arange(len(leaf), device=leaf.device)[:, None]
+    made = torch.empty_like(leaf)
+    made[client, assignment.to(leaf.device)] = leaf
+    return made
+
+
+def _of_clients(leaf: Tensor, middle: Middle) -> Tensor:
+    return middle(leaf.double()).to(leaf.dtype)
 
 
 def _reindexed(weight: Tensor, assignment: Tensor, width: int, block: int) -> Tensor:

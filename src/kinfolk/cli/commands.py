@@ -132,14 +132,17 @@ def score(
     json_: AsJson = False,
 ) -> None:
     """Score a finished run's models on other test rows, without training again."""
+    from kinfolk.cli.progress import telling
     from kinfolk.engines.link import follows
     from kinfolk.experiment.score_again import score_again, spec_of
     from kinfolk.experiment.spec import override, run_id
 
     experiment = override(spec_of(run), set_ or [])
     folder = out or run / f"again-{run_id(experiment)}"
-    score_again(run, experiment, folder)
-    if not follows(experiment.engine.name):
+    serves = follows(experiment.engine.name)
+    with telling(1, quiet=json_ or serves) as teller:
+        score_again(run, experiment, folder, watch=teller.watch(f"scoring {run.name}"))
+    if not serves:
         _show(folder, json_)
 
 

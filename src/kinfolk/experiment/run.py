@@ -187,9 +187,7 @@ class Running:
 
     def go(self, resume: bool) -> Result:
         """Rounds until the end, each finished in the records before the next begins."""
-        self.watch(
-            "engine", {"note": self.stage.engine.note, "why": self.choice.why, "warning": self.choice.warning}
-        )
+        self.announce()
         if not (resume and self._restore()):
             self.open_folder()
             self._finish_round({}, evaluate=True)
@@ -204,6 +202,11 @@ class Running:
         self.watch("end", {"reason": reason, "folder": self.folder})
         held = self.memories.everyones()
         return Result(self.folder, self.parts.title, self.done, reason, self.summary, self.state, held)
+
+    def announce(self) -> None:
+        """Tell which engine it is."""
+        note, choice = self.stage.engine.note, self.choice
+        self.watch("engine", {"note": note, "why": choice.why, "warning": choice.warning})
 
     def _round(self) -> None:
         spec = self.spec.run

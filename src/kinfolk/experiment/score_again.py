@@ -74,6 +74,7 @@ def score_again(
 def _scored(running: Running, loaded: Loaded, source: Path) -> Result:
     """The one evaluation, and its records."""
     name = source.resolve().name
+    running.announce()
     running.open_folder(again=name)
     running.records.audit("again", source=str(source), round=loaded.number)
     running.take(loaded)

@@ -125,6 +125,19 @@ def test_sketches_find_the_same_groups(monkeypatch):
     assert isinstance(sketch_for(method.learner.first, method.names, 12, Seed(0)), Sketch)
 
 
+def test_sketched_models_that_fit_are_trained_once_and_start_the_same_groups(monkeypatch):
+    """As on a GPU, where many more fit than are compared exactly."""
+    federation, _ = turned(3)
+    method = FeSEM(toy.learner("mlp", federation), k=3)
+    monkeypatch.setattr("kinfolk.algorithms.warm_start.EXACT", 0)
+    twice = toy.play_rounds(method, federation, "loop", rounds=1)
+    monkeypatch.setattr("kinfolk.algorithms.warm_start._fit", lambda first, clients, sketch: True)
+    once = toy.play_rounds(method, federation, "loop", rounds=1)
+    assert message_difference(once.state.centres, twice.state.centres, 1e-6) == ""
+    assert once.groups == twice.groups
+    assert 2 * once.ledger["warm"]["down"] == twice.ledger["warm"]["down"]
+
+
 def test_the_penalty_is_the_papers_divided_by_the_share_of_rows():
     federation = toy.ragged()
     learner = toy.learner("mlp", federation)

@@ -24,6 +24,8 @@ from kinfolk.types import Client, Stack, Tree
 
 # Bytes of client models that are held for an exact k-means; beyond, distances are taken on sketches.
 EXACT = 1 << 30
+# Of a GPU's memory, the part that client models may take in which k-means starts, sketched or not.
+GPU_SHARE = 8
 # Clients whose models k-means sees; of more, a sample decides and the others join the nearest centre.
 MOST = 4096
 
@@ -90,15 +92,24 @@ def _trained(
     first: Tree, names: Sequence[str], asked: Sequence[Client], sketch: Sketch | None
 ) -> Generator[Request, Any, tuple[tuple[Client, ...], Tensor, Stack | None]]:
     """(clients, what each has made of `first` as a row, the models themselves if they are held), by name."""
-    # By the whole models: those that are compared may be a small part of them.
-    if sketch is not None or 4 * len(asked) * sum(t.numel() for t in first.values()) > EXACT:
+    if not _fit(first, len(asked), sketch):
         who, table = yield from fold(Points(tuple(names), sketch), "warm", asked, {"model": first})
         return who, table, None
     got = yield from ask("warm", asked, {"model": first})
     if not got.clients:
         return (), torch.zeros(0, 1), None
     held = got.at(got.clients)
-    return held.clients, flat(held.tree("model"), names), held
+    return held.clients, Points(tuple(names), sketch).rows(held), held
+
+
+def _fit(first: Tree, clients: int, sketch: Sketch | None) -> bool:
+    """Whether the models of so many clients are held, which spares training them twice."""
+    # By the whole models: those that are compared may be a small part of them.
+    size = 4 * clients * sum(t.numel() for t in first.values())
+    here = next(iter(first.values())).device
+    if here.type == "cuda":
+        return size <= torch.cuda.get_device_properties(here).total_memory // GPU_SHARE
+    return size <= EXACT and sketch is None
 
 
 def sketch_for(model: Tree, names: Sequence[str], clients: int, seed: Seed) -> Sketch | None:
@@ -129,9 +140,12 @@ class Points:
 
     def add(self, total: dict[Client, Tensor], chunk: Stack) -> dict[Client, Tensor]:
         """The rows of a chunk."""
+        return total | dict(zip(chunk.clients, self.rows(chunk).unbind(), strict=True))
+
+    def rows(self, chunk: Stack) -> Tensor:
+        """One row for each client of a chunk."""
         mine = {n: chunk.tree("model")[n] for n in self.names}
-        rows = flat(mine, self.names) if self.sketch is None else self.sketch.apply(mine)
-        return total | dict(zip(chunk.clients, rows.unbind(), strict=True))
+        return flat(mine, self.names) if self.sketch is None else self.sketch.apply(mine)
 
     def end(self, total: dict[Client, Tensor]) -> tuple[tuple[Client, ...], Tensor]:
         """All rows in order of names."""

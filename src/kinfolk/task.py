@@ -176,6 +176,7 @@ class Task:
     reply: Expected = field(default_factory=dict)
     stream: str = "batch"  # names the random stream that shuffles the rows
     light: bool = False  # it does without the network that the clients train, which may be large
+    common: bool = False  # the reply depends on the message and on the rows it visits, in order, alone
 
 
 @dataclass(frozen=True)

@@ -321,9 +321,10 @@ class Running:
         self.watch("round", {**told, "summary": self.summary, **facts})
 
     def _score(self) -> None:
-        spec = self.spec.run
+        run, turn = self.spec.run, self._turn()
+        rows = self.parts.federation.splits[run.split]
         columns, self.summary = score_everyone(
-            self.algorithm, self.state, self.stage, self._turn(), spec.split, self.attackers, spec.models
+            self.algorithm, self.state, self.stage, turn, run.split, self.attackers, run.models, rows
         )
         self.records.write_scores(self.done, columns)
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kinfolk.clustering.agreement import agreement, sizes, switch_fraction
 from kinfolk.engines.stage import Stage
+from kinfolk.federation.federation import Split
 from kinfolk.learning import metrics
 from kinfolk.script import Algorithm, Ask, Groups
 from kinfolk.streams import Turn
-from kinfolk.types import Client, Stack
+from kinfolk.task import Task
+from kinfolk.types import Client, Each, Message, Stack, map_leaves
 
 Columns = dict[str, list[Any]]
 
@@ -26,28 +29,65 @@ def score_everyone(
     split: str,
     without: Container[Client] = (),
     models: str = "all",
+    rows: Split | None = None,
 ) -> tuple[Columns, dict[str, Any]]:
     """(tidy columns for the records, summary by kind of model and score); drop-outs are scored too.
 
     Those of `without` are left out: how well attackers are served is nobody's concern. An algorithm may
     have several models for a client, some of which cost as much as a round; `models` = "first" takes one.
+    With `rows`, the split that is scored, clients with the same model and the same rows are scored once.
     """
     columns: Columns = {name: [] for name in ("client", "model", "split", "score", "value", "rows")}
     summary: dict[str, Any] = {}
     who = tuple(c for c in turn.clients if c not in without)
     shared, each = algorithm.serve(state, who)
-    for kind in list(algorithm.scored())[: 1 if models == "first" else None]:
-        got: Stack = stage.perform(Ask(f"score.{kind}", who, shared, each), turn, rehearse=False)
-        if not got.clients:
+    for kind, task in list(algorithm.scored().items())[: 1 if models == "first" else None]:
+        instead = stand_ins(task, each, who, rows.of.tolist() if rows else range(len(turn.clients)), turn)
+        asked = tuple(sorted(set(instead.values())))
+        got: Stack = stage.perform(Ask(f"score.{kind}", asked, shared, each), turn, rehearse=False)
+        scored, body = _for_all(got, instead)
+        if not scored:
             continue
-        rows = got.tensor("rows").cpu().numpy()
+        count = body["rows"].cpu().numpy()
         summary[kind] = {}
-        for score, values in metrics.scores(got.body).items():
-            _add(columns, got.clients, kind, split, score, values, rows)
-            summary[kind][score] = metrics.summary(values, rows, score in metrics.LOWER_IS_BETTER)
-        if "hit" in got.body:
-            summary[kind]["macro_f1"]["pooled"] = metrics.pooled_macro_f1(got.body)
+        for score, values in metrics.scores(body).items():
+            _add(columns, scored, kind, split, score, values, count)
+            summary[kind][score] = metrics.summary(values, count, score in metrics.LOWER_IS_BETTER)
+        if "hit" in body:
+            summary[kind]["macro_f1"]["pooled"] = metrics.pooled_macro_f1(body)
     return columns, summary
+
+
+def stand_ins(
+    task: Task, each: Each | None, who: Sequence[Client], sets: Sequence[int], turn: Turn
+) -> dict[Client, Client]:
+    """Who is scored in place of each: the first who is sent the same and has the same set of rows.
+
+    `sets` says which set of rows every client of the turn has. Where more than these counts (a client's
+    memory, what it trains), or where messages are not told apart by number, everyone stands for itself.
+
+    >>> from kinfolk.streams import Seed
+    >>> from kinfolk.types import Picked
+    >>> task = Task(lambda message, memory, facts: {}, lambda carry: ({}, None), common=True)
+    >>> who = tuple(map(Client, "abcd"))
+    >>> two = Picked(who, torch.tensor([0, 0, 0, 1]), {"model": torch.zeros(2)})
+    >>> stand_ins(task, two, who, [5, 6, 5, 5], Turn(Seed(0), 0, who))
+    {'a': 'a', 'b': 'b', 'c': 'a', 'd': 'd'}
+    """
+    if not task.common or isinstance(each, Stack):
+        return {c: c for c in who}
+    own = dict(zip(turn.clients, sets, strict=True))
+    sent = dict(zip(each.clients, each.which.tolist(), strict=True)) if each else dict.fromkeys(who, 0)
+    first: dict[tuple[int, int], Client] = {}
+    return {c: first.setdefault((own[c], sent[c]), c) for c in who}
+
+
+def _for_all(got: Stack, instead: Mapping[Client, Client]) -> tuple[tuple[Client, ...], Message]:
+    """(clients, scores) of everyone, from the replies of those who stood for them."""
+    place = {c: i for i, c in enumerate(got.clients)}
+    who = tuple(c for c in sorted(instead) if instead[c] in place)
+    at = torch.tensor([place[instead[c]] for c in who], dtype=torch.int64)
+    return who, map_leaves(lambda t: t[at.to(t.device)], got.body)
 
 
 def _add(

@@ -199,9 +199,9 @@ class Learner:
 
         plan = Plan(self.score_batch, shuffle=False, split=self.score_split)
         expected = metrics.blank(classes, torch.device("cpu"))
-        return Task(
-            begin, _reply_tally, (*((tune,) if tune else ()), Sweep(count, plan)), expected, stream=stream
-        )
+        passes = (*((tune,) if tune else ()), Sweep(count, plan))
+        common = start is received_model and tune is None
+        return Task(begin, _reply_tally, passes, expected, stream=stream, common=common)
 
 
 def _products(module: nn.Module) -> Iterator[str]:

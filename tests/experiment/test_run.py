@@ -328,3 +328,23 @@ def test_only_the_first_of_several_models_may_be_scored(tmp_path):
     assert first["centre"] == every["centre"]
     with pytest.raises(KinfolkError, match=r"run\.models"):
         go(tmp_path / "r", "run.models=last")
+
+
+def test_last_batches_too_small_for_batch_norm_are_warned_of(tmp_path):
+    small = ["model.name=tiny_cnn", "model.norm=bn", "local.batch=12", "run.rounds=1"]
+
+    def warned(name, *changes):
+        go(tmp_path / name, *small, *changes)
+        return [line["text"] for line in read_audit(tmp_path / name) if line["event"] == "warning"]
+
+    (text,) = warned("two rows are left", "data.rows=14")
+    assert "4 clients end an epoch with a batch of 2 or a few more rows" in text
+    assert "local.drop_last=true" in text
+    for name, changes in {
+        "left out": ["data.rows=14", "local.drop_last=true"],
+        "none left": ["data.rows=24"],
+        "one left, which is skipped": ["data.rows=13"],
+        "enough left": ["data.rows=15"],
+        "no BatchNorm": ["data.rows=14", "model.norm=none"],
+    }.items():
+        assert warned(name, *changes) == [], name

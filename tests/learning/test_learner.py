@@ -13,8 +13,13 @@ import torch
 from by_hand import CE, DATA, ENGINES, SIZES, asked, assert_models, by_hand, mlp, seeded
 from torch import Tensor, nn
 
+from kinfolk.algorithms.feddane import FedDANE
+from kinfolk.algorithms.fedsgd import FedSGD
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
+from kinfolk.experiment.build import build_parts
+from kinfolk.experiment.sections import Experiment
+from kinfolk.experiment.spec import override
 from kinfolk.learning.learner import Learner, keep_model, own_model
 from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD, Adam
@@ -23,6 +28,10 @@ from kinfolk.task import Batch, Carry, Facts, Plan
 from kinfolk.types import Message, Stack, Tree, map_leaves
 
 CASES = {
+    "no last batch": (
+        Learner(mlp(), CE, 3, plan=Plan(8, 2, drop_last=True)),
+        lambda p: torch.optim.SGD(p, 0.1),
+    ),
     "sgd": (Learner(mlp(), CE, 3, plan=Plan(8, 2)), lambda p: torch.optim.SGD(p, 0.1)),
     "momentum": (
         Learner(mlp(), CE, 3, SGD(0.9, 0.01), Plan(8, 2), 0.05),
@@ -298,3 +307,12 @@ def test_half_precision_is_near_and_everything_kept_is_float32(norm):
         assert b.dtype == torch.float32
         assert (a - b).norm() < 0.05 * a.norm()
     assert coarse.apply(exact.first, x).dtype == torch.float32
+
+
+def test_rows_that_fill_no_batch_are_left_out_where_that_is_asked_for_and_never_of_a_gradient():
+    spec = override(Experiment(), ["local.drop_last=true", "local.batch=7", "run.rounds=1"])
+    learner = build_parts(spec).learner
+    assert learner.plan.drop_last
+    assert learner.tuning(3).plan == replace(learner.plan, epochs=3)
+    every_row = (FedSGD(learner), FedDANE(learner))
+    assert [method.tasks()["gradient"].passes[0].plan.drop_last for method in every_row] == [False, False]

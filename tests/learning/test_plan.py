@@ -24,6 +24,7 @@ PLANS = st.builds(
     steps=st.integers(0, 25),
     shuffle=st.booleans(),
     drop_single=st.booleans(),
+    drop_last=st.booleans(),
     rows=st.sampled_from([0, 0, 1, 2, 9]),
 )
 
@@ -49,9 +50,11 @@ def test_every_row_once_an_epoch_and_no_batch_too_large(plan, n, seed):
         epoch = found[e * per_epoch : (e + 1) * per_epoch]
         rows = [r for b in epoch for r in b]
         assert len(set(rows)) == len(rows)
-        # What is missing is at most the one row that BatchNorm could not use.
-        alone = plan.drop_single and (n == 1 or (plan.batch > 1 and n % min(plan.batch, n or 1) == 1))
-        assert len(rows) == n - alone
+        # What is missing is the one row that BatchNorm could not use, or what fills no batch.
+        left = n % min(plan.batch, n or 1)
+        alone = plan.drop_single and (n == 1 or (plan.batch > 1 and left == 1))
+        assert len(rows) == n - (left if plan.drop_last and left else alone)
+        assert not plan.drop_last or all(len(b) == min(plan.batch, n) for b in epoch)
         assert set(rows) <= set(range(n))
         assert all(len(b) == min(plan.batch, n) for b in epoch[:-1])
         if not plan.shuffle:
@@ -80,6 +83,10 @@ def test_steps_go_round_the_rows_as_epochs_would(plan, n):
         (Plan(4, shuffle=False), 3, [[0, 1, 2]]),
         (Plan(2, shuffle=False, drop_single=True), 5, [[0, 1], [2, 3]]),
         (Plan(1, shuffle=False, drop_single=True), 3, [[0], [1], [2]]),
+        (Plan(2, shuffle=False, drop_last=True), 5, [[0, 1], [2, 3]]),
+        (Plan(3, steps=3, shuffle=False, drop_last=True), 5, [[0, 1, 2]] * 3),
+        (Plan(4, shuffle=False, drop_last=True), 3, [[0, 1, 2]]),
+        (Plan(4, shuffle=False, drop_last=True), 8, [[0, 1, 2, 3], [4, 5, 6, 7]]),
         (Plan(4, steps=3), 0, []),
         (Plan(4, epochs=0), 9, []),
     ],

@@ -39,7 +39,7 @@ class FedSGD:
 
     def tasks(self) -> Table:
         """The gradient of the mean loss over all rows, with the buffers as they are afterwards."""
-        plan = replace(self.learner.plan, epochs=1, steps=0, shuffle=False)
+        plan = replace(self.learner.plan, epochs=1, steps=0, shuffle=False, drop_last=False)
         summed = replace(self.learner.descent(), optimiser=SumGradients())
         return {
             "gradient": Task(

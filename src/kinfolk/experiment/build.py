@@ -98,7 +98,7 @@ def _learner(
         loss,
         outputs,
         optimiser=_optimiser(local),
-        plan=Plan(local.batch, local.epochs, local.steps, augment=augment),
+        plan=Plan(local.batch, local.epochs, local.steps, drop_last=local.drop_last, augment=augment),
         lr=local.lr,
         decay=local.decay,
         clip=local.clip,

@@ -32,6 +32,8 @@ class LocalSpec:
     steps: int = 0
     # Rows per step.
     batch: int = 20
+    # Leave out, in each epoch, the rows that fill no batch: BatchNorm learns little good from a batch of two.
+    drop_last: bool = False
     # Learning rate.
     lr: float = 0.1
     # The learning rate of round r is lr x decay ** r.

@@ -179,7 +179,7 @@ class Learner:
 
     def tuning(self, epochs: int) -> Fit:
         """Some plain epochs on the client's own rows."""
-        plan = Plan(self.plan.batch, epochs, drop_single=self.plan.drop_single, augment=self.plan.augment)
+        plan = replace(self.plan, epochs=epochs, steps=0)
         return Fit((self.descent(),), plan)
 
     def score(self, start: Start = received_model, tune: Fit | None = None, stream: str = "tune") -> Task:

@@ -11,7 +11,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def batches(plan: Plan, n: int, draw: np.random.Generator) -> list[Rows]:
-    """The batches of a plan over `n` rows: positions 0..n-1, the last incomplete batch kept.
+    """The batches of a plan over `n` rows: positions 0..n-1, the last incomplete batch kept or dropped.
 
     >>> [b.tolist() for b in batches(Plan(batch=2, shuffle=False), 5, np.random.default_rng(0))]
     [[0, 1], [2, 3], [4]]
@@ -28,7 +28,8 @@ def batches(plan: Plan, n: int, draw: np.random.Generator) -> list[Rows]:
     while usable and (len(out) < plan.steps if plan.steps else epoch < plan.epochs):
         order = draw.permutation(n) if plan.shuffle else np.arange(n)
         cuts = [order[i : i + size] for i in range(0, n, size)]
-        if plan.drop_single and size > 1 and len(cuts[-1]) == 1:
+        last = len(cuts[-1])
+        if (plan.drop_last and last < size) or (plan.drop_single and size > 1 and last == 1):
             cuts.pop()
         out.extend(cuts)
         epoch += 1
@@ -58,5 +59,6 @@ def step_count(plan: Plan, n: int) -> int:
     if plan.steps:
         return plan.steps
     size = min(plan.batch, n)
-    per_epoch = -(-n // size) - (1 if plan.drop_single and size > 1 and n % size == 1 else 0)
-    return per_epoch * plan.epochs
+    last = n % size
+    dropped = (plan.drop_last and last > 0) or (plan.drop_single and size > 1 and last == 1)
+    return (-(-n // size) - dropped) * plan.epochs

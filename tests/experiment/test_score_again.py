@@ -223,14 +223,7 @@ def test_the_command_shows_what_show_shows(trained, kinfolk, tmp_path):
     assert err.startswith("error: local.lr: 0.1 there, 9.0 here; only")
 
 
-PAPER = """
-title = "A paper"
-[[tables]]
-name = "own"
-title = "Own law"
-spec = "tiny.toml"
-set = ["data.test=local"]
-columns = [["accuracy", "worst"], ["ari", ""]]
+OURS = """
 [[tables.rows]]
 label = "Ours"
 run = "fesem,k=2"
@@ -238,7 +231,16 @@ run = "fesem,k=2"
 label = "Ours, personal"
 run = "fesem,k=2"
 model = "personal"
-[[tables.rows]]
+"""
+PAPER = f"""
+title = "A paper"
+[[tables]]
+name = "own"
+title = "Own law"
+spec = "tiny.toml"
+set = ["data.test=local"]
+columns = [["accuracy", "worst"], ["ari", ""]]
+{OURS}[[tables.rows]]
 label = "Mean"
 run = "fedavg"
 [[tables]]
@@ -248,14 +250,7 @@ spec = "tiny.toml"
 again = "own"
 set = ["data.test=global"]
 columns = [["accuracy", "worst"], ["ari", ""]]
-[[tables.rows]]
-label = "Ours"
-run = "fesem,k=2"
-[[tables.rows]]
-label = "Ours, personal"
-run = "fesem,k=2"
-model = "personal"
-"""
+{OURS}"""
 TINY = '[data]\nclients = 4\nrows = 12\ngroups = 2\n[model]\nname = "logistic"\n[run]\nrounds = 2\n'
 
 

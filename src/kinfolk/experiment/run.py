@@ -245,7 +245,7 @@ class Running:
         self.stage.ledger.add_seconds("server", time.perf_counter() - began - waited)
         return found
 
-    def _last_word(self) -> Script[Any] | None:
+    def _closing(self) -> Script[Any] | None:
         if not isinstance(self.algorithm, Settles):
             return None
         return self.algorithm.last_word(self.state, self._turn())
@@ -255,7 +255,7 @@ class Running:
 
         It is not saved: more rounds go on from what was before, and it comes to the same when repeated.
         """
-        script = self._last_word()
+        script = self._closing()
         if script is None:
             return None
         self.memories.mark()
@@ -266,7 +266,7 @@ class Running:
     def _settle(self) -> None:
         """The last round's line and scores by the algorithm's last word."""
         before, turn = self.state, self._turn()
-        if self._last_word() is None:
+        if self._closing() is None:
             return
         self.stage.ledger.take()  # the last checkpoint's, as in runs that do not settle
         info = self.last_word()
@@ -395,6 +395,6 @@ class Running:
         write_text(self.folder / "spec.toml", dump(self.spec))
         self.records.audit("resume", round=self.done, engine=self.stage.engine.note)
         self.watch("resume", {"round": self.done, "memories": self.memories})
-        if self._last_word() is not None and not self._end():
+        if self._closing() is not None and not self._end():
             self._unsettle()
         return True

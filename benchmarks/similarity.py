@@ -1,9 +1,9 @@
 """Does prediction similarity track data similarity? Every pair of a federation whose groups are known.
 
-For each source of images: the area under the curve that tells pairs of one group from pairs of two (0.5 is
-chance), the rank correlation (Spearman) with being of one group, and that with the cosine of the pair's label
-laws. Nothing goes through an exchange:
-models and images are made by the algorithm's own tasks, and every pair is compared.
+For each source of images and each measure (counts of classes, or image by image): the area under the curve
+that tells pairs of one group from pairs of two (0.5 is chance), the rank correlation (Spearman) with being of
+one group, and that with the cosine of the pair's label laws. Nothing goes through an exchange: models and
+images are made by the algorithm's own tasks, and every pair is compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kinfolk.learning.learner import Learner
 from kinfolk.learning.stand_in import StandIns, predicted
 from kinfolk.script import Ask, installed, play
 from kinfolk.streams import Turn
-from kinfolk.trust.similarity import histogram, similarity
+from kinfolk.trust.similarity import MEASURES, Measure, histogram
 from kinfolk.types import Tree
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -49,17 +49,19 @@ FEDERATIONS = {
 HERE = ("engine.name=batched",)
 
 
-def all_pairs(learner: Learner, models: list[Tree], images: list[Tensor]) -> Tensor:
+def seen_by_all(learner: Learner, models: list[Tree], images: list[Tensor]) -> Tensor:
+    """[a, b, images]: the classes that model b gives the images of a."""
+    shown = torch.cat(images)
+    labels = [predicted(learner, model, shown, -1.0, 1.0).reshape(len(images), -1) for model in models]
+    return torch.stack(labels, dim=1)
+
+
+def all_pairs(labels: Tensor, measure: Measure) -> Tensor:
     """[clients, clients]: the PSS of every pair, in float64."""
-    count, shown = len(images[0]), torch.cat(images)
-    labels = [predicted(learner, model, shown, -1.0, 1.0).reshape(len(images), count) for model in models]
-    # seen[a, b]: what model b makes of the images of a.
-    seen = torch.stack(
-        [torch.stack([histogram(row, learner.outputs) for row in one]) for one in labels], dim=1
-    )
+    seen = torch.stack([torch.stack([measure.note(row) for row in one]) for one in labels])
     own = seen.diagonal().movedim(-1, 0)
     mine, theirs = (own[:, None], seen), (seen.transpose(0, 1), own[None])
-    return similarity(mine, theirs, count, "everybody")
+    return measure.similarity(mine, theirs, "everybody")
 
 
 def auc(values: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
@@ -126,11 +128,11 @@ def rank_correlation(values: NDArray[np.float64], other: NDArray[np.float64]) ->
     return float("nan") if flat else float(spearmanr(values, other).statistic)
 
 
-Line = tuple[str, int, str, float, float, float]
+Line = tuple[str, int, str, str, float, float, float]
 
 
 def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[Line]:
-    """(training, rounds, source, AUC, rank correlations with groups and labels) for one seed."""
+    """(training, rounds, source, measure, AUC, rank correlations with groups and labels) for one seed."""
     slfed = {"images": "held_out", "images_count": options.images, "shares": "plain"}
     parts = build_parts(replace(spec, algorithm=AlgorithmSpec("slfed", slfed)))
     gan = Gan(options.gan_width, steps=options.gan_steps)
@@ -147,11 +149,13 @@ def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[Line]:
             for rounds in options.rounds:
                 models = player.until(rounds)
                 for kind in SOURCES:
-                    pairs = all_pairs(parts.learner, models, player.images(kind, models)).cpu().numpy()
-                    values = pairs[rows, columns]
-                    of_groups = rank_correlation(values, same.astype(float))
-                    of_laws = rank_correlation(values, laws[rows, columns])
-                    yield training, rounds, kind, auc(values, same), of_groups, of_laws
+                    labels = seen_by_all(parts.learner, models, player.images(kind, models))
+                    for compare, of in MEASURES.items():
+                        pairs = all_pairs(labels, of(parts.learner.outputs, options.images)).cpu().numpy()
+                        values = pairs[rows, columns]
+                        of_groups = rank_correlation(values, same.astype(float))
+                        of_laws = rank_correlation(values, laws[rows, columns])
+                        yield training, rounds, kind, compare, auc(values, same), of_groups, of_laws
 
 
 def shown(values: list[float]) -> str:
@@ -175,7 +179,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="a.b=c")
     options = parser.parse_args()
     heads = "".join(f"{word:>16}" for word in ("AUC of groups", "rho, groups", "rho, labels"))
-    head = f"{'training':9}{'rounds':>7}  {'images':12}{heads}"
+    head = f"{'training':9}{'rounds':>7}  {'images':12}{'compare':8}{heads}"
     for name in options.federations:
         began, cells = time.perf_counter(), {}
         for seed in range(options.seeds):
@@ -187,9 +191,9 @@ def main() -> None:
         print(
             f"\n{options.data}, {name}, {options.seeds} seeds ({time.perf_counter() - began:.0f} s)\n{head}"
         )
-        for (training, rounds, kind), found in cells.items():
+        for (training, rounds, kind, compare), found in cells.items():
             numbers = "".join(f"{shown([one[i] for one in found]):>16}" for i in range(3))
-            print(f"{training:9}{rounds:7}  {kind:12}{numbers}", flush=True)
+            print(f"{training:9}{rounds:7}  {kind:12}{compare:8}{numbers}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,11 @@ import pytest
 import torch
 from film import EASY, NAMES, STEPS, Film, check_pams, flat, learner, nine, past
 
+from kinfolk.algorithms import build_algorithm
 from kinfolk.algorithms.slfed import SLFed, due, partners
-from kinfolk.contract import toy
+from kinfolk.codec import decode, encode
+from kinfolk.contract import checks, toy
+from kinfolk.contract.compare import message_difference
 from kinfolk.engines.one import perform
 from kinfolk.errors import KinfolkError
 from kinfolk.learning.stand_in import predicted
@@ -84,24 +87,54 @@ def test_links_go_both_ways_and_follow_from_seed_round_and_name():
         assert all(who in links[0][other] for other in near)
 
 
-def test_similarity_is_that_of_histograms_and_both_ends_agree():
-    film = Film(SLFed(learner(), **EASY), nine(), 1)
+@pytest.mark.parametrize("compare", ["counts", "images"])
+def test_similarity_is_that_of_predictions_and_both_ends_agree(compare):
+    method = toy.learner("mlp", nine())  # to the other network all noise is of one class
+    film = Film(SLFed(method, compare=compare, **EASY), nine(), 1)
     before, after = film.after[0, "dream"], film.after[0, "counts"]
 
     def seen(model_of, images_of):
         images = before[images_of]["images"]
-        labels = predicted(learner(), before[model_of]["model"], images, -1.0, 1.0).numpy()
-        return np.bincount(labels, minlength=4).astype(float)
+        return predicted(method, before[model_of]["model"], images, -1.0, 1.0).numpy()
 
-    def cosine(a, b):
+    def alike(a, b):
+        if compare == "images":
+            return sum(one == other for one, other in zip(a, b, strict=True)) / len(a)
+        a, b = (np.bincount(labels, minlength=4).astype(float) for labels in (a, b))
         return a @ b / np.sqrt((a @ a) * (b @ b))
 
     turn = Turn(Seed(0), 0, NAMES)
     for a in NAMES:
         for b in partners(Peer(a, turn), 2):
-            alike = (cosine(seen(a, a), seen(b, a)) + cosine(seen(a, b), seen(b, b))) / 2
-            assert float(after[a]["book"]["sum"][NAMES.index(b)]) == pytest.approx(alike)
+            both = (alike(seen(a, a), seen(b, a)) + alike(seen(a, b), seen(b, b))) / 2
+            assert float(after[a]["book"]["sum"][NAMES.index(b)]) == pytest.approx(both)
+            assert after[a]["book"]["sum"][NAMES.index(b)] == after[b]["book"]["sum"][NAMES.index(a)]
         assert int(after[a]["book"]["met"].sum()) == len(partners(Peer(a, turn), 2))
+    assert len({round(float(v), 9) for m in after.values() for v in m["book"]["sum"]}) > 5
+
+
+@pytest.mark.parametrize(("compare", "kind", "size"), [("counts", "int64", 4), ("images", "uint8", 30)])
+def test_what_was_seen_is_kept_as_agreed_and_can_be_stored(compare, kind, size):
+    """As in a checkpoint of somebody who went away between two exchanges."""
+    film = Film(SLFed(learner(), compare=compare, **EASY), nine(), 1, gone={"counts": {"c"}})
+    held = film.after[0, "counts"]["c"]
+    assert set(held["seen"]) == {"c", *partners(Peer(Client("c"), Turn(Seed(0), 0, NAMES)), 2)}
+    assert all(t.dtype == getattr(torch, kind) and t.shape == (size,) for t in held["seen"].values())
+    again, _ = decode(encode(held))
+    assert message_difference(again, held, 0) == ""
+    assert "seen" not in film.after[0, "counts"]["a"]
+
+
+def test_engines_agree_on_what_is_seen_image_by_image():
+    """With a network to which noise is of several classes, so that similarities differ."""
+    checks.check_engines_agree(lambda learner: SLFed(learner, compare="images", **EASY), "mlp")
+
+
+def test_what_is_compared_is_one_of_two():
+    assert build_algorithm("slfed", learner(), {}).compare == "counts"
+    assert build_algorithm("slfed", learner(), {"compare": "images"}).compare == "images"
+    with pytest.raises(KinfolkError, match=r"algorithm.compare = 'rows': choose one of 'counts', 'images'"):
+        build_algorithm("slfed", learner(), {"compare": "rows"})
 
 
 def test_everybody_is_known_by_the_fourth_round_and_lists_are_at_most_half():

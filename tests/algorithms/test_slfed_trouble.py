@@ -169,14 +169,31 @@ BAD = {
     "an answer of another length": _entry("responses", "sum", lambda t: t[:-1]),
 }
 
+# With compare = "images"; four classes.
+BAD_CLASSES = {
+    "classes of fewer images": _entry("counts", "yours", lambda t: t[:-1]),
+    "classes of more images": _entry("counts", "mine", lambda t: torch.cat([t, t])),
+    "a class beyond the last": _entry("counts", "yours", lambda t: t * 0 + 4),
+    "a class of -1 as a byte": _entry("counts", "mine", lambda t: t * 0 - 1),
+    "a class of -1": _entry("counts", "mine", lambda t: t.long() * 0 - 1),
+    "classes that are floats": _entry("counts", "yours", lambda t: t.float()),
+    "classes of NaN": _entry("counts", "mine", lambda t: t * float("nan")),
+    "counts in place of classes": _entry("counts", "yours", lambda t: torch.bincount(t, minlength=4)),
+    "classes of one side alone": {
+        "counts": lambda sent, m, me: {to: {"mine": p["mine"]} for to, p in sent.items()}
+    },
+    "no classes at all": {"counts": lambda sent, m, me: {to: {} for to in sent}},
+}
 
-@pytest.mark.parametrize("bad", BAD)
+
+@pytest.mark.parametrize("bad", [*BAD, *BAD_CLASSES])
 def test_bad_letters_are_refused_by_name_and_cost_nobody_else_the_round(bad):
     changes = {
         step: (lambda sent, m, me, change=change: change(sent, m, me) if me.name == "a" else sent)
-        for step, change in BAD[bad].items()
+        for step, change in {**BAD, **BAD_CLASSES}[bad].items()
     }
-    film = Film(SLFed(learner(), **EASY), nine(), 5, past(), tamper=changes)
+    compare = "images" if bad in BAD_CLASSES else "counts"
+    film = Film(SLFed(learner(), compare=compare, **EASY), nine(), 5, past(), tamper=changes)
     hurt = {c: int(m["refused"][0]) for c, m in film.memories.items() if c != "a"}
     assert sum(hurt.values()) > 0, "nobody refused anything of a"
     told = {c: SLFed(learner()).complaints(m, NAMES).get("a", "") for c, m in film.memories.items()}

@@ -1,4 +1,4 @@
-"""The two formulas of benchmarks/similarity.py, against loops and scikit-learn."""
+"""The formulas of benchmarks/similarity.py, against loops and scikit-learn."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sklearn.metrics import roc_auc_score
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.streams import Seed
+from kinfolk.trust.similarity import MEASURES
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "similarity.py"
 
@@ -41,7 +42,8 @@ def test_rank_correlations_are_those_of_ranks(benchmark):
     assert np.isnan(benchmark.rank_correlation(values, np.zeros(40)))
 
 
-def test_every_pair_is_compared_on_both_clients_images(benchmark):
+@pytest.mark.parametrize("compare", MEASURES)
+def test_every_pair_is_compared_on_both_clients_images(benchmark, compare):
     draw = Seed(2).torch("pairs")
     learner = Learner(torch.nn.Linear(4, 3), find_loss("cross_entropy"), outputs=3)
     models = [
@@ -49,18 +51,22 @@ def test_every_pair_is_compared_on_both_clients_images(benchmark):
         for _ in range(4)
     ]
     images = [torch.randint(0, 256, (30, 4), generator=draw).to(torch.uint8) for _ in range(4)]
-    got = benchmark.all_pairs(learner, models, images).numpy()
+    labels = benchmark.seen_by_all(learner, models, images)
+    got = benchmark.all_pairs(labels, MEASURES[compare](3, 30)).numpy()
 
-    def counts(model, pictures):
+    def classes(model, pictures):
         x = pictures.numpy() / 127.5 - 1
         logits = x @ model["weight"].numpy().T + model["bias"].numpy()
-        return np.bincount(logits.argmax(1), minlength=3)
+        return logits.argmax(1)
 
-    def cosine(a, b):
+    def alike(a, b):
+        if compare == "images":
+            return np.mean(a == b)
+        a, b = (np.bincount(one, minlength=3) for one in (a, b))
         return a @ b / np.sqrt((a @ a) * (b @ b))
 
     for a in range(4):
         for b in range(4):
-            on = [cosine(counts(models[a], images[c]), counts(models[b], images[c])) for c in (a, b)]
+            on = [alike(classes(models[a], images[c]), classes(models[b], images[c])) for c in (a, b)]
             assert got[a, b] == pytest.approx(np.mean(on), abs=1e-9)
     assert len(np.unique(got.round(9))) > 5

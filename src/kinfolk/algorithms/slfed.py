@@ -34,7 +34,7 @@ from kinfolk.streams import Seed, Turn
 from kinfolk.task import Carry, Facts, Fit, Peer, Swap, Table, Task
 from kinfolk.trust.alike import Rank, listed
 from kinfolk.trust.book import at_first_hand, blank_book, checked_told, note_hearsay, note_meetings, opinions
-from kinfolk.trust.similarity import histogram, similarity
+from kinfolk.trust.similarity import MEASURES, Compare, Measure
 from kinfolk.types import Client, Each, Message, Tree, map_leaves
 
 # What lives longer than a round; all else in a memory is one round's.
@@ -85,6 +85,7 @@ class SLFed:
     rank: Rank = "uncertainty"  # whom to ask; "similarity" is ours: those who stand out by it
     # Ours: rounds before anybody is asked for a model; in their second half clients meet and compare.
     local_rounds: int = 0
+    compare: Compare = "counts"  # of predictions: how many of each class; "images" is ours: the class of each
     conflict_aware: bool = False  # the variance of similarities is added to the uncertainty
     shares: Literal["additive64", "plain", "layerwise", "shamir61"] = "additive64"
     layers: Literal["tensor", "module"] = "tensor"  # what "layerwise" cuts: tensors, or modules
@@ -219,7 +220,7 @@ class SLFed:
         return {who: {"images": memory["images"]} for who in partners(me, self.direct)}
 
     def _look(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
-        """Histograms of the own model's predictions on the own images and on the partners'."""
+        """What the own model predicts on the own images and on the partners'."""
         memory = _on_host(memory)
         seen, refusals = {}, _refusals(memory, me)
         for sender in refusals.expected(inbox, partners(me, self.direct)):
@@ -227,14 +228,16 @@ class SLFed:
                 break  # nothing of one's own to compare with, which is nobody's fault
             with refusals.by(sender):
                 theirs = checked_images(inbox[sender].get("images"), memory["images"], sender)
-                seen[sender] = self._histogram(memory["model"], theirs)
+                seen[sender] = self._seen(memory["model"], theirs)
         if seen:
-            seen[me.name] = self._histogram(memory["model"], memory["images"])
+            seen[me.name] = self._seen(memory["model"], memory["images"])
         return {**memory, **refusals.noted(), "seen": seen}
 
-    def _histogram(self, model: Tree, images: Tensor) -> Tensor:
-        labels = predicted(self.learner, model, images, self.low, self.high)
-        return histogram(labels, self.learner.outputs).cpu()
+    def _seen(self, model: Tree, images: Tensor) -> Tensor:
+        return self._measure().note(predicted(self.learner, model, images, self.low, self.high)).cpu()
+
+    def _measure(self) -> Measure:
+        return MEASURES[self.compare](self.learner.outputs, self.images_count)
 
     def _report(self, memory: Message, me: Peer) -> dict[Client, Message]:
         """To each partner: what the own model made of its images, and of the own."""
@@ -243,13 +246,13 @@ class SLFed:
 
     def _compare(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
         """lambda with each partner, as evidence."""
-        seen, form, refusals = memory["seen"], (torch.int64, (self.learner.outputs,)), _refusals(memory, me)
+        seen, measure, refusals = memory["seen"], self._measure(), _refusals(memory, me)
         met: dict[int, Tensor] = {}
         for sender in refusals.expected(inbox, seen):
             with refusals.by(sender):
-                theirs = [field(inbox[sender], key, *form, sender).cpu() for key in ("yours", "mine")]
+                theirs = [field(inbox[sender], key, *measure.form, sender).cpu() for key in ("yours", "mine")]
                 pairs = (seen[me.name], theirs[0]), (seen[sender], theirs[1])
-                met[me.turn.clients.index(sender)] = similarity(*pairs, self.images_count, sender)
+                met[me.turn.clients.index(sender)] = measure.similarity(*pairs, sender)
         lately = torch.zeros(len(me.turn.clients), dtype=torch.bool)
         lately[list(met)] = True
         kept = {key: value for key, value in memory.items() if key != "seen"}

@@ -1,14 +1,25 @@
-"""How alike two models are by what they see in one another's images: histograms of their predictions.
+"""How alike two models are by what they see in one another's images: counts of classes, or image by image.
 
 Palanisamy Sundar et al.: Subjective Logic-based Decentralized Federated Learning for Non-IID Data. ARES 2024.
+
+The paper's measure is the cosine of histograms of predicted classes. Ours, "images", is the share of images
+that both models put into the same class: a histogram forgets which image it was.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
+
+Compare = Literal["counts", "images"]
+Form = tuple[torch.dtype, tuple[int, ...]]  # of an entry of a letter
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def histogram(labels: Tensor, classes: int) -> Tensor:
@@ -69,3 +80,102 @@ def _cosine(pair: tuple[Tensor, Tensor], where: str, images: int, peer: str) -> 
     x, y = (checked_counts(f"counts with {peer!r} on {where} images", part, images) for part in pair)
     # Never 0: counts sum to at least one image.
     return (x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt()
+
+
+def checked_labels(field: str, labels: Tensor, classes: int, images: int) -> Tensor:
+    """Classes [..., images] in int64, or an error naming `field`: one for each image, in 0 ... classes - 1.
+
+    >>> checked_labels("classes of 'bob'", torch.tensor([0, 4]), classes=4, images=2)
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: classes of 'bob' = 4: must lie in 0 ... 3
+    """
+    if images < 1:
+        raise KinfolkError("images", images, "give 1 or more")
+    if labels.dtype not in _WHOLE:
+        raise KinfolkError(field, str(labels.dtype), "must be whole numbers")
+    if labels.shape[-1:] != (images,):
+        raise KinfolkError(field, tuple(labels.shape), f"give one class for each of the {images} images")
+    values = labels.long()  # bytes can not be compared with 256 classes
+    bad = (values < 0) | (values >= classes)
+    if bool(bad.any()):
+        raise KinfolkError(field, int(values[bad][0]), f"must lie in 0 ... {classes - 1}")
+    return values
+
+
+def agreement(
+    mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], classes: int, images: int, peer: str
+) -> Tensor:
+    """lambda = (share of my images that both models put into one class + share of theirs) / 2, in [0, 1].
+
+    `mine` are the classes [..., images] that my model and the peer's give my images, `theirs` the two on
+    the peer's images. Which of a pair comes first does not matter.
+
+    >>> same, other = torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0, 1, 2])
+    >>> agreement((same, same), (same, other), classes=3, images=4, peer="bob")
+    tensor(0.7500, dtype=torch.float64)
+    """
+    shares = []
+    for pair, where in ((mine, "my"), (theirs, "their")):
+        named = f"classes with {peer!r} on {where} images"
+        x, y = (checked_labels(named, part, classes, images) for part in pair)
+        # Not a mean, which may multiply by 1 / images: 49 of 49 would be less than 1.
+        shares.append((x == y).sum(-1).double() / images)
+    return (shares[0] + shares[1]) / 2
+
+
+@dataclass(frozen=True)
+class Counts:
+    """As published: how many images fall into each class, and the cosine of such counts.
+
+    >>> Counts(classes=3, images=4).note(torch.tensor([0, 2, 2, 2]))
+    tensor([1, 0, 3])
+    """
+
+    classes: int
+    images: int
+
+    @property
+    def form(self) -> Form:
+        """Of what is noted: one int64 for each class."""
+        return torch.int64, (self.classes,)
+
+    def note(self, labels: Tensor) -> Tensor:
+        """The counts of the classes [images] that a model predicts."""
+        return histogram(labels, self.classes)
+
+    def similarity(self, mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], peer: str) -> Tensor:
+        """lambda by counts, as `similarity` has it."""
+        return similarity(mine, theirs, self.images, peer)
+
+
+@dataclass(frozen=True)
+class Images:
+    """Ours: the class of each image, and the share of images that two models agree on.
+
+    A letter holds one number for each image, a byte (uint8) up to 256 classes and an int64 beyond. So a
+    partner learns the predicted class of every image, of its own as well, which it may have chosen; counts
+    tell only how many were of each.
+
+    >>> Images(classes=3, images=4).note(torch.tensor([0, 2, 2, 2]))
+    tensor([0, 2, 2, 2], dtype=torch.uint8)
+    """
+
+    classes: int
+    images: int
+
+    @property
+    def form(self) -> Form:
+        """Of what is noted: one number for each image, a byte where that is enough."""
+        return torch.uint8 if self.classes <= 256 else torch.int64, (self.images,)
+
+    def note(self, labels: Tensor) -> Tensor:
+        """The classes [images] that a model predicts, as they are."""
+        return checked_labels("labels", labels, self.classes, self.images).to(self.form[0])
+
+    def similarity(self, mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], peer: str) -> Tensor:
+        """lambda by classes, as `agreement` has it."""
+        return agreement(mine, theirs, self.classes, self.images, peer)
+
+
+Measure = Counts | Images
+MEASURES: Mapping[Compare, type[Counts] | type[Images]] = {"counts": Counts, "images": Images}

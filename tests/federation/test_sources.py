@@ -79,6 +79,20 @@ def test_group_law_is_the_whole_balanced_test_pool_stored_once():
     assert torch.equal(test.of, f.truth)
 
 
+def test_group_law_takes_fewer_rows_where_it_is_asked_to_and_the_global_law_does_not():
+    spec = DataSpec(clients=8, rows=30, test="group", test_rows=47)
+    f, whole = build(spec, Seed(3)), build(replace(spec, test_rows=0), Seed(3))
+    for i in range(8):
+        rows, every = (fed.splits["test"].rows(i) for fed in (f, whole))
+        assert f.y[rows].bincount(minlength=10).tolist() == [4] * 10
+        assert set(rows.tolist()) < set(every.tolist())
+    one_each, most = (build(replace(spec, test_rows=n), Seed(3)).splits["test"] for n in (3, 10**6))
+    assert one_each.counts().tolist() == [10] * 8
+    assert torch.equal(most.row, whole.splits["test"].row)
+    both = [build(replace(spec, test="global", test_rows=n), Seed(3)).splits["test"].row for n in (0, 47)]
+    assert torch.equal(*both)
+
+
 def test_global_law_is_the_union_of_the_groups():
     spec = DataSpec(clients=8, rows=20)
     by_group = build(spec, Seed(2)).splits["test"]

@@ -23,7 +23,9 @@ class Dealt:
     labels: Mapping[Client, Ints]  # each client's labels, validation rows included
     test_fraction: float
     seed: Seed
-    test_rows: int = 0  # what every client should have under "local"; 0: in proportion to its training rows
+    # What every client should have under "local" (0: in proportion to its training rows), or has at most
+    # under "group" (0: all).
+    test_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,20 @@ class Law:
     draw: Callable[[Dealt], tuple[list[Ints], list[int]]]
 
 
-def balanced(labels: Ints, rows: Ints) -> Ints:
+def balanced(labels: Ints, rows: Ints, most: int = 0) -> Ints:
     """As many of `rows` of every class as the rarest class has; classes that are missing stay missing.
+
+    Where `most` is given, no more than that in all, and one of each class at least.
 
     >>> balanced(np.array([0, 0, 1, 0, 1]), np.arange(1, 5)).tolist()
     [1, 2, 3, 4]
+    >>> balanced(np.array([0, 0, 1, 0, 1]), np.arange(1, 5), most=3).tolist()
+    [1, 2]
     """
     by_class = [rows[labels[rows] == c] for c in np.unique(labels[rows])]
     fewest = min((len(r) for r in by_class), default=0)
+    if most and by_class:
+        fewest = min(fewest, max(1, most // len(by_class)))
     return np.sort(np.concatenate([r[:fewest] for r in by_class])) if by_class else rows
 
 
@@ -105,14 +113,18 @@ def _alike(pool: Pool, own: Ints, wanted: int, rng: np.random.Generator) -> Ints
 
 
 def _group(dealt: Dealt) -> tuple[list[Ints], list[int]]:
-    """All test rows of the client's group, as many of each class; stored once per group."""
+    """The test rows of the client's group, as many of each class; stored once per group."""
+    return _of_groups(dealt, dealt.test_rows), list(dealt.group.values())
+
+
+def _of_groups(dealt: Dealt, most: int) -> list[Ints]:
     pools = zip(dealt.groups, dealt.offset, strict=True)
-    return [balanced(p.labels, p.test) + start for p, start in pools], list(dealt.group.values())
+    return [balanced(p.labels, p.test, most) + start for p, start in pools]
 
 
 def _everybody(dealt: Dealt) -> tuple[list[Ints], list[int]]:
-    """The test rows of all groups together; stored once."""
-    return [np.concatenate(_group(dealt)[0])], [0] * len(dealt.group)
+    """The test rows of all groups together, whatever `test_rows` says; stored once."""
+    return [np.concatenate(_of_groups(dealt, 0))], [0] * len(dealt.group)
 
 
 TEST_LAWS: dict[str, Law] = {

@@ -50,7 +50,7 @@ class DataSpec:
     # Factor on the row counts of "dist0" to "dist3", for pools smaller than CIFAR-10's.
     scale_rows: float = 1.0
     # Test rows of each client under "local", if there are as many; 0: in proportion to its training rows.
-    # Of made-up rows, the number under every law.
+    # Under "group" the most, of each class alike; 0: all. Of made-up rows, the number under every law.
     test_rows: int = 0
     # Noise: under the shift "noise" group g gets g times this fraction of the range of values; in "linear"
     # the deviation of y.

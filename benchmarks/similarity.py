@@ -38,7 +38,7 @@ from kinfolk.types import Tree
 CONFIGS = Path(__file__).parents[1] / "configs"
 DATA = {"digits": CONFIGS / "digits.toml", "mnist": CONFIGS / "mdicfl" / "rotated-mnist-small.toml"}
 DATA["cifar10"] = CONFIGS / "mdicfl" / "swapped-rotated-cifar10-small.toml"
-SOURCES = ("gan", "noise", "back_search", "held_out")
+SOURCES = ("gan", "noise", "back_search", "means", "held_out")
 # Groups by rotation with even and with skewed labels, and skewed labels alone.
 FEDERATIONS = {
     "even labels": ("data.alpha=100.0",),

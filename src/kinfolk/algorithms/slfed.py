@@ -23,7 +23,7 @@ from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.copies import CopyGuard
 from kinfolk.learning.gan import Gan
 from kinfolk.learning.learner import Learner, own_model
-from kinfolk.learning.stand_in import StandIns, checked_images, keep_all, predicted
+from kinfolk.learning.stand_in import Kind, StandIns, checked_images, keep_all, predicted
 from kinfolk.script import Script, ask, exchange
 from kinfolk.shares import make_scheme
 from kinfolk.shares.desk import Desk, Inbox, Letters, no_request
@@ -55,8 +55,8 @@ class State:
 class SLFed:
     """No server: subjective-logic trust, personal aggregated models, sums by secret shares.
 
-    Of the sources of images the paper's GAN follows label laws best. "back_search", which needs no second
-    network, finds groups sooner and better where labels are even; under label skew none finds them well
+    Of the sources of images the paper's GAN follows label laws best. To find groups, compare="images" does
+    better than counts with every source, and images="means" or "back_search" better than the GAN
     (benchmarks/similarity.py).
     """
 
@@ -64,7 +64,8 @@ class SLFed:
     direct: int = 2  # DS: partners each client chooses in a round
     gan_every: int = 4  # g: rounds from one set of images to the next
     gan_growth: float = 1.0  # above 1 that gap grows by this factor each time, so that images get rarer
-    images: Literal["gan", "noise", "back_search", "held_out"] = "gan"  # all but the first are controls
+    # "gan" is the paper's; "means" of rows of a class is ours, the others are controls.
+    images: Kind = "gan"
     images_count: int = 1000  # G
     gan_epochs: int = 10
     gan_rows: int = 2000  # the most rows a GAN is shown; 0: all
@@ -73,6 +74,7 @@ class SLFed:
     gan_batch: int = 64
     gan_lr: float = 2e-4
     search_steps: int = 100  # of back search
+    means_of: int = 8  # rows that an image of "means" is the mean of
     low: float = -1.0  # the range of the numbers in a row, which bytes are spread over
     high: float = 1.0
     guard_copies: bool = True  # images that are copies of training rows do not leave
@@ -198,7 +200,8 @@ class SLFed:
             high=self.high,
         )
         guard = CopyGuard(low=self.low, high=self.high) if self.guard_copies else None
-        return StandIns(self.learner, self.images, self.images_count, gan, guard, self.search_steps)
+        kind, steps = self.images, self.search_steps
+        return StandIns(self.learner, kind, self.images_count, gan, guard, steps, means_of=self.means_of)
 
     def _begin(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
         """Nothing of an earlier round is left over; until there is a better one, the own model is the PAM."""

@@ -1,4 +1,4 @@
-"""Images that stand for a client's rows when it is compared with others: made by a GAN, or as controls.
+"""Images that stand for a client's rows when it is compared with others: a GAN's, our own, or controls.
 
 A task makes them and keeps them in the client's memory as bytes, under "images"; "made" counts those
 that may leave, and "copies" those that were too near to a training row.
@@ -20,10 +20,11 @@ from kinfolk.learning.gan import KEY, PART, Gan, from_bytes, to_bytes, to_unit
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.noise import normal
 from kinfolk.learning.optim import Adam
+from kinfolk.learning.row_means import MADE, RowMeans
 from kinfolk.task import Batch, Carry, Descent, Facts, Fit, Plan, Sweep, Task
 from kinfolk.types import Message, Tree
 
-Kind = Literal["gan", "noise", "back_search", "held_out"]
+Kind = Literal["gan", "noise", "back_search", "means", "held_out"]
 # A pass of one step: what must be done once rows are at hand, so that their shape is known.
 ONCE = Plan(1, steps=1, shuffle=False)
 ROWS, FOUND, SEEN = "work.rows", "work.found", "work.seen"
@@ -44,6 +45,7 @@ class StandIns:
     search_steps: int = 100
     search_lr: float = 0.1
     search_weight: float = 0.1  # of the pull towards 0
+    means_of: int = 8  # rows that an image of kind "means" is the mean of
 
     def task(self) -> Task:
         """Make images and keep them; nothing is replied."""
@@ -51,6 +53,7 @@ class StandIns:
             "gan": (Sweep(self._networks, ONCE), self.gan.fit(), Sweep(self._generate, ONCE)),
             "noise": (Sweep(self._noise, ONCE),),
             "back_search": (Sweep(self._somewhere, ONCE), self._search(), Sweep(self._searched, ONCE)),
+            "means": self._means(),
             "held_out": (Sweep(self._room, ONCE), Sweep(self._hold, Plan(256, shuffle=False, split="valid"))),
         }
         guard = self.guard.passes() if self.guard and self.kind == "gan" else ()
@@ -64,6 +67,10 @@ class StandIns:
         made = to_bytes(self.gan.images(carry[PART], carry[KEY], self.count))
         carry = {**carry, "images": made.reshape(self.count, *batch.x.shape[1:])}
         return self.guard.begin(carry, carry[ROWS], made.shape[1]) if self.guard else carry
+
+    def _means(self) -> tuple[Sweep, ...]:
+        means = RowMeans(self.count, self.learner.outputs, self.means_of, self.gan.low, self.gan.high)
+        return Sweep(means.room, ONCE), Sweep(means.add, Plan(256, shuffle=False)), Sweep(means.show, ONCE)
 
     def _noise(self, carry: Carry, batch: Batch) -> Carry:
         drawn = normal(carry[KEY], (self.count, *batch.x.shape[1:]), _NOISE)
@@ -112,6 +119,8 @@ class StandIns:
         if self.guard and self.kind == "gan":
             images, made, copies = self.guard.without_copies(carry)
             carry = {**carry, "images": images}
+        elif self.kind == "means":
+            made = carry[MADE]
         elif self.kind == "held_out":
             made = carry[SEEN].clamp(max=self.count)
         return keep_all({**carry, "made": made.long(), "copies": copies.long()})

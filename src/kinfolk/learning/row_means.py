@@ -1,0 +1,81 @@
+"""Images that are means of several training rows of one class: what the class looks like, and no row.
+
+Every row goes into one image at most, and always into the same, so that images made again tell nothing new;
+a class with too few rows gives none. A mean is dull, and a network takes dull images for something else, so
+its contrast is made that of its rows. It blurs rows, it proves no privacy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kinfolk.errors import at_least
+from kinfolk.learning.gan import to_bytes, to_unit
+from kinfolk.task import Batch, Carry
+
+MADE, SUMS, CONTRAST, SEEN = "work.means", "work.sums", "work.contrast", "work.rows_of_class"
+
+
+@dataclass(frozen=True)
+class RowMeans:
+    """How many rows an image is the mean of; consecutive ones of a class, in the order of the client's rows.
+
+    `room`, `add` for every batch, and `show` are the steps of passes over a client's training rows.
+    """
+
+    count: int
+    classes: int
+    of: int = 8
+    low: float = -1.0  # the range of the numbers in a row
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        at_least("algorithm.means_of", self.of, 3)
+
+    def room(self, carry: Carry, batch: Batch) -> Carry:
+        """Sums of nothing; image j of class c has place j * classes + c, so that classes take turns."""
+        places, pixels = -(-self.count // self.classes) * self.classes, batch.x[0].numel()
+        zeros = torch.zeros(places, pixels, dtype=torch.float64, device=batch.x.device)
+        seen = torch.zeros(self.classes, dtype=torch.int64, device=batch.x.device)
+        return {**carry, SUMS: zeros, CONTRAST: zeros[:, 0].clone(), SEEN: seen}
+
+    def add(self, carry: Carry, batch: Batch) -> Carry:
+        """Each row to the sum of its image."""
+        y, device = batch.y.long(), batch.x.device
+        mine = y[:, None] == torch.arange(self.classes, device=device)
+        if batch.weight is not None:
+            mine = mine & (batch.weight > 0)[:, None]
+        before = carry[SEEN] + mine.long().cumsum(0) - 1  # rows of its class that came before a row
+        nth = (before * mine).sum(1)
+        place = torch.where(mine.any(1), nth // self.of * self.classes + y, -1)
+        into = (torch.arange(len(carry[SUMS]), device=device)[:, None] == place).double()
+        rows = to_unit(batch.x.flatten(1).double(), self.low, self.high)
+        return {
+            **carry,
+            SUMS: carry[SUMS] + into @ rows,
+            CONTRAST: carry[CONTRAST] + into @ _deviation(rows),
+            SEEN: carry[SEEN] + mine.sum(0),
+        }
+
+    def show(self, carry: Carry, batch: Batch) -> Carry:
+        """The images as bytes; who has few shows them again and again, who has none blank ones."""
+        means = carry[SUMS] / self.of
+        middle = means.mean(1, keepdim=True)
+        stretch = carry[CONTRAST] / self.of / _deviation(means).clamp(min=1e-12)
+        images = middle + (means - middle) * stretch[:, None]
+        place = torch.arange(len(means), device=means.device)
+        # Only whole images: a mean of fewer rows would show more of each.
+        whole = place // self.classes < (carry[SEEN] // self.of).gather(0, place % self.classes)
+        made = whole.sum().clamp(max=self.count)
+        order = (~whole).long().sort(stable=True)[1]
+        picked = order.gather(0, torch.arange(self.count, device=place.device) % made.clamp(min=1))
+        shown = images.gather(0, picked[:, None].expand(-1, images.shape[1])) * (made > 0)
+        kept = {key: carry[key] for key in carry if key not in (SUMS, CONTRAST, SEEN)}
+        return {**kept, MADE: made, "images": to_bytes(shown).reshape(self.count, *batch.x.shape[1:])}
+
+
+def _deviation(rows: Tensor) -> Tensor:
+    return (rows - rows.mean(1, keepdim=True)).square().mean(1).sqrt()

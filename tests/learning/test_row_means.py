@@ -1,0 +1,110 @@
+"""Images that are means of rows: against NumPy, on every engine, and what must never leave."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kinfolk.contract import toy
+from kinfolk.engines.batched import Batched
+from kinfolk.engines.memory import Memories
+from kinfolk.engines.one import perform
+from kinfolk.errors import KinfolkError
+from kinfolk.federation.own import from_arrays
+from kinfolk.learning.gan import from_bytes
+from kinfolk.learning.row_means import RowMeans
+from kinfolk.learning.stand_in import StandIns
+from kinfolk.script import Ask
+from kinfolk.streams import Seed, Turn
+
+KEY = torch.tensor(5)
+# Of three classes; ann's rows take several batches, bob has two rows of class 2, cyd too few of all.
+ROWS = {"ann": (300, 200, 100), "bob": (20, 15, 2), "cyd": (2, 1, 2)}
+
+
+@pytest.fixture(scope="module")
+def federation():
+    draw = np.random.Generator(np.random.PCG64(3))
+    clients = {}
+    for who, counts in ROWS.items():
+        y = draw.permutation(np.repeat(np.arange(3), counts))
+        clients[who] = (draw.uniform(-1, 1, (len(y), 1, 4, 5)).astype(np.float32), y)
+    return from_arrays(clients, valid=0.0, classes=3)
+
+
+@pytest.fixture(scope="module")
+def learner(federation):
+    return toy.learner("mlp", federation)
+
+
+def rows_of(federation, who):
+    mine = federation.splits["train"].rows(federation.clients.index(who))
+    return federation.x[mine].double().flatten(1).numpy(), federation.y[mine].numpy()
+
+
+def by_hand(x, y, of, most):
+    """Image by image, classes in turns: the mean of the next `of` rows of the class, with their contrast."""
+    found = []
+    for nth in range(most):
+        for c in range(3):
+            rows = x[y == c][nth * of : (nth + 1) * of]
+            if len(rows) == of:
+                mean = rows.mean(0)
+                found.append(mean.mean() + (mean - mean.mean()) * rows.std(1).mean() / mean.std())
+    return np.clip(np.array(found), -1, 1)
+
+
+def made(stand_ins, federation, who):
+    memory = {"key": KEY, "model": stand_ins.learner.first}
+    return perform(stand_ins.task(), {}, memory, federation, who, Turn(Seed(0), 0, federation.clients))[1]
+
+
+@pytest.mark.parametrize(
+    ("who", "of", "count"), [("ann", 8, 60), ("ann", 3, 200), ("bob", 3, 20), ("bob", 5, 7)]
+)
+def test_images_are_means_of_rows_of_a_class_with_their_contrast(federation, learner, who, of, count):
+    got = made(StandIns(learner, "means", count, means_of=of), federation, who)
+    wanted = by_hand(*rows_of(federation, who), of, most=-(-count // 3))[:count]
+    assert int(got["made"]) == len(wanted) > 1
+    shown = from_bytes(got["images"], -1.0, 1.0).flatten(1).double().numpy()
+    again = np.arange(count) % len(wanted)
+    np.testing.assert_allclose(shown, wanted[again], atol=1 / 255 + 1e-6)
+    assert int(got["copies"]) == 0
+
+
+def test_who_has_no_class_of_enough_rows_shows_nothing(federation, learner):
+    got = made(StandIns(learner, "means", 6, means_of=3), federation, "cyd")
+    assert int(got["made"]) == 0
+    assert len(got["images"].unique()) == 1  # not even on the own side is there a mean of fewer rows
+
+
+def test_each_row_is_in_one_image_at_most(federation, learner):
+    """A row that changes moves one image, or none."""
+    stand_ins = StandIns(learner, "means", 30, means_of=8)  # so few that none is shown twice
+    before = made(stand_ins, federation, "ann")["images"]
+    moved = []
+    for row in (0, 255, 256, 479):
+        x = federation.x.clone()
+        x[int(federation.splits["train"].rows(0)[row])] *= -1
+        after = made(stand_ins, replace(federation, x=x), "ann")["images"]
+        moved.append(int((after != before).flatten(1).any(1).sum()))
+    assert set(moved) <= {0, 1}
+    assert sum(moved) > 0
+
+
+def test_one_call_for_many_makes_the_same_images(federation, learner):
+    task = StandIns(learner, "means", 30, means_of=3).task()
+    memories = Memories(lambda who: {"key": KEY, "model": learner.first})
+    engine = Batched(federation, {"dream": task}, memories)
+    turn = Turn(Seed(0), 0, federation.clients)
+    list(engine.replies(Ask("dream", federation.clients), turn))
+    for who in federation.clients:
+        alone = perform(task, {}, {"key": KEY, "model": learner.first}, federation, who, turn)[1]
+        assert torch.equal(memories[who]["images"], alone["images"]), who
+        assert int(memories[who]["made"]) == int(alone["made"])
+
+
+def test_a_mean_of_two_is_refused():
+    with pytest.raises(KinfolkError, match=r"algorithm.means_of = 2: .*3"):
+        RowMeans(10, 3, of=2)

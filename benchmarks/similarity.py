@@ -136,7 +136,9 @@ def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[Line]:
     slfed = {"images": "held_out", "images_count": options.images, "shares": "plain"}
     parts = build_parts(replace(spec, algorithm=AlgorithmSpec("slfed", slfed)))
     gan = Gan(options.gan_width, steps=options.gan_steps)
-    makers = {kind: StandIns(parts.learner, kind, options.images, gan, CopyGuard()) for kind in SOURCES}
+    makers = {
+        kind: StandIns(parts.learner, kind, options.images, gan, CopyGuard()) for kind in options.sources
+    }
     table = {**installed(parts.algorithm), **{f"dream.{k}": one.task() for k, one in makers.items()}}
     truth, laws = parts.federation.truth, label_cosine(parts.federation)
     rows, columns = np.triu_indices(len(laws), 1)
@@ -148,7 +150,7 @@ def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[Line]:
             player.made = made  # they depend on rows alone
             for rounds in options.rounds:
                 models = player.until(rounds)
-                for kind in SOURCES:
+                for kind in options.sources:
                     labels = seen_by_all(parts.learner, models, player.images(kind, models))
                     for compare, of in MEASURES.items():
                         pairs = all_pairs(labels, of(parts.learner.outputs, options.images)).cpu().numpy()
@@ -171,6 +173,7 @@ def main() -> None:
     parser.add_argument("--data", default="digits", help=f"{', '.join(DATA)}, or the path of a spec")
     parser.add_argument("--federations", nargs="*", choices=FEDERATIONS, default=list(FEDERATIONS))
     parser.add_argument("--training", nargs="*", choices=("local", "slfed"), default=["local", "slfed"])
+    parser.add_argument("--sources", nargs="*", choices=SOURCES, default=list(SOURCES))
     parser.add_argument("--rounds", type=int, nargs="*", default=[1, 3, 10])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--images", type=int, default=500)

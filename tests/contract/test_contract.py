@@ -19,7 +19,7 @@ SMALL = {"images_count": 8, "gan_epochs": 1, "gan_width": 0.0625}
 METHODS["slfed"] = (ALGORITHMS["slfed"], SMALL)
 VARIANTS = {
     "slfed pairs": (ALGORITHMS["slfed"], {**SMALL, "min_members": 2, "max_share": 1.0, "waves": 2}),
-    "slfed images": (ALGORITHMS["slfed"], {**SMALL, "images": "noise", "compare": "images"}),
+    "slfed images": (ALGORITHMS["slfed"], {**SMALL, "images": "means", "means_of": 3, "compare": "images"}),
     "gossip random": (Gossip, {"neighbours": "random"}),
     "nearest of 5": (Nearest, {"k": 5}),
     "mdicfl strong": (
@@ -39,7 +39,7 @@ CASES += [
 CASES += [("mdicfl strong", c) for c in ("engines_agree", "survives_drop_outs", "bad_replies", "resume")]
 CASES += [("mdicfl generator", c) for c in ("engines_agree", "survives_nobody", "state_is_plain", "resume")]
 CASES += [("slfed pairs", c) for c in ("engines_agree", "state_not_mutated", "survives_drop_outs", "resume")]
-CASES += [("slfed images", c) for c in ("survives_drop_outs", "resume")]
+CASES += [("slfed images", c) for c in ("engines_agree", "survives_drop_outs", "resume")]
 # What does not apply, and to whom: anything else that skips itself is a failure.
 MAY_SKIP = {
     ("local", "bad_replies"): "reply with nothing",

@@ -56,8 +56,8 @@ class SLFed:
     """No server: subjective-logic trust, personal aggregated models, sums by secret shares.
 
     Of the sources of images the paper's GAN follows label laws best. To find groups, compare="images" does
-    better than counts with every source, and images="means" or "back_search" better than the GAN
-    (benchmarks/similarity.py).
+    better than counts with every source; best were images="back_search" on digits and "means" on CIFAR-10
+    (benchmarks/similarity.py, docs/papers/slfed.md).
     """
 
     learner: Learner

@@ -79,6 +79,14 @@ def test_who_has_no_class_of_enough_rows_shows_nothing(federation, learner):
     assert len(got["images"].unique()) == 1  # not even on the own side is there a mean of fewer rows
 
 
+def test_a_single_image_is_none(learner):
+    draw = np.random.Generator(np.random.PCG64(4))
+    for rows, wanted in ((10, 2), (9, 0)):  # of ten rows two means of five, of nine only one
+        x, y = draw.uniform(-1, 1, (rows, 1, 4, 5)).astype(np.float32), np.zeros(rows, dtype=np.int64)
+        one = from_arrays({"ann": (x, y)}, test={"ann": (x[:1], y[:1])}, classes=3)
+        assert int(made(StandIns(learner, "means", 6, means_of=5), one, "ann")["made"]) == wanted
+
+
 def test_each_row_is_in_one_image_at_most(federation, learner):
     """A row that changes moves one image, or none."""
     stand_ins = StandIns(learner, "means", 30, means_of=8)  # so few that none is shown twice

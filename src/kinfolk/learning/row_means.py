@@ -61,7 +61,7 @@ class RowMeans:
         }
 
     def show(self, carry: Carry, batch: Batch) -> Carry:
-        """The images as bytes; who has few shows them again and again, who has none blank ones."""
+        """The images as bytes; who has few shows them again and again, who has one or none blank ones."""
         means = carry[SUMS] / self.of
         middle = means.mean(1, keepdim=True)
         stretch = carry[CONTRAST] / self.of / _deviation(means).clamp(min=1e-12)
@@ -70,6 +70,7 @@ class RowMeans:
         # Only whole images: a mean of fewer rows would show more of each.
         whole = place // self.classes < (carry[SEEN] // self.of).gather(0, place % self.classes)
         made = whole.sum().clamp(max=self.count)
+        made = made * (made > 1)  # a single image tells nothing apart, and peers would refuse it
         order = (~whole).long().sort(stable=True)[1]
         picked = order.gather(0, torch.arange(self.count, device=place.device) % made.clamp(min=1))
         shown = images.gather(0, picked[:, None].expand(-1, images.shape[1])) * (made > 0)

@@ -50,8 +50,9 @@ def by_hand(x, y, of, most):
         for c in range(3):
             rows = x[y == c][nth * of : (nth + 1) * of]
             if len(rows) == of:
-                mean = rows.mean(0)
-                found.append(mean.mean() + (mean - mean.mean()) * rows.std(1).mean() / mean.std())
+                centred = rows - rows.mean(1, keepdims=True)
+                mean = (centred / rows.std(1, keepdims=True)).mean(0)
+                found.append(rows.mean() + mean / mean.std() * rows.std(1).mean())
     return np.clip(np.array(found), -1, 1)
 
 
@@ -64,7 +65,7 @@ def made(stand_ins, federation, who):
     ("who", "of", "count"), [("ann", 8, 60), ("ann", 3, 200), ("bob", 3, 20), ("bob", 5, 7)]
 )
 def test_images_are_means_of_rows_of_a_class_with_their_contrast(federation, learner, who, of, count):
-    got = made(StandIns(learner, "means", count, means_of=of), federation, who)
+    got = made(StandIns(learner, "means", count, guard=None, means_of=of), federation, who)
     wanted = by_hand(*rows_of(federation, who), of, most=-(-count // 3))[:count]
     assert int(got["made"]) == len(wanted) > 1
     shown = from_bytes(got["images"], -1.0, 1.0).flatten(1).double().numpy()
@@ -79,6 +80,39 @@ def test_who_has_no_class_of_enough_rows_shows_nothing(federation, learner):
     assert len(got["images"].unique()) == 1  # not even on the own side is there a mean of fewer rows
 
 
+def likeness(images, rows):
+    """The highest correlation of an image with a row."""
+    return np.corrcoef(images.flatten(1).double(), rows.reshape(len(rows), -1))[
+        : len(images), len(images) :
+    ].max()
+
+
+def test_one_row_among_dull_ones_does_not_show(learner):
+    """Rows weigh alike: a plain mean of these is the one bright row, 99 % of it."""
+    draw = np.random.Generator(np.random.PCG64(6))
+    x, y = draw.normal(0, 0.005, (16, 1, 40, 5)).astype(np.float32), np.repeat([0, 1], 8)
+    x[[3, 12]] *= 100
+    dull = from_arrays({"ann": (x, y)}, test={"ann": (x[:1], y[:1])}, classes=3)
+    got = made(StandIns(toy.learner("mlp", dull), "means", 6, means_of=8), dull, "ann")
+    assert int(got["made"]) == 2
+    plain = torch.stack([torch.from_numpy(x[y == c]).mean(0) for c in (0, 1)])
+    assert likeness(plain, x) > 0.98
+    assert likeness(got["images"], x) < 0.6  # of eight rows that are not alike: 1 / sqrt(8) = 0.35, and noise
+
+
+def test_a_mean_of_equal_rows_is_a_copy_and_does_not_leave(learner):
+    draw = np.random.Generator(np.random.PCG64(7))
+    x, y = draw.uniform(-1, 1, (40, 1, 4, 5)).astype(np.float32), np.repeat([0, 1], 20)
+    x[20:] = x[20]
+    twins = from_arrays({"ann": (x, y)}, test={"ann": (x[:1], y[:1])}, classes=3)
+    unwatched = made(StandIns(learner, "means", 12, guard=None, means_of=5), twins, "ann")
+    assert likeness(unwatched["images"], x[20:]) > 0.999
+    got = made(StandIns(learner, "means", 12, means_of=5), twins, "ann")
+    assert int(got["copies"]) > 0
+    assert int(got["made"]) > 1
+    assert likeness(got["images"], x[20:]) < 0.9
+
+
 def test_a_single_image_is_none(learner):
     draw = np.random.Generator(np.random.PCG64(4))
     for rows, wanted in ((10, 2), (9, 0)):  # of ten rows two means of five, of nine only one
@@ -89,7 +123,7 @@ def test_a_single_image_is_none(learner):
 
 def test_each_row_is_in_one_image_at_most(federation, learner):
     """A row that changes moves one image, or none."""
-    stand_ins = StandIns(learner, "means", 30, means_of=8)  # so few that none is shown twice
+    stand_ins = StandIns(learner, "means", 30, guard=None, means_of=8)  # so few that none is shown twice
     before = made(stand_ins, federation, "ann")["images"]
     moved = []
     for row in (0, 255, 256, 479):

@@ -78,7 +78,10 @@ class CopyGuard:
         # The one-in-a-hundredth of a handful of rows would be their least, which may be anything.
         enough = known * self.quantile >= 1
         limit = torch.where(enough, ranked.gather(0, place[None])[0], self.rule)
-        good = _ratios(carry[IMAGE_NEAR]) >= limit
+        # Nearer than bytes can tell is a copy, however many rows there are of the kind.
+        step = (self.high - self.low) / 255
+        near = carry[IMAGE_NEAR][:, 0] <= carry["images"][0].numel() * step**2
+        good = (_ratios(carry[IMAGE_NEAR]) >= limit) & ~near
         kept = good.sum()
         order = (~good).long().sort(stable=True)[1]
         turn = torch.arange(len(order), device=order.device) % kept.clamp(min=1)

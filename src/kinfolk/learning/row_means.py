@@ -1,8 +1,9 @@
 """Images that are means of several training rows of one class: what the class looks like, and no row.
 
 Every row goes into one image at most, and always into the same, so that images made again tell nothing new;
-a class with too few rows gives none. A mean is dull, and a network takes dull images for something else, so
-its contrast is made that of its rows. It blurs rows, it proves no privacy.
+a class with too few rows gives none. Rows weigh alike whatever their contrast, or one among dull ones would
+show. A mean is dull itself, and a network takes dull images for something else, so it gets the contrast that
+its rows have on average. It blurs rows, it proves no privacy.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kinfolk.errors import at_least
 from kinfolk.learning.gan import to_bytes, to_unit
 from kinfolk.task import Batch, Carry
 
-MADE, SUMS, CONTRAST, SEEN = "work.means", "work.sums", "work.contrast", "work.rows_of_class"
+MADE, SUMS, LIGHT, SEEN = "work.means", "work.sums", "work.light", "work.rows_of_class"
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class RowMeans:
         places, pixels = -(-self.count // self.classes) * self.classes, batch.x[0].numel()
         zeros = torch.zeros(places, pixels, dtype=torch.float64, device=batch.x.device)
         seen = torch.zeros(self.classes, dtype=torch.int64, device=batch.x.device)
-        return {**carry, SUMS: zeros, CONTRAST: zeros[:, 0].clone(), SEEN: seen}
+        return {**carry, SUMS: zeros, LIGHT: zeros[:, :2].clone(), SEEN: seen}
 
     def add(self, carry: Carry, batch: Batch) -> Carry:
-        """Each row to the sum of its image."""
+        """Each row to its image: its shape, of mean 0 and deviation 1, and these two numbers apart."""
         y, device = batch.y.long(), batch.x.device
         mine = y[:, None] == torch.arange(self.classes, device=device)
         if batch.weight is not None:
@@ -52,21 +53,15 @@ class RowMeans:
         nth = (before * mine).sum(1)
         place = torch.where(mine.any(1), nth // self.of * self.classes + y, -1)
         into = (torch.arange(len(carry[SUMS]), device=device)[:, None] == place).double()
-        rows = to_unit(batch.x.flatten(1).double(), self.low, self.high)
-        return {
-            **carry,
-            SUMS: carry[SUMS] + into @ rows,
-            CONTRAST: carry[CONTRAST] + into @ _deviation(rows),
-            SEEN: carry[SEEN] + mine.sum(0),
-        }
+        shapes, light = _apart(to_unit(batch.x.flatten(1).double(), self.low, self.high))
+        sums = {SUMS: carry[SUMS] + into @ shapes, LIGHT: carry[LIGHT] + into @ light}
+        return {**carry, **sums, SEEN: carry[SEEN] + mine.sum(0)}
 
     def show(self, carry: Carry, batch: Batch) -> Carry:
         """The images as bytes; who has few shows them again and again, who has one or none blank ones."""
-        means = carry[SUMS] / self.of
-        middle = means.mean(1, keepdim=True)
-        stretch = carry[CONTRAST] / self.of / _deviation(means).clamp(min=1e-12)
-        images = middle + (means - middle) * stretch[:, None]
-        place = torch.arange(len(means), device=means.device)
+        middle, deviation = (carry[LIGHT] / self.of)[:, :, None].unbind(1)
+        images = middle + deviation * _apart(carry[SUMS])[0]
+        place = torch.arange(len(images), device=images.device)
         # Only whole images: a mean of fewer rows would show more of each.
         whole = place // self.classes < (carry[SEEN] // self.of).gather(0, place % self.classes)
         made = whole.sum().clamp(max=self.count)
@@ -74,9 +69,12 @@ class RowMeans:
         order = (~whole).long().sort(stable=True)[1]
         picked = order.gather(0, torch.arange(self.count, device=place.device) % made.clamp(min=1))
         shown = images.gather(0, picked[:, None].expand(-1, images.shape[1])) * (made > 0)
-        kept = {key: carry[key] for key in carry if key not in (SUMS, CONTRAST, SEEN)}
+        kept = {key: carry[key] for key in carry if key not in (SUMS, LIGHT, SEEN)}
         return {**kept, MADE: made, "images": to_bytes(shown).reshape(self.count, *batch.x.shape[1:])}
 
 
-def _deviation(rows: Tensor) -> Tensor:
-    return (rows - rows.mean(1, keepdim=True)).square().mean(1).sqrt()
+def _apart(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows with mean 0 and deviation 1, and both numbers of each [rows, 2]; a row of one colour is all 0."""
+    mean = rows.mean(1, keepdim=True)
+    deviation = (rows - mean).square().mean(1, keepdim=True).sqrt()
+    return (rows - mean) / deviation.clamp(min=1e-12), torch.cat([mean, deviation], 1)

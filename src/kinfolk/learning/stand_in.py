@@ -25,6 +25,7 @@ from kinfolk.task import Batch, Carry, Descent, Facts, Fit, Plan, Sweep, Task
 from kinfolk.types import Message, Tree
 
 Kind = Literal["gan", "noise", "back_search", "means", "held_out"]
+_GUARDED = ("gan", "means")  # made of training rows
 # A pass of one step: what must be done once rows are at hand, so that their shape is known.
 ONCE = Plan(1, steps=1, shuffle=False)
 ROWS, FOUND, SEEN = "work.rows", "work.found", "work.seen"
@@ -41,7 +42,7 @@ class StandIns:
     kind: Kind = "gan"
     count: int = 1000
     gan: Gan = field(default_factory=Gan)
-    guard: CopyGuard | None = field(default_factory=CopyGuard)  # of GAN images
+    guard: CopyGuard | None = field(default_factory=CopyGuard)  # of a GAN's images and of means
     search_steps: int = 100
     search_lr: float = 0.1
     search_weight: float = 0.1  # of the pull towards 0
@@ -56,7 +57,7 @@ class StandIns:
             "means": self._means(),
             "held_out": (Sweep(self._room, ONCE), Sweep(self._hold, Plan(256, shuffle=False, split="valid"))),
         }
-        guard = self.guard.passes() if self.guard and self.kind == "gan" else ()
+        guard = self.guard.passes() if self.guard and self.kind in _GUARDED else ()
         light = self.kind != "back_search"  # which looks through the client's own model
         return Task(_begin, self._finish, (*passes[self.kind], *guard), {}, stream="gan", light=light)
 
@@ -65,12 +66,18 @@ class StandIns:
 
     def _generate(self, carry: Carry, batch: Batch) -> Carry:
         made = to_bytes(self.gan.images(carry[PART], carry[KEY], self.count))
-        carry = {**carry, "images": made.reshape(self.count, *batch.x.shape[1:])}
-        return self.guard.begin(carry, carry[ROWS], made.shape[1]) if self.guard else carry
+        return self._watched({**carry, "images": made.reshape(self.count, *batch.x.shape[1:])})
+
+    def _watched(self, carry: Carry) -> Carry:
+        return self.guard.begin(carry, carry[ROWS], carry["images"][0].numel()) if self.guard else carry
 
     def _means(self) -> tuple[Sweep, ...]:
         means = RowMeans(self.count, self.learner.outputs, self.means_of, self.gan.low, self.gan.high)
-        return Sweep(means.room, ONCE), Sweep(means.add, Plan(256, shuffle=False)), Sweep(means.show, ONCE)
+
+        def show(carry: Carry, batch: Batch) -> Carry:
+            return self._watched(means.show(carry, batch))
+
+        return Sweep(means.room, ONCE), Sweep(means.add, Plan(256, shuffle=False)), Sweep(show, ONCE)
 
     def _noise(self, carry: Carry, batch: Batch) -> Carry:
         drawn = normal(carry[KEY], (self.count, *batch.x.shape[1:]), _NOISE)
@@ -116,12 +123,12 @@ class StandIns:
     def _finish(self, carry: Carry) -> tuple[Message, Message]:
         made = torch.full_like(carry[KEY], self.count)
         copies = torch.zeros_like(made)
-        if self.guard and self.kind == "gan":
+        if self.guard and self.kind in _GUARDED:
             images, made, copies = self.guard.without_copies(carry)
             carry = {**carry, "images": images}
-        elif self.kind == "means":
-            made = carry[MADE]
-        elif self.kind == "held_out":
+        if self.kind == "means":
+            made = torch.minimum(made, carry[MADE])
+        if self.kind == "held_out":
             made = carry[SEEN].clamp(max=self.count)
         return keep_all({**carry, "made": made.long(), "copies": copies.long()})
 

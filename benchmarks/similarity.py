@@ -88,7 +88,7 @@ class Play:
         self.clients, self.state = parts.federation.clients, None
         first = here(stage, parts.learner.first)
         stage.engine.memories.update({who: {"model": first, "pam": first} for who in self.clients})
-        self.made: dict[str, list[Tensor]] = {}
+        self.made: dict[str, tuple[list[Tensor], NDArray[np.bool_]]] = {}
 
     def until(self, rounds: int) -> list[Tree]:
         """Everybody's model after so many rounds."""
@@ -105,8 +105,8 @@ class Play:
         self.done = rounds
         return [self.stage.engine.memories[who]["model"] for who in self.clients]
 
-    def images(self, kind: str, models: list[Tree]) -> list[Tensor]:
-        """Everybody's images; only back search looks at the model, all other kinds are made once."""
+    def images(self, kind: str, models: list[Tree]) -> tuple[list[Tensor], NDArray[np.bool_]]:
+        """Everybody's images, and who has any to show; all but back-searched ones are made once."""
         if kind in self.made:
             return self.made[kind]
         memories, seed = self.stage.engine.memories, self.parts.seed
@@ -114,7 +114,8 @@ class Play:
         for who, model in zip(self.clients, models, strict=True):
             memories[who] = {"model": model, "key": torch.tensor(seed.number("gan", 0, who))}
         self.stage.perform(Ask(f"dream.{kind}", self.clients), Turn(seed, 0, self.clients))
-        found = [memories[who]["images"] for who in self.clients]
+        shows = np.array([int(memories[who]["made"]) > 0 for who in self.clients])
+        found = [memories[who]["images"] for who in self.clients], shows
         memories.clear()
         memories.update(before)
         if kind != "back_search":
@@ -128,11 +129,14 @@ def rank_correlation(values: NDArray[np.float64], other: NDArray[np.float64]) ->
     return float("nan") if flat else float(spearmanr(values, other).statistic)
 
 
-Line = tuple[str, int, str, str, float, float, float]
+Line = tuple[str, int, str, str, float, float, float, float]
 
 
 def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[Line]:
-    """(training, rounds, source, measure, AUC, rank correlations with groups and labels) for one seed."""
+    """(training, rounds, source, measure, AUC, rank correlations with groups and labels, pairs) for one seed.
+
+    Pairs are those in which both have images to show.
+    """
     slfed = {"images": "held_out", "images_count": options.images, "shares": "plain"}
     parts = build_parts(replace(spec, algorithm=AlgorithmSpec("slfed", slfed)))
     gan = Gan(options.gan_width, steps=options.gan_steps)
@@ -143,7 +147,7 @@ def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[Line]:
     truth, laws = parts.federation.truth, label_cosine(parts.federation)
     rows, columns = np.triu_indices(len(laws), 1)
     same = np.zeros(len(rows), bool) if truth is None else (truth[rows] == truth[columns]).numpy()
-    made: dict[str, list[Tensor]] = {}
+    made: dict[str, tuple[list[Tensor], NDArray[np.bool_]]] = {}
     for training in options.training:
         with staged(parts, table) as stage:
             player = Play(parts, stage, training)
@@ -151,13 +155,15 @@ def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[Line]:
             for rounds in options.rounds:
                 models = player.until(rounds)
                 for kind in options.sources:
-                    labels = seen_by_all(parts.learner, models, player.images(kind, models))
+                    images, shows = player.images(kind, models)
+                    labels = seen_by_all(parts.learner, models, images)
+                    a, b, alike = (one[shows[rows] & shows[columns]] for one in (rows, columns, same))
                     for compare, of in MEASURES.items():
                         pairs = all_pairs(labels, of(parts.learner.outputs, options.images)).cpu().numpy()
-                        values = pairs[rows, columns]
-                        of_groups = rank_correlation(values, same.astype(float))
-                        of_laws = rank_correlation(values, laws[rows, columns])
-                        yield training, rounds, kind, compare, auc(values, same), of_groups, of_laws
+                        of_groups = rank_correlation(pairs[a, b], alike.astype(float))
+                        of_laws = rank_correlation(pairs[a, b], laws[a, b])
+                        found = auc(pairs[a, b], alike), of_groups, of_laws, float(len(a))
+                        yield training, rounds, kind, compare, *found
 
 
 def shown(values: list[float]) -> str:
@@ -182,21 +188,22 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="a.b=c")
     options = parser.parse_args()
     heads = "".join(f"{word:>16}" for word in ("AUC of groups", "rho, groups", "rho, labels"))
-    head = f"{'training':9}{'rounds':>7}  {'images':12}{'compare':8}{heads}"
+    head = f"{'training':9}{'rounds':>7}  {'images':12}{'compare':8}{heads}{'pairs':>7}"
     for name in options.federations:
         began, cells = time.perf_counter(), {}
         for seed in range(options.seeds):
             sets = ["data.valid=0.2", *FEDERATIONS[name], *HERE, *options.set]
             spec = override(load(DATA.get(options.data, options.data)), sets)
             spec = replace(spec, run=replace(spec.run, seed=seed))
-            for *key, area, of_groups, of_laws in measure(spec, options):
-                cells.setdefault(tuple(key), []).append((area, of_groups, of_laws))
+            for line in measure(spec, options):
+                cells.setdefault(line[:4], []).append(line[4:])
         print(
             f"\n{options.data}, {name}, {options.seeds} seeds ({time.perf_counter() - began:.0f} s)\n{head}"
         )
         for (training, rounds, kind, compare), found in cells.items():
             numbers = "".join(f"{shown([one[i] for one in found]):>16}" for i in range(3))
-            print(f"{training:9}{rounds:7}  {kind:12}{compare:8}{numbers}", flush=True)
+            pairs = f"{np.mean([one[3] for one in found]):7.0f}"
+            print(f"{training:9}{rounds:7}  {kind:12}{compare:8}{numbers}{pairs}", flush=True)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ PASSES = {
     "gan": ("first weights", "GAN training", "GAN images", "copies: sample", "copies: distances"),
     "back_search": ("first images", "back search", "as bytes"),
     "noise": ("noise",),
+    "means": ("room", "sums", "means", "copies: sample", "copies: distances"),
 }
 
 

@@ -202,6 +202,20 @@ def test_literally_the_pam_is_mixed_as_it_was_before_training():
     np.testing.assert_array_equal(flat(begun[1]), flat(usual.after[0, "train"]["a"]["model"]))
 
 
+def test_what_is_trained_in_rounds_alone_is_not_taken_back_for_a_pam():
+    film = Film(SLFed(learner(), mixes="pam", local_rounds=4, shares="plain", **EASY), nine(), 6)
+    for number in (3, 4):  # the second round of meetings, and the first in which models are asked for
+        for who, memory in film.after[number, "begin"].items():
+            trained = flat(film.after[number - 1, "train"][who]["model"])
+            np.testing.assert_array_equal(flat(memory["model"]), trained)
+            assert not np.array_equal(trained, flat(film.after[number - 1, "begin"][who]["model"]))
+    before = film.after[4, "train"]
+    assert all(
+        np.array_equal(flat(memory["model"]), flat(before[who]["pam"]))
+        for who, memory in film.after[5, "begin"].items()
+    )
+
+
 @pytest.mark.parametrize("tell", ["all", "direct"])
 def test_what_is_told_is_of_own_contacts_or_of_everybody_known(tell):
     seen = []

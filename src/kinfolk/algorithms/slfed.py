@@ -209,7 +209,8 @@ class SLFed:
         first: Message = {"book": blank_book(n), "diary": blank_diary(n), **no_refusals(n)}
         held = {**first, **{key: memory[key] for key in KEPT if key in memory}}
         held |= without_reasons(held)
-        if self.mixes == "pam" and "diary" in memory:  # before the first round there was no PAM
+        # Before the first round there was no PAM, and after a round alone the model is what was trained.
+        if self.mixes == "pam" and "diary" in memory and me.turn.round > self.local_rounds:
             held["model"] = memory["pam"]
         key = torch.tensor(me.turn.seed.number("gan", me.turn.round, me.name))
         held |= {"key": key, "pam": held["model"]}

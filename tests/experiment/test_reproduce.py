@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment import local_models
@@ -388,7 +389,7 @@ def test_a_row_that_breaks_down_is_told_and_the_others_go_on(tmp_path):
     assert all(rows[label]["obtained"][0] != "-" for label in ("Theirs", "After"))
 
 
-def test_a_run_that_has_not_finished_does_not_count(paper, tmp_path):
+def test_a_run_that_has_not_finished_does_not_count(paper, tmp_path, monkeypatch):
     """What was scored before the first round is no result."""
     reproduce(paper, tmp_path / "out", tmp_path, seeds=2)
     (sheet,) = load_sheets(tmp_path / "out")
@@ -401,3 +402,12 @@ def test_a_run_that_has_not_finished_does_not_count(paper, tmp_path):
     assert (row["some"], before[label]["some"]) == ("1 of 2 seeds", "")
     assert [n["seeds"] for n in row["numbers"]] == [1] * len(sheet.columns)
     assert f"| {label} (1 of 2 seeds) |" in markdown(sheet)
+    # Nor does it cut short the curve of the seed that has.
+    drawn, plot = [], Axes.plot
+    monkeypatch.setattr(Axes, "plot", lambda a, x, *b, **c: drawn.append(len(x)) or plot(a, x, *b, **c))
+    for late in [None, *sorted(cut.with_name("records").iterdir())[1:]]:
+        if late:
+            late.unlink()
+        sheet_figure(load_sheets(tmp_path / "out")[0], tmp_path / "figure.svg")
+    rows = len(sheet.facts["rows"])
+    assert drawn[-rows:] == drawn[:rows] == [3] * rows

@@ -116,6 +116,10 @@ def _paid(runs: Sequence[Run], name: str) -> float:
     return float(np.mean(values)) if values else math.nan
 
 
+def _finished(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.facts.get("status") == "finished"]
+
+
 def cells(sheet: Sheet) -> list[dict[str, Any]]:
     """Every row: its label, and for each column what was reported and what was obtained, as text.
 
@@ -124,7 +128,7 @@ def cells(sheet: Sheet) -> list[dict[str, Any]]:
     rows = []
     for row in sheet.facts["rows"]:
         begun = sheet.runs(row)
-        runs = [run for run in begun if run.facts.get("status") == "finished"]
+        runs = _finished(begun)
         lost = sum(run.facts.get("status") == "stopped" for run in begun)
         broke = f"broke down in {lost} of {len(begun)} seeds" if lost else ""
         some = 0 < len(runs) < len(row["runs"])
@@ -278,7 +282,8 @@ def _drawn(sheet: Sheet) -> list[tuple[str, str]]:
 
 def _curves(axes: Axes, sheet: Sheet, rows: Sequence[Mapping[str, Any]], score: str, over: str) -> None:
     for i, row in enumerate(rows):
-        runs = [run for run in sheet.runs(row) if run.models]
+        begun = [run for run in sheet.runs(row) if run.models]
+        runs = _finished(begun) or begun  # a seed that has only begun would cut the others' curve short
         if not runs:
             continue
         curve = mean_history(runs, row["model"] or runs[0].models[0], score, over)

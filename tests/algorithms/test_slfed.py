@@ -137,13 +137,13 @@ def test_what_is_compared_is_one_of_two():
         build_algorithm("slfed", learner(), {"compare": "rows"})
 
 
-def test_everybody_is_known_by_the_fourth_round_and_lists_are_at_most_half():
+def test_everybody_is_known_by_the_third_round_and_lists_are_at_most_half():
     two, one = (Film(SLFed(learner(), direct=ds, **EASY), nine(), 5) for ds in (2, 1))
     doubts = []
     for film in (two, one):
         memories = film.after[4, "opinions"].values()
         doubts.append(np.mean([opinions(m["book"]).u[known(m["book"])].mean() for m in memories]))
-    assert all(int(known(m["book"]).sum()) == 8 for m in two.after[3, "opinions"].values())
+    assert all(int(known(m["book"]).sum()) == 8 for m in two.after[2, "opinions"].values())
     assert any(int(known(m["book"]).sum()) < 8 for m in one.after[1, "opinions"].values())
     for number in range(5):
         for memory in two.after[number, "opinions"].values():

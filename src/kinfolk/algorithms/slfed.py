@@ -176,12 +176,12 @@ class SLFed:
             "opinions": holding("lately", self._tell, self._hear),
             "requests": self._at_desk("asked", Desk.ask, Desk.accept),
             "accepts": self._at_desk("open", Desk.agree, Desk.settle),
-            "confirm": self._at_desk("open", Desk.confirm, Desk.take_up),
+            "confirm": self._at_desk("open", Desk.confirm, Desk.take_up, gives=True),
             "shares": self._at_desk("wave", Desk.deal, Desk.respond),
             "ready": self._at_desk("wave", Desk.ready, Desk.judge),
-            "verdict": self._at_desk("wave", Desk.judged, Desk.take_back),
+            "verdict": self._at_desk("wave", Desk.judged, Desk.take_back, gives=True),
             "again": self._at_desk("wave", Desk.deal, Desk.respond_at_last),
-            "responses": self._at_desk("wave", Desk.answer, Desk.sum_up),
+            "responses": self._at_desk("wave", Desk.answer, Desk.sum_up, gives=self.waves > 1),
             "train": self._training("pam", "batch"),
         }
 
@@ -340,6 +340,7 @@ class SLFed:
         needs: str,
         send: Callable[[Desk, Message], Letters],
         receive: Callable[[Desk, Inbox, Message], Message],
+        gives: bool = False,
     ) -> Swap:
         def write(memory: Message, me: Peer) -> dict[Client, Message]:
             return send(self._desk(me, _refusals(memory, me)), memory)
@@ -350,7 +351,7 @@ class SLFed:
             done = int(memory.get("wave", 0)) == self.waves
             return {key: memory[key] for key in KEPT if key in memory} if done else memory
 
-        return holding(needs, write, read)
+        return holding(needs, write, read, ("model",) if gives else ())
 
     def _desk(self, me: Peer, refusals: Refusals) -> Desk:
         def scheme(requester: Client, attempt: int) -> Scheme:

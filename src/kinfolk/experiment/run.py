@@ -18,6 +18,7 @@ from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Engine, Stage, drop_outs
 from kinfolk.engines.tune import tuned
 from kinfolk.errors import BrokeDown, KinfolkError
+from kinfolk.experiment.attack import given
 from kinfolk.experiment.build import Network, Parts, build_parts
 from kinfolk.experiment.checkpoint import Loaded, load_latest, save
 from kinfolk.experiment.choice import chosen, kept, work
@@ -139,7 +140,7 @@ def _lead(
 
 def _memories(parts: Parts, device: torch.device) -> Memories:
     remember = parts.algorithm.remember if isinstance(parts.algorithm, Remembers) else lambda who: {}
-    marked = parts.attack.mark(remember) if parts.attack else remember
+    marked = parts.attack.mark(remember, given(installed(parts.algorithm))) if parts.attack else remember
     return Memories(lambda who: map_leaves(lambda t: t.to(device), marked(who)))
 
 

@@ -87,7 +87,7 @@ class Turn:
         """Who takes part in this round; everybody can work it out.
 
         >>> Turn(Seed(0), 3, (Client("a"), Client("b"), Client("c")), 0.5).cohort
-        ('a', 'b')
+        ('a', 'c')
         """
         return sample(self.seed, self.round, self.clients, self.participation)
 

@@ -50,6 +50,8 @@ SHARED_BY_ALGORITHMS = {"kinfolk.algorithms"} | {
         "warm_start",
         "label_law",
         "group_middles",
+        "peers",
+        "slfed",  # its own variant
     )
 }
 # Rooms that see records only, as files: not even by a detour may they reach torch.

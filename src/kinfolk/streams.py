@@ -80,3 +80,30 @@ class Turn:
     seed: Seed
     round: int
     clients: tuple[Client, ...]
+    participation: float = 1.0  # the fraction of them that takes part in a round
+
+    @property
+    def cohort(self) -> tuple[Client, ...]:
+        """Who takes part in this round; everybody can work it out.
+
+        >>> Turn(Seed(0), 3, (Client("a"), Client("b"), Client("c")), 0.5).cohort
+        ('a', 'c')
+        """
+        return sample(self.seed, self.round, self.clients, self.participation)
+
+
+def sample(seed: Seed, round: int, clients: tuple[Client, ...], participation: float) -> tuple[Client, ...]:
+    """The cohort of a round: max(1, round(R N)) clients; the same for every algorithm of one seed.
+
+    >>> sample(Seed(0), 3, (Client("a"), Client("b"), Client("c")), 0.5) == sample(
+    ...     Seed(0), 3, (Client("a"), Client("b"), Client("c")), 0.5)
+    True
+    """
+    count = max(1, round_half_up(participation * len(clients)))
+    drawn = seed.numpy("sample", round).permutation(len(clients))[:count]
+    return tuple(clients[i] for i in sorted(drawn.tolist()))
+
+
+def round_half_up(value: float) -> int:
+    """Ordinary rounding; Python's own would make half of three clients two and half of five two as well."""
+    return int(value + 0.5)

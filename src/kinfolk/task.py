@@ -194,6 +194,7 @@ class Swap:
 
     send: Callable[[Message, Peer], dict[Client, Message]]  # (memory, me) -> {peer: payload}
     receive: Callable[[dict[Client, Message], Message, Peer], Message]  # (inbox, memory, me) -> memory
+    gives: tuple[str, ...] = ()  # models of the memory that leave in it, as they are or in shares
 
 
 # The client half of an algorithm: what a client has installed and is willing to run, by name.

@@ -8,7 +8,8 @@ import torch
 from film import EASY, NAMES, STEPS, Film, check_pams, flat, learner, nine, past
 
 from kinfolk.algorithms import build_algorithm
-from kinfolk.algorithms.slfed import SLFed, due, partners
+from kinfolk.algorithms.peers import due, partners
+from kinfolk.algorithms.slfed import SLFed
 from kinfolk.codec import decode, encode
 from kinfolk.contract import checks, toy
 from kinfolk.contract.compare import message_difference

@@ -196,7 +196,7 @@ def test_memories_keep_the_word_on_who_attacks():
             lambda inbox, memory, me: seen.append((inbox, memory)) or {"model": memory["model"]},
         ),
     }
-    attack = Attack("sign_flip", BAD, FEDERATION.classes, Seed(3))
+    attack = Attack("label_flip", BAD, FEDERATION.classes, Seed(3))
     armed = attack.arm(table)
     first = attack.mark(lambda who: {"model": learner.first})(Client("cleo"))
     me = Peer(Client("cleo"), Turn(Seed(0), 0, FEDERATION.clients))

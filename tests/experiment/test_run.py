@@ -20,13 +20,13 @@ from kinfolk.engines.stage import drop_outs
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.record import read_audit, read_scores
-from kinfolk.experiment.run import round_half_up, run, sample
+from kinfolk.experiment.run import run
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump, override, parse
 from kinfolk.fold import Mean
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, ask, fold
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import Seed, Turn, round_half_up, sample
 from kinfolk.task import Carry, Table, Task, Whole
 from kinfolk.types import Client, Message, Tree
 

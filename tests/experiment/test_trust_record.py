@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from kinfolk.algorithms import slfed
-from kinfolk.algorithms.slfed import partners
+from kinfolk.algorithms.peers import partners
+from kinfolk.contract import toy
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.run import run
 from kinfolk.experiment.sections import Experiment
@@ -54,6 +55,7 @@ def test_round_facts_by_hand():
             "listed": listed.sum() / 5,
             "listed_least": listed.sum(1).min(),
             "listed_most": listed.sum(1).max(),
+            "sent": np.mean([any(row) for row in listed]),
             "s_same": np.mean(own),
             "s_other": np.mean(others),
             "listed_same": np.mean(asked),
@@ -62,13 +64,40 @@ def test_round_facts_by_hand():
     )
 
 
+ABC = tuple(map(Client, "abc"))
+
+
+def method(**options):
+    return slfed.SLFed(toy.learner("mlp", toy.alike()), **options)
+
+
 def test_an_opinion_after_one_contact_and_the_list_of_the_more_alike():
-    clients = tuple(map(Client, "abc"))
     book = note_meetings(blank_book(3), {1: torch.tensor(0.25), 2: torch.tensor(0.75)})
-    seen = look({Client("a"): {"book": book}}, clients, False)
+    seen = look({Client("a"): {"book": book}}, Turn(Seed(0), 0, ABC), method(shares="plain"))
     np.testing.assert_allclose(seen["s"][0], [0, 1.25 / 5, 1.75 / 5])
     np.testing.assert_allclose(seen["u"], [[1, 0.4, 0.4], [1, 1, 1], [1, 1, 1]])
     assert seen["listed"].tolist() == [[False, False, True], [False] * 3, [False] * 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "round", "participation"),
+    [
+        ({}, 0, 1.0),  # a list of one is too short for shares
+        ({"shares": "plain", "min_members": 2}, 0, 1.0),
+        ({"shares": "plain", "local_rounds": 5}, 4, 1.0),
+        ({"shares": "plain"}, 0, 0.34),  # the cohort is another client
+    ],
+)
+def test_lists_that_could_not_be_sent_are_not_counted(options, round, participation):
+    book = note_meetings(blank_book(3), {1: torch.tensor(0.25), 2: torch.tensor(0.75)})
+    memories, turn = {Client("a"): {"book": book}}, Turn(Seed(0), round, ABC, participation)
+    assert participation == 1 or "a" not in turn.cohort
+    seen = look(memories, turn, method(**options))
+    assert not seen["listed"].any()
+    facts = round_facts(seen, [0, 1, 0])
+    assert (facts["listed"], facts["sent"], facts["listed_same"]) == (0, 0, None)
+    usual = look(memories, Turn(Seed(0), 5, ABC), method(shares="plain"))
+    assert usual["listed"].any(), "nothing was there to be left out"
 
 
 def test_a_trace_is_the_run_with_its_opinions(traced, tmp_path):

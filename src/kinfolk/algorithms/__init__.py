@@ -31,6 +31,7 @@ from kinfolk.algorithms.local import Local
 from kinfolk.algorithms.mdicfl import MDICFL
 from kinfolk.algorithms.robust import Robust
 from kinfolk.algorithms.slfed import SLFed
+from kinfolk.algorithms.slfed_similar import SLFedSimilar
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Algorithm
@@ -58,6 +59,7 @@ ALGORITHMS: dict[str, type[Any]] = {
     "mdicfl": MDICFL,
     "robust": Robust,
     "slfed": SLFed,
+    "slfed_similar": SLFedSimilar,
 }
 
 

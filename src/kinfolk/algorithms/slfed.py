@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from kinfolk.algorithms.peers import due, finite_or, holding, is_finite, on_host, partners
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.copies import CopyGuard
 from kinfolk.learning.gan import Gan
 from kinfolk.learning.learner import Learner, own_model
+from kinfolk.learning.ranges import REACH, Ranges, checked_reach
 from kinfolk.learning.stand_in import Kind, StandIns, checked_images, keep_all, predicted
 from kinfolk.script import Script, ask, exchange
 from kinfolk.shares import make_scheme
@@ -33,12 +34,22 @@ from kinfolk.shares.scheme import Scheme
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Carry, Facts, Fit, Peer, Swap, Table, Task
 from kinfolk.trust.alike import Rank, listed
-from kinfolk.trust.book import at_first_hand, blank_book, checked_told, note_hearsay, note_meetings, opinions
+from kinfolk.trust.book import (
+    Hearsay,
+    Memory,
+    Weight,
+    at_first_hand,
+    blank_book,
+    checked_told,
+    note_hearsay,
+    note_meetings,
+    opinions,
+)
 from kinfolk.trust.similarity import MEASURES, Compare, Measure
-from kinfolk.types import Client, Each, Message, Tree, map_leaves
+from kinfolk.types import Client, Each, Message, Tree
 
 # What lives longer than a round; all else in a memory is one round's.
-KEPT = ("book", "copies", "diary", "images", "key", "made", "model", "pam", "reasons", "refused")
+KEPT = ("book", "copies", "diary", "images", "key", "made", "model", "pam", REACH, "reasons", "refused")
 
 # What is worked on where the engine works.
 LARGE = ("images", "model", "pam")
@@ -55,9 +66,8 @@ class State:
 class SLFed:
     """No server: subjective-logic trust, personal aggregated models, sums by secret shares.
 
-    Of the sources of images the paper's GAN follows label laws best. To find groups, compare="images" does
-    better than counts with every source; best were images="back_search" on digits and "means" on CIFAR-10
-    (benchmarks/similarity.py, docs/papers/slfed.md).
+    All defaults are as published, or the nearest to it where the paper is silent; options of ours say so.
+    As published the lists do not find groups; `slfed_similar` has lists that do (docs/papers/slfed.md).
     """
 
     learner: Learner
@@ -77,8 +87,14 @@ class SLFed:
     means_of: int = 8  # rows that an image of "means" is the mean of
     low: float = -1.0  # the range of the numbers in a row, which bytes are spread over
     high: float = 1.0
+    ranges: Ranges = (
+        "auto"  # "fixed": that; "own": each feature's, by a client's rows; "auto": own for tables
+    )
     guard_copies: bool = True  # images that are copies of training rows do not leave
-    memory: Literal["recompute", "accumulate"] = "recompute"  # what becomes of earlier hearsay
+    memory: Memory = "recompute"  # what becomes of earlier hearsay
+    # Ours, "capped": lists by own contacts alone, and in sigma hearsay weighs at most as much as one contact.
+    hearsay: Hearsay = "published"
+    teller_weight: Weight = "all"  # what a teller is believed by: hearsay too, or contacts
     tell: Literal["all", "direct"] = (
         "all"  # opinions that are passed on: hearsay too, or of own contacts only
     )
@@ -94,16 +110,17 @@ class SLFed:
     share_bits: int = 0  # fractional bits of shares; 0: the scheme's own, 32 for additive64, 24 for shamir61
     share_limit: float = 2.0**14  # the largest number that is shared
     entropy: Literal["stream", "system"] = "stream"  # of shares; only the system's keeps secrets
-    min_members: int = 3  # a sum over fewer hides nobody
-    max_share: float = 0.5  # the largest part of all sigma that a member agrees to
+    min_members: int = 0  # a sum over fewer hides nobody; 0: 3, and of plain sums, which hide nothing, 1
+    max_share: float = 0.0  # the largest part of all sigma that a member agrees to; 0: 0.5, of plain sums 1
     retries: int = (
         1  # how often a sum is tried anew, with a shorter list and fresh seeds, if a member vanishes
     )
     waves: int = 1  # requesters are served in so many turns, each of which needs less memory at a time
 
     def __post_init__(self) -> None:
-        for name in ("direct", "gan_every", "min_members", "waves"):
+        for name in ("direct", "gan_every", "waves"):
             at_least(f"algorithm.{name}", getattr(self, name), 1)
+        at_least("algorithm.min_members", self.min_members, 0)
         at_least("algorithm.gan_growth", self.gan_growth, 1)
         at_least("algorithm.gan_rows", self.gan_rows, 0)
         at_least("algorithm.local_rounds", self.local_rounds, 0)
@@ -154,17 +171,17 @@ class SLFed:
             "practise": self._training("model", "practise"),
             "begin": Swap(lambda memory, me: {}, self._begin),
             "dream": self._stand_ins().task(),
-            "images": _holding("now", self._show, self._look),
-            "counts": _holding("seen", self._report, self._compare),
-            "opinions": _holding("lately", self._tell, self._hear),
+            "images": holding("now", self._show, self._look),
+            "counts": holding("seen", self._report, self._compare),
+            "opinions": holding("lately", self._tell, self._hear),
             "requests": self._at_desk("asked", Desk.ask, Desk.accept),
             "accepts": self._at_desk("open", Desk.agree, Desk.settle),
-            "confirm": self._at_desk("open", Desk.confirm, Desk.take_up),
+            "confirm": self._at_desk("open", Desk.confirm, Desk.take_up, gives=True),
             "shares": self._at_desk("wave", Desk.deal, Desk.respond),
             "ready": self._at_desk("wave", Desk.ready, Desk.judge),
-            "verdict": self._at_desk("wave", Desk.judged, Desk.take_back),
+            "verdict": self._at_desk("wave", Desk.judged, Desk.take_back, gives=True),
             "again": self._at_desk("wave", Desk.deal, Desk.respond_at_last),
-            "responses": self._at_desk("wave", Desk.answer, Desk.sum_up),
+            "responses": self._at_desk("wave", Desk.answer, Desk.sum_up, gives=self.waves > 1),
             "train": self._training("pam", "batch"),
         }
 
@@ -184,7 +201,10 @@ class SLFed:
         """Train the own model or the PAM, and go on from there."""
 
         def start(message: Message, memory: Message, facts: Facts) -> Carry:
-            return {**memory, "model": memory[of], "pam": memory[of]}
+            # Training that diverged, or a sum with somebody's NaN in it, must not stay for ever.
+            other = memory["model" if of == "pam" else "pam"]
+            model = finite_or(memory[of], other)
+            return {**memory, "model": model, "pam": model}
 
         return Task(start, keep_all, (Fit((self.learner.descent(),), self.learner.plan),), {}, stream)
 
@@ -200,8 +220,8 @@ class SLFed:
             high=self.high,
         )
         guard = CopyGuard(low=self.low, high=self.high) if self.guard_copies else None
-        kind, steps = self.images, self.search_steps
-        return StandIns(self.learner, kind, self.images_count, gan, guard, steps, means_of=self.means_of)
+        made = StandIns(self.learner, self.images, self.images_count, gan, guard, self.search_steps)
+        return replace(made, means_of=self.means_of, ranges=self.ranges)
 
     def _begin(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
         """Nothing of an earlier round is left over; until there is a better one, the own model is the PAM."""
@@ -212,33 +232,46 @@ class SLFed:
         # Before the first round there was no PAM, and after a round alone the model is what was trained.
         if self.mixes == "pam" and "diary" in memory and me.turn.round > self.local_rounds:
             held["model"] = memory["pam"]
+        if not bool(is_finite(held["model"])):
+            refusals = _refusals(held, me)
+            refusals.add(me.name, f"model of {me.name!r}: is not finite; it goes on from its last that was")
+            held |= {**refusals.noted(), "model": self._last_finite(memory)}
         key = torch.tensor(me.turn.seed.number("gan", me.turn.round, me.name))
         held |= {"key": key, "pam": held["model"]}
         held["now"] = torch.tensor(me.turn.round)
-        return _on_host({name: held[name] for name in sorted(held)})
+        return on_host(LARGE, {name: held[name] for name in sorted(held)})
+
+    def _last_finite(self, memory: Message) -> Tree:
+        """What the client began its last training from; if that is spoilt as well, the common first model."""
+        first = {name: leaf.to(memory["model"][name].device) for name, leaf in self.learner.first.items()}
+        return finite_or(memory["model"], memory["pam"], first)
 
     def _show(self, memory: Message, me: Peer) -> dict[Client, Message]:
         """The images, to this round's partners."""
         if not int(memory.get("made", 0)):
             return {}
-        return {who: {"images": memory["images"]} for who in partners(me, self.direct)}
+        shown = {key: memory[key] for key in ("images", REACH) if key in memory}
+        return {who: dict(shown) for who in partners(me, self.direct)}
 
     def _look(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
         """What the own model predicts on the own images and on the partners'."""
-        memory = _on_host(memory)
+        memory = on_host(LARGE, memory)
         seen, refusals = {}, _refusals(memory, me)
         for sender in refusals.expected(inbox, partners(me, self.direct)):
             if not int(memory.get("made", 0)):
                 break  # nothing of one's own to compare with, which is nobody's fault
             with refusals.by(sender):
                 theirs = checked_images(inbox[sender].get("images"), memory["images"], sender)
-                seen[sender] = self._seen(memory["model"], theirs)
+                reach = checked_reach(inbox[sender], memory, sender)
+                seen[sender] = self._seen(memory["model"], theirs, reach)
         if seen:
-            seen[me.name] = self._seen(memory["model"], memory["images"])
+            seen[me.name] = self._seen(memory["model"], memory["images"], memory)
         return {**memory, **refusals.noted(), "seen": seen}
 
-    def _seen(self, model: Tree, images: Tensor) -> Tensor:
-        return self._measure().note(predicted(self.learner, model, images, self.low, self.high)).cpu()
+    def _seen(self, model: Tree, images: Tensor, letter: Message) -> Tensor:
+        reach = {key: letter[key] for key in (REACH,) if key in letter}
+        labels = predicted(self.learner, model, images, self.low, self.high, reach)
+        return self._measure().note(labels).cpu()
 
     def _measure(self) -> Measure:
         return MEASURES[self.compare](self.learner.outputs, self.images_count)
@@ -278,19 +311,36 @@ class SLFed:
         for sender in refusals.expected(inbox, met):
             with refusals.by(sender):
                 told[names.index(sender)] = checked_told(inbox[sender].get("opinions"), len(names), sender)
-        book = note_hearsay(memory["book"], told, names.index(me.name), self.memory, self.conflict_aware)
-        alone = me.turn.round < self.local_rounds
-        whom = () if alone else listed(book, names, self.rank, self.conflict_aware)
+        ways = (names.index(me.name), self.memory, self.conflict_aware, self.teller_weight, self.hearsay)
+        book = note_hearsay(memory["book"], told, *ways)
+        whom = self.would_ask(book, me)
         asked = {**no_request(len(names)), "sigma": opinions(book, self.conflict_aware).s}
         asked["mask"][[names.index(c) for c in whom]] = True
         kept = {key: value for key, value in memory.items() if key != "lately"}
         return {**kept, **refusals.noted(), "book": book, "asked": asked}
+
+    def would_ask(self, book: Tree, me: Peer) -> tuple[Client, ...]:
+        """Whom a client with this book asks in this round; nobody while it is alone, or if they are few."""
+        if me.turn.round < self.local_rounds:
+            return ()
+        draws = None
+        if self.hearsay == "capped":
+            draw = me.turn.seed.numpy("equals", me.turn.round, me.name)
+            draws = torch.from_numpy(draw.random(len(me.turn.clients)))
+        whom = listed(book, me.turn.clients, self.rank, self.conflict_aware, draws)
+        return whom if len(whom) >= self.secrecy()[0] else ()
+
+    def secrecy(self) -> tuple[int, float]:
+        """(fewest members of a sum, largest part of all sigma), as given or by the scheme."""
+        usual = (1, 1.0) if self.shares == "plain" else (3, 0.5)  # plain sums hide nobody
+        return self.min_members or usual[0], self.max_share or usual[1]
 
     def _at_desk(
         self,
         needs: str,
         send: Callable[[Desk, Message], Letters],
         receive: Callable[[Desk, Inbox, Message], Message],
+        gives: bool = False,
     ) -> Swap:
         def write(memory: Message, me: Peer) -> dict[Client, Message]:
             return send(self._desk(me, _refusals(memory, me)), memory)
@@ -301,41 +351,17 @@ class SLFed:
             done = int(memory.get("wave", 0)) == self.waves
             return {key: memory[key] for key in KEPT if key in memory} if done else memory
 
-        return _holding(needs, write, read)
+        return holding(needs, write, read, ("model",) if gives else ())
 
     def _desk(self, me: Peer, refusals: Refusals) -> Desk:
         def scheme(requester: Client, attempt: int) -> Scheme:
             draw = me.turn.seed.numpy("share", me.turn.round, requester, me.name, attempt)
             entropy = draw.bytes if self.entropy == "stream" else os.urandom
             fixed = (self.share_bits, self.share_limit)
-            return make_scheme(self.shares, entropy, self.min_members, self.max_share, self.layers, *fixed)
+            return make_scheme(self.shares, entropy, *self.secrecy(), self.layers, *fixed)
 
-        limits = (self.min_members, self.max_share, self.waves, self.retries)
+        limits = (*self.secrecy(), self.waves, self.retries)
         return Desk(me.name, me.turn.clients, me.turn.round, scheme, refusals, *limits)
-
-
-def _holding(
-    needs: str,
-    send: Callable[[Message, Peer], dict[Client, Message]],
-    receive: Callable[[dict[Client, Message], Message, Peer], Message],
-) -> Swap:
-    """An exchange for those who were there for what came before it; anybody else lets it pass."""
-
-    def ready(memory: Message, me: Peer) -> bool:
-        return needs in memory and int(memory.get("now", -1)) == me.turn.round
-
-    return Swap(
-        lambda memory, me: send(memory, me) if ready(memory, me) else {},
-        lambda inbox, memory, me: receive(inbox, memory, me) if ready(memory, me) else memory,
-    )
-
-
-def _on_host(memory: Message) -> Message:
-    """The memory with all that is small on the host: letters and lists are read number by number.
-
-    A task that an engine runs on a device, such as training or making images, leaves everything there.
-    """
-    return {**memory, **map_leaves(lambda t: t.cpu(), {k: memory[k] for k in memory if k not in LARGE})}
 
 
 def _refusals(memory: Message, me: Peer) -> Refusals:
@@ -344,37 +370,3 @@ def _refusals(memory: Message, me: Peer) -> Refusals:
 
 def _pam(message: Message, memory: Message, facts: Facts) -> Carry:
     return {"model": memory["pam"]}
-
-
-def due(round: int, every: int, growth: float) -> bool:
-    """Whether images are made anew in this round: first in round 0, then after gaps of every * growth ** i.
-
-    >>> [[r for r in range(40) if due(r, 3, growth)] for growth in (1.0, 2.0)]
-    [[0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39], [0, 3, 9, 21]]
-    """
-    at, gap = 0.0, float(every)
-    while at < round:
-        at, gap = at + gap, gap * growth
-    return at < round + 1
-
-
-def partners(me: Peer, direct: int) -> tuple[Client, ...]:
-    """This round's direct partners: those a client chooses, and those who choose it.
-
-    >>> turn = Turn(Seed(1), 0, tuple(map(Client, "abcdef")))
-    >>> partners(Peer(Client("a"), turn), 1), partners(Peer(Client("b"), turn), 1)
-    (('b', 'c', 'e'), ('a', 'f'))
-    """
-    return _links(me.turn, direct)[me.name]
-
-
-@lru_cache(maxsize=4)
-def _links(turn: Turn, direct: int) -> dict[Client, tuple[Client, ...]]:
-    """Everybody's partners; a link goes both ways."""
-    found: dict[Client, set[Client]] = {who: set() for who in turn.clients}
-    for i, who in enumerate(turn.clients):
-        others = turn.clients[:i] + turn.clients[i + 1 :]
-        for j in turn.seed.numpy("link", turn.round, who).permutation(len(others))[:direct]:
-            found[who].add(others[j])
-            found[others[j]].add(who)
-    return {who: tuple(sorted(linked)) for who, linked in found.items()}

@@ -15,7 +15,7 @@ from kinfolk.engines.choose import Choice, arithmetic
 from kinfolk.engines.choose import make as make_engine
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Engine, Stage
-from kinfolk.experiment.run import Result, run, sample
+from kinfolk.experiment.run import Result, run
 from kinfolk.experiment.sections import AlgorithmSpec, EngineSpec, Experiment, LocalSpec, RunSpec
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.own import from_arrays
@@ -196,8 +196,9 @@ def play_rounds(
         first = {name: t.to(device) for name, t in first_model(algorithm).items()}
         state = algorithm.init(first, clients, run)
         for number in range(rounds):
-            asked = cohort(number) if cohort else sample(run, number, clients, participation)
-            state = play_one(algorithm, state, tuple(asked), stage, Turn(run, number, clients))
+            turn = Turn(run, number, clients, participation)
+            asked = cohort(number) if cohort else turn.cohort
+            state = play_one(algorithm, state, tuple(asked), stage, turn)
         spent = stage.ledger.take()[0]
         last = Turn(run, rounds, clients)
         scores = scores_of(algorithm, state, stage, last, clients) if score else {}

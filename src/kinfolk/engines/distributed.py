@@ -264,8 +264,9 @@ def _of(share: Iterable[Client], who: Sequence[Client]) -> tuple[Client, ...]:
 
 
 def _when(turn: Turn) -> Header:
-    return {"run": str(turn.seed.run), "round": str(turn.round)}
+    return {"run": str(turn.seed.run), "round": str(turn.round), "share": repr(turn.participation)}
 
 
 def _turn(header: Header, federation: Federation) -> Turn:
-    return Turn(Seed(int(header["run"])), int(header["round"]), federation.clients)
+    share = float(header["share"])
+    return Turn(Seed(int(header["run"])), int(header["round"]), federation.clients, share)

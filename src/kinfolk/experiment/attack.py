@@ -27,7 +27,8 @@ NOISE = 3.0  # standard deviation of "noise", in those of the update
 # What an attack adds to memories and carries begins with this; no algorithm gets to see it.
 PREFIX = "attack."
 FLAG, KEY, DRAW = "attack.flag", "attack.key", "attack.draw"
-BEFORE = "attack.before."  # and a key of the reply: that part of the carry before training
+BEFORE = "attack.before."  # and a key of the reply or memory: that part of the carry before training
+BENDING = ("sign_flip", "scaled", "noise")
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,12 @@ class Attack:
     classes: int
     seed: Seed
 
-    def mark(self, remember: Callable[[Client], Message]) -> Callable[[Client], Message]:
+    def mark(
+        self, remember: Callable[[Client], Message], gives: Sequence[str] = ()
+    ) -> Callable[[Client], Message]:
         """What clients hold at first, with a word on whether they attack.
+
+        Of models that they give one another (`gives`) they also hold what these were before training.
 
         >>> attack = Attack("noise", frozenset({Client("eve")}), 2, Seed(0))
         >>> attack.mark(lambda who: {})(Client("eve"))["attack.flag"]
@@ -48,10 +53,14 @@ class Attack:
         """
 
         def marked(who: Client) -> Message:
-            key = self.seed.number("attack", "noise", who)
-            return {**remember(who), FLAG: torch.tensor(who in self.who), KEY: torch.tensor(key)}
+            key, first = self.seed.number("attack", "noise", who), remember(who)
+            word = {FLAG: torch.tensor(who in self.who), KEY: torch.tensor(key)}
+            return {**first, **word, **_before(first, self._kept(gives))}
 
         return marked
+
+    def _kept(self, gives: Sequence[str]) -> Sequence[str]:
+        return gives if self.kind in BENDING else ()
 
     def arm(self, table: Table) -> Table:
         """The same table, in which attackers do what they do; scores are told as they are.
@@ -60,13 +69,36 @@ class Attack:
         >>> list(attack.arm({"update": Task(lambda message, memory, facts: {}, lambda carry: ({}, None))}))
         ['update']
         """
+        kept = self._kept(given(table))
+        self._check(table)
         armed: dict[str, Task | Swap] = {}
         for name, entry in table.items():
             if isinstance(entry, Swap):
-                armed[name] = _swap(entry)
+                armed[name] = _swap(entry, self.kind)
             else:
-                armed[name] = _task(entry, "none" if name.startswith("score.") else self.kind, self.classes)
+                kind = "none" if name.startswith("score.") else self.kind
+                armed[name] = _task(entry, kind, self.classes, kept)
         return armed
+
+    def _check(self, table: Table) -> None:
+        """An attack that would change nothing, though clients write to one another, is refused."""
+        replies = any(_trees(entry) for entry in table.values() if isinstance(entry, Task))
+        letters = any(isinstance(entry, Swap) for entry in table.values())
+        if self.kind in BENDING and letters and not replies and not given(table):
+            remedy = (
+                "no exchange of this algorithm says which model it gives away (Swap.gives); use label_flip"
+            )
+            raise KinfolkError("run.attack", self.kind, remedy)
+
+
+def given(table: Table) -> tuple[str, ...]:
+    """The models that clients give one another in any exchange.
+
+    >>> given({"swap": Swap(lambda memory, me: {}, lambda inbox, memory, me: memory, ("model",))})
+    ('model',)
+    """
+    found = {key for entry in table.values() if isinstance(entry, Swap) for key in entry.gives}
+    return tuple(sorted(found))
 
 
 def planned(spec: RunSpec, federation: Federation, seed: Seed) -> Attack | None:
@@ -120,25 +152,42 @@ def _parted(held: Message) -> tuple[Message, Message]:
     return {k: v for k, v in held.items() if k not in ours}, ours
 
 
-def _swap(swap: Swap) -> Swap:
-    """Letters between clients stay honest; the word on who attacks is kept."""
+def _swap(swap: Swap, kind: str) -> Swap:
+    """An exchange as it is, but that attackers give away other models; the word on who attacks is kept."""
+    gives = swap.gives if kind in BENDING else ()
+
+    def played(memory: Message, me: Peer) -> tuple[Message, Message]:
+        own, ours = _parted(memory)
+        if not gives or not bool(ours[FLAG]):
+            return own, ours
+        draw = bits(ours[KEY], (), me.turn.round)
+        bad = {k: altered(kind, own[k], ours.get(BEFORE + k, {}), draw) for k in gives if k in own}
+        return {**own, **bad}, ours
 
     def receive(inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
-        own, ours = _parted(memory)
-        return {**swap.receive(inbox, own, me), **ours}
+        shown, ours = played(memory, me)
+        after = swap.receive(inbox, shown, me)
+        # What it gave away is not what it goes on with.
+        own = {k: memory[k] for k in gives if k in after and after[k] is shown[k]}
+        return {**after, **own, **ours}
 
-    return Swap(lambda memory, me: swap.send(_parted(memory)[0], me), receive)
+    return Swap(lambda memory, me: swap.send(played(memory, me)[0], me), receive, swap.gives)
 
 
-def _task(task: Task, kind: str, classes: int) -> Task:
-    """A task as it is, but for attackers."""
-    bent = kind in ("sign_flip", "scaled", "noise")
-    keys = [key for key, value in task.reply.items() if isinstance(value, dict)] if bent else []
+def _trees(task: Task) -> list[str]:
+    return [key for key, value in task.reply.items() if isinstance(value, dict)]
+
+
+def _task(task: Task, kind: str, classes: int, kept: Sequence[str] = ()) -> Task:
+    """A task as it is, but for attackers; `kept` are the models that clients later give one another."""
+    keys = _trees(task) if kind in BENDING else []
+    trained = {descent.part for one in task.passes if isinstance(one, Fit) for descent in one.descents}
 
     def start(message: Message, memory: Message, facts: Facts) -> Carry:
         own, ours = _parted(memory)
         carry = task.start(message, own, facts)
-        return {**carry, **_before(carry, keys), **ours, DRAW: bits(ours[KEY], (), facts.round)}
+        began = _before(carry, [*keys, *(key for key in kept if key in trained)])
+        return {**carry, **ours, **began, DRAW: bits(ours[KEY], (), facts.round)}
 
     def finish(carry: Carry) -> tuple[Message, Message | None]:
         own, ours = _parted(carry)
@@ -147,7 +196,8 @@ def _task(task: Task, kind: str, classes: int) -> Task:
             bad = altered(kind, reply[key], ours.get(BEFORE + key, {}), ours[DRAW])
             chosen = {n: torch.where(ours[FLAG], bad[n], t) for n, t in reply[key].items()}
             reply = {**reply, key: chosen}
-        return reply, None if memory is None else {**memory, FLAG: ours[FLAG], KEY: ours[KEY]}
+        word = {key: ours[key] for key in (FLAG, KEY, *(BEFORE + k for k in kept)) if key in ours}
+        return reply, None if memory is None else {**memory, **word}
 
     flips = classes if kind == "label_flip" else 0
     trains = [isinstance(one, Fit) for one in task.passes]

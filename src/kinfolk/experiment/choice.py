@@ -10,6 +10,7 @@ from kinfolk.engines.choose import Choice, choose
 from kinfolk.engines.link import Link
 from kinfolk.experiment.asking import wanted_by
 from kinfolk.experiment.build import Parts, first_rows
+from kinfolk.experiment.cautions import cautions
 from kinfolk.learning.batchable import cost, obstacle
 
 # A last batch is too small for BatchNorm if it is this many times smaller than the others: of 1,250 rows in
@@ -36,7 +37,8 @@ def chosen(parts: Parts, link: Link | None) -> Choice:
     steps = local.steps or local.epochs * float(rows) / local.batch
     cohort = max(1, round(parts.spec.run.participation * len(federation.clients)))
     choice = choose(wanted, size, local.batch, cohort, blocked, steps)
-    choice = replace(choice, warning="; ".join(filter(None, (choice.warning, scant_batches(parts)))))
+    lines = (choice.warning, scant_batches(parts), *cautions(parts))
+    choice = replace(choice, warning="; ".join(filter(None, lines)))
     return replace(choice, device=link.device) if link and choice.device.type == "cuda" else choice
 
 

@@ -18,6 +18,7 @@ from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Engine, Stage, drop_outs
 from kinfolk.engines.tune import tuned
 from kinfolk.errors import BrokeDown, KinfolkError
+from kinfolk.experiment.attack import given
 from kinfolk.experiment.build import Network, Parts, build_parts
 from kinfolk.experiment.checkpoint import Loaded, load_latest, save
 from kinfolk.experiment.choice import chosen, kept, work
@@ -32,7 +33,7 @@ from kinfolk.experiment.state import from_message, memories_from_message, memori
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.metrics import LOWER_IS_BETTER
 from kinfolk.script import Remembers, Script, Settles, Stops, installed, play
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import Turn
 from kinfolk.task import Info, Table
 from kinfolk.types import Client, Message, map_leaves
 
@@ -53,23 +54,6 @@ class Result:
     summary: dict[str, Any]  # of the last evaluation: model -> score -> micro, macro, worst, ...
     state: Any
     memories: dict[Client, Message] = field(repr=False)
-
-
-def sample(seed: Seed, round: int, clients: tuple[Client, ...], participation: float) -> tuple[Client, ...]:
-    """The cohort of a round: max(1, round(R N)) clients; the same for every algorithm of one seed.
-
-    >>> sample(Seed(0), 3, (Client("a"), Client("b"), Client("c")), 0.5) == sample(
-    ...     Seed(0), 3, (Client("a"), Client("b"), Client("c")), 0.5)
-    True
-    """
-    count = max(1, round_half_up(participation * len(clients)))
-    drawn = seed.numpy("sample", round).permutation(len(clients))[:count]
-    return tuple(clients[i] for i in sorted(drawn.tolist()))
-
-
-def round_half_up(value: float) -> int:
-    """Ordinary rounding; Python's own would make half of three clients two and half of five two as well."""
-    return int(value + 0.5)
 
 
 def run(
@@ -156,7 +140,7 @@ def _lead(
 
 def _memories(parts: Parts, device: torch.device) -> Memories:
     remember = parts.algorithm.remember if isinstance(parts.algorithm, Remembers) else lambda who: {}
-    marked = parts.attack.mark(remember) if parts.attack else remember
+    marked = parts.attack.mark(remember, given(installed(parts.algorithm))) if parts.attack else remember
     return Memories(lambda who: map_leaves(lambda t: t.to(device), marked(who)))
 
 
@@ -211,7 +195,7 @@ class Running:
     def _round(self) -> None:
         spec = self.spec.run
         turn = self._turn()
-        cohort = sample(self.parts.seed, self.done, self.clients, spec.participation)
+        cohort = turn.cohort
         before = self.state
         self.memories.mark()
         after, info = self._played(self.algorithm.round(before, cohort, turn), turn)
@@ -233,7 +217,7 @@ class Running:
         self._finish_round(facts, evaluate=last or self.done % spec.evaluate_every == 0)
 
     def _turn(self) -> Turn:
-        return Turn(self.parts.seed, self.done, self.clients)
+        return Turn(self.parts.seed, self.done, self.clients, self.spec.run.participation)
 
     def _played(self, script: Script[Any], turn: Turn) -> tuple[Any, Info]:
         """What a script ends with; time that was not spent on requests is the server's."""

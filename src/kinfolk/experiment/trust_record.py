@@ -24,20 +24,23 @@ from kinfolk.experiment.run import Watch, run
 from kinfolk.experiment.sections import AlgorithmSpec, Experiment
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
-from kinfolk.streams import Seed
-from kinfolk.trust.alike import Rank, listed
+from kinfolk.streams import Seed, Turn
+from kinfolk.task import Peer
 from kinfolk.trust.book import blank_book, known, opinions
 from kinfolk.types import Client, Message
 
+KINDS = ("slfed", "slfed_similar")
+
 
 def with_direct(spec: Experiment, direct: int) -> Experiment:
-    """The spec for SLFed with so many direct partners; an SLFed of the spec keeps its other options.
+    """The spec for SLFed with so many direct partners; an SLFed of the spec keeps its name and options.
 
     >>> with_direct(Experiment(), 1).algorithm
     AlgorithmSpec(name='slfed', options={'direct': 1})
     """
-    usual = spec.algorithm.options if spec.algorithm.name == "slfed" else {}
-    return replace(spec, algorithm=AlgorithmSpec("slfed", {**usual, "direct": direct}))
+    here = spec.algorithm
+    kind, usual = (here.name, here.options) if here.name in KINDS else ("slfed", {})
+    return replace(spec, algorithm=AlgorithmSpec(kind, {**usual, "direct": direct}))
 
 
 def trace_trust(
@@ -60,7 +63,8 @@ def trace_trust(
     facts = _begun(spec, rows, algorithm.direct, folder / "trust.json", resume)
 
     def note(number: int, memories: Mapping[Client, Message]) -> None:
-        seen = look(memories, rows.clients, algorithm.conflict_aware, algorithm.rank)
+        turn = Turn(Seed(spec.run.seed), number - 1, rows.clients, spec.run.participation)
+        seen = look(memories, turn, algorithm)
         facts["rounds"].append({"round": number, **round_facts(seen, facts["groups"])})
         if number in pictured(spec.run.rounds):
             facts["pictures"][str(number)] = {"s": seen["s"].tolist(), "listed": seen["listed"].tolist()}
@@ -111,22 +115,19 @@ def pictured(rounds: int) -> tuple[int, ...]:
     return tuple(sorted({one for one in (1, 3, rounds // 2, rounds) if 1 <= one <= rounds}))
 
 
-def look(
-    memories: Mapping[Client, Message], clients: tuple[Client, ...], aware: bool, rank: Rank = "uncertainty"
-) -> dict[str, Tensor]:
-    """[clients, clients] each: s and u of the row's client about the column's, whom it knows and would ask.
+def look(memories: Mapping[Client, Message], turn: Turn, algorithm: SLFed) -> dict[str, Tensor]:
+    """[clients, clients] each: s and u of the row's client about the column's, whom it knows and asks.
 
-    >>> seen = look({}, (Client("a"), Client("b")), False)
-    >>> seen["u"], seen["listed"].any()
-    (tensor([[1., 1.],
-            [1., 1.]], dtype=torch.float64), tensor(False))
+    A list that was too short to be sent counts as empty, as do those of a round alone, and of those who were
+    not in the round's cohort.
     """
+    clients, cohort = turn.clients, set(turn.cohort)
     rows: dict[str, list[Tensor]] = {"s": [], "u": [], "known": [], "listed": []}
     for who in clients:
         held = memories.get(who, {}).get("book")
         book = blank_book(len(clients)) if held is None else {key: t.cpu() for key, t in held.items()}
-        s, _, u = opinions(book, aware)
-        asked = listed(book, clients, rank, aware)
+        s, _, u = opinions(book, algorithm.conflict_aware)
+        asked = algorithm.would_ask(book, Peer(who, turn)) if who in cohort else ()
         mask = torch.tensor([c in asked for c in clients])
         for key, row in (("s", s), ("u", u), ("known", known(book)), ("listed", mask)):
             rows[key].append(row)
@@ -151,6 +152,7 @@ def round_facts(seen: Mapping[str, Tensor], groups: list[int] | None) -> dict[st
         "listed": float(sizes.mean()),
         "listed_least": float(sizes.min()),
         "listed_most": float(sizes.max()),
+        "sent": float((sizes > 0).double().mean()),  # share of the clients with a list that could be sent
     }
     truth = torch.zeros(n, dtype=torch.int64) if groups is None else torch.tensor(groups)
     same = (truth[:, None] == truth[None]) & others

@@ -167,7 +167,7 @@ def to_bytes(x: Tensor) -> Tensor:
     return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 
-def from_bytes(images: Tensor, low: float, high: float) -> Tensor:
+def from_bytes(images: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
     """Bytes as the numbers of [low, high] that a network is given, in float32.
 
     >>> from_bytes(torch.tensor([0, 255], dtype=torch.uint8), 0.0, 1.0)

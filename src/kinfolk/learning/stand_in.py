@@ -20,15 +20,16 @@ from kinfolk.learning.gan import KEY, PART, Gan, from_bytes, to_bytes, to_unit
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.noise import normal
 from kinfolk.learning.optim import Adam
+from kinfolk.learning.ranges import REACH, ROWS, Ranges, bounds, find_reach, looking_inward, outward
 from kinfolk.learning.row_means import MADE, RowMeans
 from kinfolk.task import Batch, Carry, Descent, Facts, Fit, Plan, Sweep, Task
-from kinfolk.types import Message, Tree
+from kinfolk.types import Message, Tree, map_leaves
 
 Kind = Literal["gan", "noise", "back_search", "means", "held_out"]
 _GUARDED = ("gan", "means")  # made of training rows
 # A pass of one step: what must be done once rows are at hand, so that their shape is known.
 ONCE = Plan(1, steps=1, shuffle=False)
-ROWS, FOUND, SEEN = "work.rows", "work.found", "work.seen"
+FOUND, SEEN = "work.found", "work.seen"
 _NOISE, _SEARCH = 10, 11
 # Images are looked at so many at a time; a GPU is fast enough for fewer calls to pay.
 _TOGETHER = {"cpu": 256, "cuda": 2048}
@@ -47,6 +48,7 @@ class StandIns:
     search_lr: float = 0.1
     search_weight: float = 0.1  # of the pull towards 0
     means_of: int = 8  # rows that an image of kind "means" is the mean of
+    ranges: Ranges = "fixed"  # the gan's low and high; "own": of each feature, by the client's rows
 
     def task(self) -> Task:
         """Make images and keep them; nothing is replied."""
@@ -59,7 +61,9 @@ class StandIns:
         }
         guard = self.guard.passes() if self.guard and self.kind in _GUARDED else ()
         light = self.kind != "back_search"  # which looks through the client's own model
-        return Task(_begin, self._finish, (*passes[self.kind], *guard), {}, stream="gan", light=light)
+        work = [looking_inward(one, self.gan.low, self.gan.high) for one in (*passes[self.kind], *guard)]
+        every = (*find_reach(self.ranges), *work)
+        return Task(_begin, self._finish, every, {}, stream="gan", light=light)
 
     def _networks(self, carry: Carry, batch: Batch) -> Carry:
         return {**carry, PART: self.gan.first(carry[KEY], batch.x[0].numel())}
@@ -85,7 +89,8 @@ class StandIns:
 
     def _somewhere(self, carry: Carry, batch: Batch) -> Carry:
         drawn = normal(carry[KEY], (self.count, *batch.x.shape[1:]), _SEARCH).to(batch.x.dtype)
-        return {**carry, FOUND: {"x": drawn}}
+        # Ranges of one's own reach over 99 of 100 values: rows begin within them.
+        return {**carry, FOUND: {"x": drawn / 4 if REACH in carry else drawn}}
 
     def _search(self) -> Fit:
         """Adam on the images, which are to look to the own model like each class in turn."""
@@ -96,7 +101,8 @@ class StandIns:
         """The sum over images of the loss and (weight / 2) |x|; the batch of rows is not looked at."""
         x = found["x"]
         y = torch.arange(self.count, device=x.device) % self.learner.outputs
-        loss = self.learner.loss.row_loss(self.learner.apply(carry["model"], x), y)
+        rows = outward(x, carry, self.gan.low, self.gan.high)
+        loss = self.learner.loss.row_loss(self.learner.apply(carry["model"], rows), y)
         pull = (x.flatten(1).square().sum(1) + 1e-12).sqrt() * (self.search_weight / 2)
         return (loss + pull).sum()
 
@@ -171,8 +177,12 @@ def checked_images(images: object, like: Tensor, sender: str) -> Tensor:
 
 
 @torch.no_grad()
-def predicted(learner: Learner, model: Tree, images: Tensor, low: float, high: float) -> Tensor:
+def predicted(
+    learner: Learner, model: Tree, images: Tensor, low: float, high: float, letter: Message | None = None
+) -> Tensor:
     """The class that a model in scoring mode gives each image of bytes: int64 [images].
+
+    The letter that images came in may hold ranges of their own for each feature.
 
     >>> from kinfolk.learning.losses import find_loss
     >>> learner = Learner(torch.nn.Linear(2, 3), find_loss("cross_entropy"), outputs=3)
@@ -181,4 +191,5 @@ def predicted(learner: Learner, model: Tree, images: Tensor, low: float, high: f
     """
     device = next(iter(model.values())).device
     parts = torch.split(images.to(device), _TOGETHER.get(device.type, 256))
-    return torch.cat([learner.apply(model, from_bytes(part, low, high)).argmax(1) for part in parts])
+    ends = bounds(map_leaves(lambda t: t.to(device), letter or {}), low, high)
+    return torch.cat([learner.apply(model, from_bytes(part, *ends)).argmax(1) for part in parts])

@@ -59,19 +59,21 @@ def trust_table(traces: Sequence[Trace]) -> Table:
     """A row for each trace and pictured round.
 
     >>> one = {"round": 1, "u": 0.5, "known": 3.0, "listed": 1.0, "listed_most": 2.0}
-    >>> one |= {"s_same": 0.5, "s_other": None, "listed_same": None}
+    >>> one |= {"s_same": 0.5, "s_other": None, "listed_same": None, "chance_same": None, "sent": 1.0}
     >>> trust_table([{"direct": 2, "rounds": [one], "pictures": {"1": {}}}]).row_count
     1
     """
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for head in ("DS", "round", "mean u", "known", "list", "longest", "s, own group", "s, others",
-                 "of list, own group"):  # fmt: skip
+    for head in ("DS", "round", "mean u", "known", "lists sent", "list", "longest", "s, own group",
+                 "s, others", "of list, own group", "by chance"):  # fmt: skip
         table.add_column(head, justify="right")
     for trace in traces:
         for one in (one for one in trace["rounds"] if str(one["round"]) in trace["pictures"]):
             first = [str(trace["direct"]), str(one["round"]), f"{one['u']:.3f}", f"{one['known']:.1f}"]
-            sizes = [f"{one['listed']:.1f}", f"{one['listed_most']:.0f}"]
-            table.add_row(*first, *sizes, *(_or_dash(one[k]) for k in ("s_same", "s_other", "listed_same")))
+            # Of a trace that is older than the column nobody knows.
+            sizes = [_or_dash(one.get("sent")), f"{one['listed']:.1f}", f"{one['listed_most']:.0f}"]
+            groups = ("s_same", "s_other", "listed_same", "chance_same")
+            table.add_row(*first, *sizes, *(_or_dash(one.get(key)) for key in groups))
     return table
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.trust.book import known, opinions
+from kinfolk.trust.book import at_first_hand, known, opinions
 from kinfolk.trust.threshold import choose
 from kinfolk.types import Client, Tree
 
@@ -22,23 +22,30 @@ Rank = Literal["uncertainty", "similarity"]
 
 
 def listed(
-    book: Tree, names: Sequence[Client], rank: Rank, conflict_aware: bool = False
+    book: Tree,
+    names: Sequence[Client],
+    rank: Rank,
+    conflict_aware: bool = False,
+    draws: Tensor | None = None,
 ) -> tuple[Client, ...]:
     """The peers to ask by one of the two rules, sorted by name, at most half of those known.
 
-    "uncertainty" is the paper's. "similarity": those who stand out among the peers met so far; as long as
-    fewer than half of the known peers were met, nobody.
+    "uncertainty" is the paper's. With `draws`, a number for each peer, it goes by own contacts alone: how
+    many there were, which nobody can lie about, and of equals those with the higher draw. "similarity": those
+    who stand out among the peers met so far; as long as fewer than half of the known were met, nobody.
 
     >>> from kinfolk.trust.book import blank_book, note_meetings
     >>> met = {i: torch.tensor(v) for i, v in enumerate([0.9, 0.2, 0.8, 0.3])}
     >>> listed(note_meetings(blank_book(5), met), list(map(Client, "abcde")), "similarity")
     ('a', 'c')
     """
+    apart = rank == "uncertainty" and draws is not None
+    book = at_first_hand(book) if apart else book
     whom = known(book)
     here = [i for i, there in enumerate(whom.tolist()) if there]
     if rank == "uncertainty":
-        s, _, u = opinions(book, conflict_aware)
-        return choose(u[whom], s[whom], [names[i] for i in here])
+        s, _, u = opinions(book, conflict_aware and not apart)
+        return choose(u[whom], (s if draws is None else draws)[whom], [names[i] for i in here])
     met = [i for i in here if book["met"][i]]
     if 2 * len(met) < len(here):
         return ()

@@ -28,7 +28,11 @@ from kinfolk.trust.opinion import (
 )
 from kinfolk.types import Tree
 
-Hearsay = Literal["recompute", "accumulate"]
+Memory = Literal["recompute", "accumulate"]
+Weight = Literal["all", "direct"]
+Hearsay = Literal["published", "capped"]
+# The most that all hearsay about one peer weighs if it is capped: as much as one own contact.
+CAP = 1.0
 
 
 def blank_book(peers: int) -> Tree:
@@ -106,21 +110,38 @@ def checked_told(told: object, peers: int, teller: str) -> Opinion:
     return checked(Opinion(*told.unbind()), f"opinions of {teller!r}")
 
 
+def capped(evidence: Evidence, cap: float = CAP) -> Evidence:
+    """The evidence, of each peer scaled down to a total of `cap` where it is more.
+
+    >>> capped(Evidence(torch.tensor([3.0, 0.25]), torch.tensor([1.0, 0.25])))
+    Evidence(alpha=tensor([0.7500, 0.2500]), beta=tensor([0.2500, 0.2500]))
+    """
+    scale = (cap / (evidence.alpha + evidence.beta)).clamp(max=1)  # of nothing: 1
+    return Evidence(evidence.alpha * scale, evidence.beta * scale)
+
+
 def note_hearsay(
-    book: Tree, told: Mapping[int, Opinion], me: int, mode: Hearsay, conflict_aware: bool = False
+    book: Tree,
+    told: Mapping[int, Opinion],
+    me: int,
+    mode: Memory,
+    conflict_aware: bool = False,
+    weight: Weight = "all",
+    hearsay: Hearsay = "published",
 ) -> Tree:
     """The book after this round's opinions, by the teller's place, each weighed by what is thought of it.
 
+    A teller's `weight` is its s by own contacts and hearsay ("all"), or by contacts alone ("direct").
     "recompute": who was heard of has this round's hearsay and no older one; who is known by hearsay alone
     keeps what there was. "accumulate": all hearsay adds up for ever. What is told of oneself, and what a
-    teller says of itself, is not heard.
+    teller says of itself, is not heard. "capped": what is told of a peer weighs at most one own contact.
 
     >>> sure = Opinion(*torch.tensor([[0.5, 0.5], [0.0, 0.0], [0.5, 0.5]], dtype=torch.float64))
     >>> met = note_meetings(blank_book(2), {1: torch.tensor(0.75)})
     >>> torch.equal(note_hearsay(met, {1: sure}, 0, "recompute")["told_alpha"], met["told_alpha"])
     True
     """
-    mine = opinions(book, conflict_aware)
+    mine = opinions(at_first_hand(book) if weight == "direct" else book, conflict_aware)
     heard = Evidence(torch.zeros_like(book["alpha"]), torch.zeros_like(book["alpha"]))
     for teller in sorted(told):
         of_teller = Opinion(*(part[teller] for part in mine))
@@ -133,4 +154,5 @@ def note_hearsay(
     else:
         keeps = (book["met"] == 0) & (heard.alpha + heard.beta == 0)
         after = Evidence(*(torch.where(keeps, old, new) for old, new in zip(before, heard, strict=True)))
+    after = capped(after) if hearsay == "capped" else after
     return {**book, "told_alpha": after.alpha, "told_beta": after.beta}

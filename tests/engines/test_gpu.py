@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Engine
 from kinfolk.federation.own import from_arrays
 from kinfolk.federation.sources import DataSpec, build
+from kinfolk.learning import recording
 from kinfolk.learning.augment import FlipCrop
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
@@ -253,3 +256,20 @@ def test_rows_that_are_made_on_demand_are_recorded_too() -> None:
         for name, leaf in wanted.tree("model").items():
             torch.testing.assert_close(got.tree("model")[name], leaf, rtol=1e-5, atol=1e-6)
     assert engines[0].lanes[0].recordings
+
+
+def test_graphs_of_an_earlier_run_may_be_garbage_while_another_is_recorded() -> None:
+    """Collected amid a recording they made it invalid: the third run of a process ended with an error."""
+    tensor = torch.zeros(4, device="cuda")
+    before = gc.get_threshold()
+    try:
+        for _ in range(3):
+            old: list[Any] = [recording.recorded(lambda: tensor.add_(1).neg_())]
+            old.append(old)  # a cycle, which only a collection ends
+            del old
+            gc.set_threshold(1)
+            recording.recorded(lambda: [{"made": [tensor.add(1)]} for _ in range(50)] and None)
+            gc.set_threshold(*before)
+    finally:
+        gc.set_threshold(*before)
+    torch.cuda.synchronize()

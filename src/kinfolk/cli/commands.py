@@ -31,9 +31,9 @@ app.command(epilog=trust.EXAMPLES)(trust.trust)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        import kinfolk
+        from importlib.metadata import version
 
-        typer.echo(f"kinfolk {kinfolk.__version__}")
+        typer.echo(f"kinfolk {version('kinfolk')}")
         raise typer.Exit
 
 

@@ -21,6 +21,7 @@ from kinfolk.engines.lanes import Lane
 from kinfolk.engines.padded import Padded, seen
 from kinfolk.engines.steps import first_states, fit_in_place, fit_step, gradients, sweep_step, writes_over
 from kinfolk.federation.federation import Federation
+from kinfolk.learning.recording import recorded
 from kinfolk.task import Carry, Fit, Sweep
 from kinfolk.types import Message
 
@@ -146,11 +147,7 @@ class Recorded:
             tensor.copy_(old)
 
     def _record(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """What a body would do: while it is recorded, nothing runs and nothing changes."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.memory, stream=self.side):
-            body()
-        return graph
+        return recorded(body, pool=self.memory, stream=self.side)
 
     def _fixed_tensors(self) -> Iterator[Tensor]:
         for part in (self.carry, *self.states):

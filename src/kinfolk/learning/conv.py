@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kinfolk.learning.recording import recorded
+
 Form = Callable[[Tensor, Tensor, Tensor | None, int, int], Tensor]
 
 
@@ -262,9 +264,7 @@ def _milliseconds(go: Callable[[], None]) -> float:
     with torch.cuda.stream(side):
         go()
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        go()
+    graph = recorded(go)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     times = []
     for _ in range(3):

@@ -28,6 +28,7 @@ from torch.func import vmap
 from kinfolk.learning.batchable import count
 from kinfolk.learning.input_gradient import rows_innermost, rows_last
 from kinfolk.learning.learner import Learner
+from kinfolk.learning.recording import recorded
 from kinfolk.streams import Turn
 from kinfolk.types import Tree
 
@@ -177,9 +178,7 @@ def repeat(step: Callable[[], None], times: int, changed: Sequence[Tensor]) -> N
         for _ in range(_WARM_UP):
             step()
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph = recorded(step)
     for tensor, old in zip(changed, before, strict=True):
         tensor.copy_(old)
     for _ in range(times):

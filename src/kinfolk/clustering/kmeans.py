@@ -20,8 +20,8 @@ from kinfolk.streams import Seed
 STARTS = ("random", "plusplus")
 # Numbers in one block of rows x restarts x clusters; about three such blocks are alive at once.
 BLOCK = 1 << 23
-# Restarts count as equally good if their inertias differ by this part, and the first is taken: many end in the
-# same groups under other numbers, and a rounding error must not choose among those.
+# Restarts count as equally good if their inertias differ by this part, and the first is taken: many end in
+# the same groups under other numbers, and a rounding error must not choose among those.
 AS_GOOD = 1e-5
 
 

@@ -36,6 +36,7 @@ def room(tmp_path_factory):
 def shell(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     env = {
         **os.environ,
+        "PYTHONPATH": str(ROOT / "src"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "100",
     }

@@ -66,7 +66,7 @@ def test_with_one_group_it_is_fedavg():
     method = ClusteredHDBSCAN(learner, min_size=9, noise="nearest")
     got = toy.play_rounds(method, federation, score=False)
     assert got.groups == (0,) * 8
-    assert message_difference({n: t[0] for n, t in got.state.centres.items()}, plain, 1e-6) == ""
+    assert message_difference({n: t[0] for n, t in got.state.centres.items()}, plain, 1e-5) == ""
 
 
 def test_strays_go_alone_and_never_need_more_places_than_clients():

@@ -69,7 +69,7 @@ def test_the_first_round_goes_twice_as_far_as_fedavg(engine):
     names = [name for name, _ in learner.module.named_parameters()]
     for name, leaf in got.items():
         wanted = 2 * plain[name] - learner.first[name] if name in names else plain[name]
-        assert tensor_difference(leaf, wanted, 1e-6) == "", name
+        assert tensor_difference(leaf, wanted, 1e-5) == "", name
 
 
 def test_the_gradient_of_a_client_is_what_moved_it_per_step():

@@ -133,7 +133,7 @@ def test_sketched_models_that_fit_are_trained_once_and_start_the_same_groups(mon
     twice = toy.play_rounds(method, federation, "loop", rounds=1)
     monkeypatch.setattr("kinfolk.algorithms.warm_start._fit", lambda first, clients, sketch: True)
     once = toy.play_rounds(method, federation, "loop", rounds=1)
-    assert message_difference(once.state.centres, twice.state.centres, 1e-6) == ""
+    assert message_difference(once.state.centres, twice.state.centres, 1e-5) == ""
     assert once.groups == twice.groups
     assert 2 * once.ledger["warm"]["down"] == twice.ledger["warm"]["down"]
 

@@ -92,7 +92,7 @@ def test_shuffled_copies_give_back_the_network_and_equal_ones_stay_in_place(name
     models = [tree, *(_shuffled(tree, method.chain, n) for n in range(4))]
     centre, info = _m_step(method, models)
     assert info["reordered"] > 0.3
-    assert message_difference(centre, tree, 1e-6) == ""
+    assert message_difference(centre, tree, 1e-5) == ""
     centre, _ = _m_step(method, models[::-1])  # in the order of another client: the function is the same
     assert message_difference(centre, tree, 1e-2) != ""
     assert torch.allclose(learner.apply(centre, x), learner.apply(tree, x), atol=1e-5)

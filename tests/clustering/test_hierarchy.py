@@ -102,6 +102,7 @@ def test_a_threshold_stops_the_merging():
     points, truth = _updates(3, noise=0.1)
     assert agreement(agglomerative(cosine_distances(points), threshold=0.3), truth)["ari"] == 1
     assert agglomerative(torch.zeros(1, 1), k=1).tolist() == [0]
+    assert agglomerative(torch.tensor([[0.0, 1.0], [1.00001, 0.0]]), k=1).tolist() == [0, 0]  # rounding
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,7 @@ def test_a_threshold_stops_the_merging():
         (lambda: agglomerative(torch.zeros(2, 2), k=3), "give 1 to 2"),
         (lambda: agglomerative(torch.zeros(2, 2), k=1, linkage="ward"), "known: average"),
         (lambda: agglomerative(torch.tensor([[0.0, 1.0], [2.0, 0.0]]), k=1), "same from i to j"),
+        (lambda: agglomerative(torch.tensor([[0.0, 1.0], [1.001, 0.0]]), k=1), "same from i to j"),
         (lambda: hdbscan(torch.zeros(3, 3), min_size=1), "min_size"),
         (lambda: hdbscan(torch.zeros(3, 3), noise="drop"), "noise = 'drop'"),
     ],

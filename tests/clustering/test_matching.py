@@ -73,12 +73,13 @@ def test_one_assignment_is_the_best_of_all(seed, mine, theirs):
     best = max(
         sum(worth[i, c] for i, c in enumerate(order)) for order in permutations(range(theirs + mine), mine)
     )
-    # New neurons are renumbered by rank, so the gain is read off with new ones in rising order of column.
     taken = table.assigned[1]
     old = sum(worth[i, c] for i, c in enumerate(taken) if c < theirs)
     fresh = [i for i, c in enumerate(taken) if c >= theirs]
     new = sum(worth[i, theirs] for i in fresh) - 2 * sum(log(m + 1) for m in range(len(fresh)))
     assert old + new == pytest.approx(best)
+    # All orders of new neurons are worth the same: a rounding error must not choose among them.
+    assert taken[fresh].tolist() == list(range(theirs, theirs + len(fresh)))
 
 
 @settings(max_examples=25)

@@ -50,7 +50,7 @@ def test_it_is_the_sparse_matrix_it_says_it_is(monkeypatch):
 def test_it_is_linear():
     made, x, y = Sketch.of(SHAPES, 64, Seed(1)), _stack(3, "x"), _stack(3, "y")
     both = {name: 2 * x[name] - 3 * y[name] for name in SHAPES}
-    assert torch.allclose(made.apply(both), 2 * made.apply(x) - 3 * made.apply(y), atol=1e-4)
+    assert torch.allclose(made.apply(both), 2 * made.apply(x) - 3 * made.apply(y), atol=5e-4)
 
 
 def test_squared_distances_are_unbiased_with_the_variance_of_a_gaussian_projection():

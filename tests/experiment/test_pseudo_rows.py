@@ -81,10 +81,10 @@ def test_a_run_opened_again_tells_what_its_state_tells(finished):
         for k in range(2):
             said = probabilities(parts.learner, model, probe.x[k])[0].double().numpy()
             meant = said[np.arange(4 * c), np.repeat(np.arange(c), 4)]
-            assert one["confidence"][j][k] == pytest.approx(meant.mean(), abs=1e-6)
+            assert one["confidence"][j][k] == pytest.approx(meant.mean(), abs=1e-5)
             if j == k:
                 means = np.stack([said[4 * i : 4 * i + 4].mean(0) for i in range(c)])
-                assert np.array(one["own"][k]) == pytest.approx(means, abs=1e-6)
+                assert np.array(one["own"][k]) == pytest.approx(means, abs=1e-5)
     assert sum(facts["members"]) == 4
 
 

@@ -188,6 +188,17 @@ def test_the_limit_is_the_quantile_of_the_rows_own_ratios():
     assert (int(kept), int(dropped)) == (wanted, 40 - wanted)
 
 
+def test_what_rows_searched_for_cost_by_hand(learner):
+    stand_ins = StandIns(learner, "back_search", 7)
+    x = torch.randn(7, 1, 8, 8, generator=Seed(9).torch("rows"))
+    got = float(stand_ins._looks_like({"x": x}, None, {"model": learner.first}))
+    z = learner.apply(learner.first, x).double().numpy()
+    loss = np.log(np.exp(z).sum(1)) - z[np.arange(7), np.arange(7)]
+    pull = stand_ins.search_weight / 2 * np.linalg.norm(x.flatten(1).double().numpy(), axis=1)
+    assert pull.sum() > 0.05 * loss.sum(), "or a wrong pull would hide"
+    assert got == pytest.approx(loss.sum() + pull.sum(), rel=1e-5)
+
+
 def test_controls_noise_held_out_rows_and_rows_searched_for(digits, learner):
     noise = make(StandIns(learner, "noise", 40), digits)
     assert abs(from_bytes(noise["images"], -1.0, 1.0).mean()) < 0.05

@@ -20,6 +20,9 @@ from kinfolk.streams import Seed
 STARTS = ("random", "plusplus")
 # Numbers in one block of rows x restarts x clusters; about three such blocks are alive at once.
 BLOCK = 1 << 23
+# Restarts count as equally good if their inertias differ by this part, and the first is taken: many end in
+# the same groups under other numbers, and a rounding error must not choose among those.
+AS_GOOD = 1e-5
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def kmeans(
         draw = _plusplus if start == "plusplus" else _distinct
         centres = here[draw(here, k, seed, restarts).to(points.device)]
     centres, labels, inertias, taken, settled = _lloyd(here, centres, iterations, tolerance, trim)
-    best = int(inertias.cpu().argmin())
+    best = int((inertias <= inertias.min() * (1 + AS_GOOD)).cpu().int().argmax())
     return Clustering(
         labels[best],
         centres[best] + middle,

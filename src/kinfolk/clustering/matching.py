@@ -153,15 +153,16 @@ class _Table:
             known = _Known(products, squares, self.lengths[j], self.totals[j], layer.shape[1])
             worth = _gains(known, self.precision, self.counts, len(self.layers), new, prior)
             rows, columns = linear_sum_assignment(worth, maximize=True)
-        # New neurons that nobody took leave no gap: those taken are numbered in order.
-        taken = np.unique(columns[columns >= old])
-        columns = np.where(columns >= old, old + np.searchsorted(taken, columns), columns)
-        self.assigned[j] = columns[np.argsort(rows)]
-        if len(taken):
-            blank = self.g.new_full((len(taken), layer.shape[1]), prior.mu0 * prior.sigma0**-2)
+        columns = columns[np.argsort(rows)]
+        # Which new neuron is whose is worth the same in any order: it is the client's own, without gaps.
+        fresh = columns >= old
+        taken = int(fresh.sum())
+        self.assigned[j] = np.where(fresh, old + np.cumsum(fresh) - 1, columns)
+        if taken:
+            blank = self.g.new_full((taken, layer.shape[1]), prior.mu0 * prior.sigma0**-2)
             self.g = torch.cat([self.g, blank])
-            self.precision = np.concatenate([self.precision, np.full(len(taken), prior.sigma0**-2)])
-            self.counts = np.concatenate([self.counts, np.zeros(len(taken), dtype=np.int64)])
+            self.precision = np.concatenate([self.precision, np.full(taken, prior.sigma0**-2)])
+            self.counts = np.concatenate([self.counts, np.zeros(taken, dtype=np.int64)])
         self._add(j, 1)
 
     def take(self, j: int) -> None:

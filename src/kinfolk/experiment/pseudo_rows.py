@@ -148,8 +148,9 @@ def nearest(rows: Tensor, federation: Federation) -> tuple[Tensor, Tensor]:
     >>> from kinfolk.federation.own import from_arrays
     >>> ann = torch.tensor([[0.0, 1.0, 0.0], [3.0, 0.0, 0.0]]), torch.tensor([0, 1])
     >>> f = from_arrays({"ann": ann}, test={"ann": ann})
-    >>> nearest(torch.tensor([[0.0, 5.0, 0.0]]), f)
-    (tensor([4.]), tensor([1.0000]))
+    >>> distance, correlation = nearest(torch.tensor([[0.0, 5.0, 0.0]]), f)
+    >>> distance, round(float(correlation), 5)
+    (tensor([4.]), 1.0)
     """
     rows = rows.flatten(1)
     shape = standard(rows)

@@ -77,6 +77,18 @@ def test_made_rows_reach_as_far_as_the_rows_do(table, learner):
         assert (float(made[3]) > 2) is wide
 
 
+def test_rows_that_are_shown_as_they_are_come_back_to_half_a_step(table):
+    draw = np.random.default_rng(4)
+    x, y = (draw.normal(size=(80, 5)) * SCALES).astype(np.float32), np.arange(80) % 3
+    federation = from_arrays({"ann": (x, y), "bob": (x, y)}, valid=0.2, classes=3)
+    held = make(StandIns(toy.learner("mlp", federation), "held_out", 10, ranges="own"), federation)
+    made = from_bytes(held["images"], *bounds(held, -1.0, 1.0))
+    width = half_width(held["reach"])
+    wanted = federation.x[federation.splits["valid"].rows(0)[:10]].clamp(-width, width)
+    assert bool(((made - wanted).abs() <= width / 255 * 1.001).all())
+    assert float((wanted.abs() > 1).double().mean()) > 0.3, "nothing lies outside [-1, 1]"
+
+
 def test_a_model_is_shown_the_numbers_and_not_the_bytes(table, learner):
     held = make(StandIns(learner, "noise", 40, ranges="own"), table)
     letter = {"reach": held["reach"]}

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench bench-peers format clean
+.PHONY: demo test check mutants bench bench-peers format clean
 
 # The demo: seven methods on rotated digits, three seeds, one table and one figure.
 DEMO := local fedavg fedavg_tuned fedprox feddist ifca,k=4 fesem,k=4
@@ -20,6 +20,10 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Breaks the code on purpose, place by place: each break must make a test fail. ONLY=word tries some of them.
+mutants: $(READY)
+	$(BIN)/python tests/mutants.py $(ONLY)
 
 # Speed, as ratios from one run on this machine.
 bench: $(READY)

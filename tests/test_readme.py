@@ -39,7 +39,7 @@ def shell(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "100",
     }
-    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=900)
 
 
 @pytest.mark.parametrize("command", commands("README.md"))

@@ -167,9 +167,13 @@ class Picked:
     def at(self, who: Sequence[str]) -> Stack:
         """The messages of `who`, sorted by name, each in full."""
         names = tuple(sorted(Client(c) for c in who))
-        rows = torch.tensor([self._kind[c] for c in names], dtype=torch.int64)
+        rows = self.kinds(names)
         body = map_leaves(lambda t: t[rows.to(t.device)], self.table)
         return Stack(names, torch.zeros(len(names), dtype=torch.int64), body)
+
+    def kinds(self, who: Sequence[Client]) -> Tensor:
+        """Which row of the table each of `who` gets, in the order they are named."""
+        return torch.tensor([self._kind[c] for c in who], dtype=torch.int64)
 
     def row(self, who: str) -> Message:
         """The message of one client."""

@@ -89,7 +89,7 @@ def test_plain_steps_are_counted_by_walking(momentum):
         for _ in range(count):
             speed = momentum * speed + 1.0
             place += speed
-        assert float(plain_steps(torch.tensor(count), momentum)) == pytest.approx(place, rel=1e-5)
+        assert float(plain_steps(torch.tensor(count), momentum)) == pytest.approx(place, rel=1e-4)
 
 
 def test_with_momentum_a_client_still_knows_its_gradient():

@@ -63,7 +63,7 @@ def test_uniform_middles_against_scipy(mean, trim, by_hand):
     models, member, mass = folded(mean, trim)
     for g in range(2):
         mine = POINTS[MINE[g]].astype(np.float32).astype(np.float64)
-        np.testing.assert_allclose(models["w"][g], by_hand(mine), rtol=1e-6)
+        np.testing.assert_allclose(models["w"][g], by_hand(mine), rtol=1e-5)
         assert models["n"][g] == MINE[g].max()
     assert torch.equal(models["w"][2], KEEP["w"][2])
     assert int(models["n"][2]) == 3
@@ -83,10 +83,10 @@ def test_sizes_weigh_what_is_left_after_trimming():
             order = np.argsort(mine[:, i, j])
             kept = order[cut : len(order) - cut]
             expected = np.average(mine[kept, i, j].astype(float), weights=sizes[kept])
-            np.testing.assert_allclose(models["w"][g, i, j], expected, rtol=1e-6)
+            np.testing.assert_allclose(models["w"][g, i, j], expected, rtol=1e-5)
             # A member of size n counts as n members.
             repeated = np.median(np.repeat(mine[:, i, j].astype(float), sizes))
-            np.testing.assert_allclose(medians["w"][g, i, j], repeated, rtol=1e-6)
+            np.testing.assert_allclose(medians["w"][g, i, j], repeated, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mean", ["trimmed", "median"])

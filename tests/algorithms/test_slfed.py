@@ -41,10 +41,12 @@ def test_batch_norm_buffers_are_averaged_and_training_starts_from_the_pam():
     models, pam = film.after[4, "confirm"], film.after[4, "responses"][who]["pam"]
     parts = [(1.0, who), *((sigma, c) for c, sigma in members.items())]
     whole = sum(s * models[c]["model"]["norm1.running_var"].double() for s, c in parts)
-    torch.testing.assert_close(pam["norm1.running_var"].double(), whole / sum(s for s, _ in parts))
+    torch.testing.assert_close(
+        pam["norm1.running_var"].double(), whole / sum(s for s, _ in parts), rtol=1e-5, atol=1e-6
+    )
     turn = Turn(Seed(0), 4, NAMES)
     trained = perform(learner().train(), {"model": pam}, {}, nine(), who, turn)[0]["model"]
-    np.testing.assert_allclose(flat(film.memories[who]["model"]), flat(trained), rtol=1e-6)
+    np.testing.assert_allclose(flat(film.memories[who]["model"]), flat(trained), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(flat(film.memories[who]["pam"]), flat(pam))
 
 

@@ -281,3 +281,10 @@ def test_check_passes_a_good_algorithm_and_fails_a_broken_one(kinfolk, tmp_path)
 
 
 BROKEN = Path(__file__).with_name("broken_algorithm.txt").read_text()
+
+
+def test_the_version_is_that_of_the_package(kinfolk):
+    from importlib.metadata import version
+
+    code, out, _ = kinfolk("--version")
+    assert (code, out.strip()) == (0, f"kinfolk {version('kinfolk')}")

@@ -29,7 +29,7 @@ batch = 5
 [engine]
 name = "distributed"
 inner = "loop"
-timeout = 30
+timeout = 300
 [run]
 rounds = 2
 """

@@ -11,7 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from toys import SIZES, counted, empty, federation, largest_difference, learner, remembering, together, turn
+from toys import (
+    ROUNDING,
+    SIZES,
+    counted,
+    empty,
+    federation,
+    largest_difference,
+    learner,
+    remembering,
+    together,
+    turn,
+)
 
 from kinfolk.engines import steps, trace
 from kinfolk.engines.batched import Batched
@@ -52,7 +63,7 @@ def test_the_size_of_a_chunk_changes_nothing(name, chunk):
         chunks = list(engine.replies(request, turn(DATA)))
         assert [len(c) for c in chunks] == {1: [1, 1, 1, 1], 2: [2, 2], 3: [2, 2], 4: [4]}.get(chunk, [4])
         assert all(c.clients == tuple(sorted(c.clients)) for c in chunks)
-        assert largest_difference(Stack.join(chunks), loop) < 2e-6
+        assert largest_difference(Stack.join(chunks), loop) < ROUNDING
 
 
 @pytest.mark.parametrize("sizes", [SIZES, {"a": 16, "b": 16, "c": 24}])
@@ -68,7 +79,7 @@ def test_weights_that_products_move_equal_the_loop(bias, sizes, monkeypatch):
     loop = together(Loop(data, {"t": one.train()}, empty()), request, turn(data))
     for chunk in (2, 9):
         got = together(Batched(data, {"t": one.train()}, empty(), chunk), request, turn(data))
-        assert largest_difference(got, loop) < 1e-6
+        assert largest_difference(got, loop) < ROUNDING
     assert all(torch.equal(request.shared["model"][n], t) for n, t in first.items()), "the server's own"
 
 
@@ -86,7 +97,7 @@ def test_any_federation_equals_the_loop(sizes, batch, chunk, steps):
     request = Ask("t", data.clients, {"model": one.first})
     loop = together(Loop(data, {"t": one.train()}, empty()), request, turn(data))
     got = together(Batched(data, {"t": one.train()}, empty(), chunk), request, turn(data))
-    assert largest_difference(got, loop) < 2e-6
+    assert largest_difference(got, loop) < ROUNDING
 
 
 def test_one_row_and_three_thousand_in_one_call():
@@ -96,7 +107,7 @@ def test_one_row_and_three_thousand_in_one_call():
         request = Ask("t", data.clients, {"model": one.first})
         loop = together(Loop(data, {"t": task}, empty()), request, turn(data))
         got = together(Batched(data, {"t": task}, empty(), 3), request, turn(data))
-        assert largest_difference(got, loop) < 5e-6
+        assert largest_difference(got, loop) < ROUNDING
     assert got.size.tolist() == [3000, 50, 1]
 
 
@@ -114,7 +125,7 @@ def test_a_client_with_wild_rows_does_not_harm_its_neighbours():
     loop = together(Loop(data, {"t": one.train()}, empty()), request, turn(data)).at(calm)
     got = together(Batched(data, {"t": one.train()}, empty()), request, turn(data)).at(calm)
     assert all(t.isfinite().all() for t in loop.tree("model").values())
-    assert largest_difference(got, loop) < 2e-6
+    assert largest_difference(got, loop) < ROUNDING
 
 
 def test_padding_is_never_a_row_of_somebody_else():
@@ -167,7 +178,7 @@ def test_a_client_that_has_finished_stays_as_it_was():
         request = Ask("t", data.clients, {"model": one.first})
         alone = together(Loop(data, {"t": seen}, empty()), request, turn(data))
         got = together(Batched(data, {"t": seen}, empty()), request, turn(data))
-        assert largest_difference(got.at(["a"]), alone.at(["a"])) < 2e-6
+        assert largest_difference(got.at(["a"]), alone.at(["a"])) < ROUNDING
         assert any(key.startswith("optimiser.0.") for key in got.body)
 
 
@@ -178,7 +189,7 @@ def test_messages_of_ones_own_and_memories_reach_the_right_client():
     ours[Client("bob")] = theirs[Client("bob")] = {"times": torch.tensor(40)}
     got = together(Batched(DATA, {"t": counted()}, ours, 3), request, turn(DATA))
     expected = together(Loop(DATA, {"t": counted()}, theirs), request, turn(DATA))
-    assert largest_difference(got, expected) < 1e-5
+    assert largest_difference(got, expected) < ROUNDING
     assert got.tensor("times").tolist() == [1, 41, 1, 1]
     assert {c: int(m["times"]) for c, m in ours.items()} == {"ann": 1, "bob": 41, "cat": 1, "dan": 1}
     # Each memory is its own piece of storage, not a window into the chunk.
@@ -269,5 +280,5 @@ def test_one_client_outside_vmap_is_one_client_in_it(name, monkeypatch):
         request = Ask("t", DATA.clients, {"model": LEARNERS[name].first})
         assert (
             largest_difference(together(Batched(DATA, {"t": task}, empty(), 1), request, turn(DATA)), loop)
-            < 2e-6
+            < ROUNDING
         )

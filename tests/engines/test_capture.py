@@ -125,7 +125,7 @@ def test_what_a_recording_does_is_the_pass_itself_with_changed_rows_too():
         for i, who in enumerate(data.clients):
             alone = perform(task, {}, {}, data, who, turn(data))[0]["model"]
             for name, leaf in alone.items():
-                torch.testing.assert_close(end[name][i], leaf, rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(end[name][i], leaf, rtol=1e-4, atol=5e-5)
 
 
 def test_rows_that_are_made_on_demand_are_brought_to_where_a_recording_reads_them():
@@ -148,7 +148,7 @@ def test_rows_that_are_made_on_demand_are_brought_to_where_a_recording_reads_the
         for i, client in enumerate(who):
             alone = perform(one.train(), {"model": one.first}, {}, data, client, turn(data))[0]["model"]
             for name, leaf in alone.items():
-                torch.testing.assert_close(end[name][i], leaf, rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(end[name][i], leaf, rtol=1e-4, atol=1e-5)
         seen.append(end)
     assert not torch.equal(*(next(iter(end.values())) for end in seen))
     few = padded(fit, 0, "batch", data.among(data.clients[:5]), data.clients[:5], turn(data), CPU)

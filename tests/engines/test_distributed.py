@@ -90,7 +90,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         env=environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), DIES="1"),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     said = [((room / f"out.{r}").read_text(), (room / f"err.{r}").read_text()) for r in range(3)]
@@ -115,7 +115,7 @@ def room(tmp_path_factory: pytest.TempPathFactory, killed: dict[str, Any]) -> Pa
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     (room / "said.jsonl").write_text(done.stdout)
@@ -306,7 +306,7 @@ def test_a_fold_in_parts_counts_refuses_and_gives_what_a_whole_one_does():
     assert whole[1:] == parts[1:]
     assert parts[3:] == ({"ann", "cat", "dan"}, {"bob"})
     assert [facts["client"] for facts in parts[2]] == ["bob"]
-    assert all(torch.allclose(whole[0][n], parts[0][n], rtol=0, atol=1e-7) for n in whole[0])
+    assert all(torch.allclose(whole[0][n], parts[0][n], rtol=0, atol=1e-6) for n in whole[0])
 
 
 def test_an_error_on_another_rank_is_one_here():

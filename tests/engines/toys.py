@@ -53,6 +53,10 @@ def together(engine: Any, request: Ask[Any], at: Turn) -> Stack:
     return Stack.join(list(engine.replies(request, at)))
 
 
+# Parameters near 1 in float32 after a few steps: some hundred units in the last place, far less than a step.
+ROUNDING = 1e-5
+
+
 def largest_difference(a: Stack, b: Stack) -> float:
     assert a.clients == b.clients
     assert torch.equal(a.size, b.size)

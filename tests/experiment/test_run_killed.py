@@ -113,7 +113,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             names.append((name, kind))
             jobs.append([text, str(room / f"{name}-{kind}"), moments])
     done = subprocess.run(
-        [sys.executable, "-c", LAUNCHER, json.dumps(jobs)], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", LAUNCHER, json.dumps(jobs)], capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr
     ends = [json.loads(line) for line in done.stdout.splitlines()]

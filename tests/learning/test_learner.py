@@ -305,7 +305,7 @@ def test_half_precision_is_near_and_everything_kept_is_float32(norm):
             for loss, model in zip(losses, models, strict=True)
         )
         assert b.dtype == torch.float32
-        assert (a - b).norm() < 0.05 * a.norm()
+        assert (a - b).norm() < 0.1 * a.norm()  # ten products, each to 1/256
     assert coarse.apply(exact.first, x).dtype == torch.float32
 
 

@@ -58,7 +58,7 @@ def test_scores_agree_with_scikit_learn(classes):
         f1 = f1_score(y, said, labels=np.union1d(y, said), average="macro", zero_division=0)
         assert found["macro_f1"][i] == pytest.approx(f1)
         loss = torch.nn.functional.cross_entropy(out.double(), y).item()
-        assert found["loss"][i] == pytest.approx(loss, rel=1e-6)
+        assert found["loss"][i] == pytest.approx(loss, rel=1e-5)
 
 
 def test_top5_agrees_with_scikit_learn_and_gives_ties_to_the_lower_class():

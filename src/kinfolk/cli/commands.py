@@ -18,7 +18,6 @@ from kinfolk.errors import KinfolkError
 app = typer.Typer(
     help="Federated learning among clients who are not alike.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -28,6 +27,24 @@ app.add_typer(groups)
 app.command(epilog=papers.EXAMPLES)(papers.reproduce)
 app.command(epilog=pseudo.EXAMPLES)(pseudo.pseudo)
 app.command(epilog=trust.EXAMPLES)(trust.trust)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import kinfolk
+
+        typer.echo(f"kinfolk {kinfolk.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning among clients who are not alike."""
+
 
 Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]

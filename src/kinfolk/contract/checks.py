@@ -287,9 +287,9 @@ def check_bad_replies(make: Make) -> None:
     tasks = algorithm.tasks().values()
     if not any(task.reply for task in tasks if isinstance(task, Task)):
         raise Skip("its clients reply with nothing")
-    bad = [toy.NAMES[i] for i in (0, 2, 3, 5, 7)]
+    bad = [toy.NAMES[i] for i in (0, 2, 5, 7)]
     without = toy.play_rounds(algorithm, federation, absent=lambda turn, who: who in bad, score=False)
-    for ways in (list(HARMS)[0::2], list(HARMS)[1::2]):
+    for ways in (list(HARMS)[i::3] for i in range(3)):
         how = dict(zip(bad, ways, strict=True))
         outcome = toy.play_rounds(algorithm, federation, wrap=spoil(how), score=False)
         refused = outcome.named("rejected")

@@ -83,6 +83,15 @@ def _tree(reply: Stack, change: Callable[[Tree], Tree]) -> Stack:
     return _stray(reply)
 
 
+def _scaled(factor: float) -> Callable[[Stack], Stack]:
+    """Finite, of the right form, and absurd: beside the cohort's models it is larger by this factor."""
+
+    def scaled(tree: Tree) -> Tree:
+        return {n: t * factor + factor if t.is_floating_point() else t for n, t in tree.items()}
+
+    return lambda reply: _tree(reply, scaled)
+
+
 def _count(number: int) -> Callable[[Stack], Stack]:
     return lambda reply: Stack(reply.clients, torch.tensor([number]), reply.body)
 
@@ -99,4 +108,6 @@ HARMS: dict[str, Callable[[Stack], Stack]] = {
     "a negative count": _count(-1),
     "a count of zero": _count(0),
     "a huge count": _count(10**18),
+    "a model 1e5 times as large": _scaled(1e5),
+    "a model 1e12 times as large": _scaled(1e12),
 }

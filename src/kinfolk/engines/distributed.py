@@ -19,7 +19,7 @@ from kinfolk.codec import decode, encode
 from kinfolk.engines import parcel
 from kinfolk.engines.link import Link, Posted
 from kinfolk.engines.parcel import Header, Letter
-from kinfolk.engines.stage import Engine, Part, fold_part
+from kinfolk.engines.stage import Engine, Part, fold_part, part_as_message, part_from_message
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 from kinfolk.fold import Mergeable, from_words
@@ -82,10 +82,11 @@ class Distributed:
             yield fold_part(self.inner, replace(request, to=mine), request.fold, turn)
         for rank in self._asked(request):
             message, header = self._open(rank)
-            heard, rejected, sent = json.loads(header["part"])
             # The sum of weights stays on the host, as in a fold that is done here.
-            total = {k: v if k == "weight" else map_leaves(self._here, {k: v})[k] for k, v in message.items()}
-            yield Part(total, tuple(heard), rejected, sent)
+            host = "total.weight"
+            yield part_from_message(
+                {k: v if k == host else map_leaves(self._here, {k: v})[k] for k, v in message.items()}, header
+            )
 
     def swap(self, swap: Swap, among: tuple[Client, ...], turn: Turn) -> dict[tuple[Client, Client], int]:
         """Let clients send to one another, from rank to rank; the bytes of every letter."""
@@ -206,9 +207,7 @@ def _answer(engine: Engine, federation: Federation, link: Link, message: Message
     request: Ask[Any] = Ask(header["task"], who, shared, each)
     turn, words = _turn(header, federation), json.loads(header["words"])
     if words:
-        part = fold_part(engine, request, from_words(words), turn)
-        told = json.dumps([part.heard, part.rejected, part.sent])
-        link.send(encode(part.total, {"part": told}), 0)
+        link.send(encode(*part_as_message(fold_part(engine, request, from_words(words), turn))), 0)
         return
     posted: deque[Posted] = deque()
     for chunk in engine.replies(request, turn):

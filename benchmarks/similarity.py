@@ -29,11 +29,12 @@ from kinfolk.federation.federation import Federation
 from kinfolk.learning.copies import CopyGuard
 from kinfolk.learning.gan import Gan
 from kinfolk.learning.learner import Learner
+from kinfolk.learning.ranges import REACH
 from kinfolk.learning.stand_in import StandIns, predicted
 from kinfolk.script import Ask, installed, play
 from kinfolk.streams import Turn
 from kinfolk.trust.similarity import MEASURES, Measure, histogram
-from kinfolk.types import Tree
+from kinfolk.types import Message, Tree
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 DATA = {"digits": CONFIGS / "digits.toml", "mnist": CONFIGS / "mdicfl" / "rotated-mnist-small.toml"}
@@ -49,10 +50,15 @@ FEDERATIONS = {
 HERE = ("engine.name=batched",)
 
 
-def seen_by_all(learner: Learner, models: list[Tree], images: list[Tensor]) -> Tensor:
+Shown = tuple[list[Message], NDArray[np.bool_]]  # everybody's images with their ranges; who has any to show
+
+
+def seen_by_all(learner: Learner, models: list[Tree], letters: list[Message]) -> Tensor:
     """[a, b, images]: the classes that model b gives the images of a."""
-    shown = torch.cat(images)
-    labels = [predicted(learner, model, shown, -1.0, 1.0).reshape(len(images), -1) for model in models]
+    labels = [
+        torch.stack([predicted(learner, model, one["images"], -1.0, 1.0, one) for one in letters])
+        for model in models
+    ]
     return torch.stack(labels, dim=1)
 
 
@@ -88,7 +94,7 @@ class Play:
         self.clients, self.state = parts.federation.clients, None
         first = here(stage, parts.learner.first)
         stage.engine.memories.update({who: {"model": first, "pam": first} for who in self.clients})
-        self.made: dict[str, tuple[list[Tensor], NDArray[np.bool_]]] = {}
+        self.made: dict[str, Shown] = {}
 
     def until(self, rounds: int) -> list[Tree]:
         """Everybody's model after so many rounds."""
@@ -105,7 +111,7 @@ class Play:
         self.done = rounds
         return [self.stage.engine.memories[who]["model"] for who in self.clients]
 
-    def images(self, kind: str, models: list[Tree]) -> tuple[list[Tensor], NDArray[np.bool_]]:
+    def images(self, kind: str, models: list[Tree]) -> Shown:
         """Everybody's images, and who has any to show; all but back-searched ones are made once."""
         if kind in self.made:
             return self.made[kind]
@@ -115,7 +121,8 @@ class Play:
             memories[who] = {"model": model, "key": torch.tensor(seed.number("gan", 0, who))}
         self.stage.perform(Ask(f"dream.{kind}", self.clients), Turn(seed, 0, self.clients))
         shows = np.array([int(memories[who]["made"]) > 0 for who in self.clients])
-        found = [memories[who]["images"] for who in self.clients], shows
+        held = [memories[who] for who in self.clients]
+        found = [{key: one[key] for key in ("images", REACH) if key in one} for one in held], shows
         memories.clear()
         memories.update(before)
         if kind != "back_search":
@@ -141,13 +148,14 @@ def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[Line]:
     parts = build_parts(replace(spec, algorithm=AlgorithmSpec("slfed", slfed)))
     gan = Gan(options.gan_width, steps=options.gan_steps)
     makers = {
-        kind: StandIns(parts.learner, kind, options.images, gan, CopyGuard()) for kind in options.sources
+        kind: StandIns(parts.learner, kind, options.images, gan, CopyGuard(), ranges="auto")
+        for kind in options.sources
     }
     table = {**installed(parts.algorithm), **{f"dream.{k}": one.task() for k, one in makers.items()}}
     truth, laws = parts.federation.truth, label_cosine(parts.federation)
     rows, columns = np.triu_indices(len(laws), 1)
     same = np.zeros(len(rows), bool) if truth is None else (truth[rows] == truth[columns]).numpy()
-    made: dict[str, tuple[list[Tensor], NDArray[np.bool_]]] = {}
+    made: dict[str, Shown] = {}
     for training in options.training:
         with staged(parts, table) as stage:
             player = Play(parts, stage, training)

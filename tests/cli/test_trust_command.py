@@ -6,7 +6,7 @@ import json
 
 SETS = ("data.clients=6", "data.rows=20", "data.groups=2", "model.name=logistic", "engine.name=loop")
 SLFED = ("algorithm.name=slfed", "algorithm.images=noise", "algorithm.images_count=20", "run.rounds=2")
-SMALL = [word for one in (*SETS, *SLFED) for word in ("--set", one)]
+SMALL = [word for one in (*SETS, *SLFED, "algorithm.shares=plain") for word in ("--set", one)]
 
 
 def test_trust_prints_a_table_and_where_things_are(kinfolk, tmp_path):

@@ -17,6 +17,8 @@ METHODS["mdicfl"] = (ALGORITHMS["mdicfl"], {"samples": 4, "search_iterations": 5
 # A small GAN that makes few images: none of the checks is about how good these are.
 SMALL = {"images_count": 8, "gan_epochs": 1, "gan_width": 0.0625}
 METHODS["slfed"] = (ALGORITHMS["slfed"], SMALL)
+FEW = {"images_count": 8, "search_steps": 3, "local_rounds": 2, "shares": "plain"}
+METHODS["slfed_similar"] = (ALGORITHMS["slfed_similar"], FEW)
 VARIANTS = {
     "slfed pairs": (ALGORITHMS["slfed"], {**SMALL, "min_members": 2, "max_share": 1.0, "waves": 2}),
     "slfed images": (ALGORITHMS["slfed"], {**SMALL, "images": "means", "means_of": 3, "compare": "images"}),
@@ -52,6 +54,8 @@ MAY_SKIP = {
     ("mdicfl", "renamed_clients"): "a new name is a new draw",
     ("slfed", "bad_replies"): "reply with nothing",
     ("slfed", "renamed_clients"): "a new name is a new draw",
+    ("slfed_similar", "bad_replies"): "reply with nothing",
+    ("slfed_similar", "renamed_clients"): "a new name is a new draw",
 }
 
 

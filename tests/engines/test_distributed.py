@@ -21,7 +21,7 @@ from toys import federation, learner, turn
 
 import kinfolk
 from kinfolk.algorithms import ALGORITHMS
-from kinfolk.engines import parcel
+from kinfolk.engines import distributed, parcel
 from kinfolk.engines.distributed import shares
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
@@ -33,6 +33,7 @@ from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import parse
 from kinfolk.fold import Mean
 from kinfolk.script import Ask
+from kinfolk.streams import Seed, Turn
 from kinfolk.task import Task
 from kinfolk.types import Client, Message, leaves
 
@@ -161,6 +162,14 @@ def test_two_ranks_agree_with_the_loop(room, name):
     assert difference <= (1e-5 if folds else 0), difference
     assert told(room / name) == told(alone)
     pd.testing.assert_frame_equal(read_scores(room / name), read_scores(alone), rtol=0, atol=1e-5)
+
+
+def test_what_a_turn_says_of_its_cohort_reaches_every_rank():
+    rows = federation()
+    here = Turn(Seed(5), 7, rows.clients, 0.3)
+    told = distributed._turn(distributed._when(here), rows)
+    assert told == here
+    assert told.cohort == here.cohort != here.clients
 
 
 def test_the_jobs_are_not_trivial(room):

@@ -51,7 +51,7 @@ def test_every_pair_is_compared_on_both_clients_images(benchmark, compare):
         for _ in range(4)
     ]
     images = [torch.randint(0, 256, (30, 4), generator=draw).to(torch.uint8) for _ in range(4)]
-    labels = benchmark.seen_by_all(learner, models, images)
+    labels = benchmark.seen_by_all(learner, models, [{"images": one} for one in images])
     got = benchmark.all_pairs(labels, MEASURES[compare](3, 30)).numpy()
 
     def classes(model, pictures):

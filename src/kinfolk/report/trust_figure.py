@@ -64,8 +64,8 @@ def trust_table(traces: Sequence[Trace]) -> Table:
     1
     """
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for head in ("DS", "round", "mean u", "known", "lists sent", "list", "longest", "s, own group",
-                 "s, others", "of list, own group", "by chance"):  # fmt: skip
+    for head in ("DS", "round", "mean u", "known", "sent", "list", "longest", "s, own group",
+                 "s, others", "own on list", "chance"):  # fmt: skip
         table.add_column(head, justify="right")
     for trace in traces:
         for one in (one for one in trace["rounds"] if str(one["round"]) in trace["pictures"]):

@@ -15,7 +15,8 @@ from kinfolk.engines.choose import Choice, arithmetic
 from kinfolk.engines.choose import make as make_engine
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Engine, Stage
-from kinfolk.experiment.run import Result, run, sample
+from kinfolk.experiment.cohort import sample
+from kinfolk.experiment.run import Result, run
 from kinfolk.experiment.sections import AlgorithmSpec, EngineSpec, Experiment, LocalSpec, RunSpec
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.own import from_arrays
@@ -157,7 +158,7 @@ def staged(
         choice = Choice(engine_name, device, chunk=3, processes=2, why="")
         engine = make_engine(choice, federation, installed(algorithm), memories)
         try:
-            yield Stage(wrap(engine), log, absent)
+            yield Stage(wrap(engine), log, absent, federation)
         finally:
             engine.close()
 

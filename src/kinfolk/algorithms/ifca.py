@@ -13,7 +13,14 @@ from torch import Tensor
 
 from kinfolk.algorithms import many_models
 from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
-from kinfolk.algorithms.lowest_loss import choices, choose_and_train, enough_clients, where
+from kinfolk.algorithms.lowest_loss import (
+    choices,
+    choose_and_train,
+    choose_anew,
+    choose_task,
+    enough_clients,
+    where,
+)
 from kinfolk.algorithms.many_models import State
 from kinfolk.errors import at_least
 from kinfolk.fold import Weights
@@ -70,6 +77,13 @@ class IFCA:
         centres, member, _ = yield from fold(by, "update", cohort, shared=shared)
         return State(centres, state.moved(list(member), where(member)), state.clients), {}
 
+    def choose(self, state: State, turn: Turn) -> Script[State] | None:
+        """s_i = argmin_j F_i(c_j) of all clients, for scores: a round asks its cohort, and trains after."""
+        return choose_anew(state, state, turn) if self.k > 1 else None
+
     def tasks(self) -> Table:
-        """Choose and train."""
-        return {"update": choose_and_train(self.learner, self.k)}
+        """Choose and train; choose alone."""
+        return {
+            "update": choose_and_train(self.learner, self.k),
+            "choose": choose_task(self.learner, self.k),
+        }

@@ -63,9 +63,11 @@ SPEC = """
 clients = 8
 [model]
 hidden = [8]
+[local]
+epochs = 5
 [run]
-rounds = 2
-"""
+rounds = 3
+"""  # FeSEM's start is as long as a round
 
 
 @pytest.fixture
@@ -229,7 +231,7 @@ def test_costs_and_pseudo_rows_stand_beside_what_was_obtained(tmp_path, monkeypa
     make = room.build
     monkeypatch.setattr(room, "build", lambda data, seed: built.append(seed) or make(data, seed))
     some = ["Ours", "IFCA"]
-    assert rounds_of(paper, 2, tmp_path, False, [], some) == 2 * 2 * 2
+    assert rounds_of(paper, 2, tmp_path, False, [], some) == 2 * 2 * 3
     reproduce(paper, tmp_path / "out", tmp_path, seeds=1, only=some)
     assert len(built) == 1, "for all rows of a seed"
     (sheet,) = load_sheets(tmp_path / "out")

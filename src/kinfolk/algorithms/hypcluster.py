@@ -113,7 +113,7 @@ class HypCluster:
     def tasks(self) -> Table:
         """Train the one model; say how well a model fits; choose and train; choose alone."""
         return {
-            "train": replace(self.learner.train(), extra=True),
+            "train": replace(self.learner.train(), extra=1),
             "loss": training_loss(self.learner),
             "update": choose_and_train(self.learner, self.k),
             "choose": choose_task(self.learner, self.k),

@@ -59,6 +59,23 @@ def choose_task(learner: Learner, k: int) -> Task:
     return replace(task, finish=finish, passes=task.passes[:1], reply={"choice": Whole(0, k)})
 
 
+def lowest_loss_task(learner: Learner, k: int) -> Task:
+    """A task: min over K models of F_i(c_j)."""
+    task = choose_and_train(learner, k)
+
+    def start(message: Message, memory: Message, facts: Facts) -> Carry:
+        return {**task.start(message, memory, facts), "rows": facts.rows}
+
+    def compare(carry: Carry, batch: Batch) -> Carry:
+        return {**task.passes[0].step(carry, batch), "rows": carry["rows"]}  # type: ignore[union-attr]
+
+    def finish(carry: Carry) -> tuple[Message, None]:
+        lowest = carry["losses"].nan_to_num(nan=torch.inf).min() / carry["rows"]
+        return {"loss": lowest.clamp(max=WORST)}, None
+
+    return Task(start, finish, (Sweep(compare, _once(learner)),), {"loss": Real()})
+
+
 def choose_anew(state: S, models: State, turn: Turn) -> Script[S]:
     """Everyone chooses among the models as they are now; who does not answer stays where it was."""
     got = yield from ask("choose", turn.clients, shared={"models": models.centres})

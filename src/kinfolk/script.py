@@ -139,7 +139,7 @@ class Stops(Protocol):
 class Chooses(Protocol):
     """An algorithm whose clients choose among models: before they are scored, they choose anew."""
 
-    def choose(self, state: Any, turn: Turn) -> Script[Any] | None:
+    def chosen_now(self, state: Any, turn: Turn) -> Script[Any] | None:
         """What ends in the state to score by, by choices of all clients; None if there is no choice."""
         ...
 

@@ -101,7 +101,7 @@ def test_losses_and_scores_are_those_of_the_models(runs, newcomers):
         assert row["one_model"] == pytest.approx(float((out.argmax(1) == y).double().mean()))
 
 
-# Every algorithm with a model for each group, and what parts eight clients in seven rounds or a start and four.
+# Every algorithm with a model for each group, and what parts eight clients in seven rounds with the start.
 CLUSTERED = {
     "fesem": ("distance", "k=4"),
     "fesem_ma": ("distance", "k=4"),

@@ -129,4 +129,4 @@ def test_there_is_nothing_to_choose_among_one_model():
     turn = Turn(Seed(0), 0, federation.clients)
     for method in (IFCA(learner, 1), HypCluster(learner, 1), HypCluster(learner, 3)):
         state = method.init(learner.first, federation.clients, Seed(0))
-        assert method.choose(state, turn) is None
+        assert method.chosen_now(state, turn) is None

@@ -106,7 +106,7 @@ class HypCluster:
         centres = {name: torch.stack([m[name] for m in models]) for name in state.centres}
         return replace(state, centres=centres, spread=True)
 
-    def choose(self, state: State, turn: Turn) -> Script[State] | None:
+    def chosen_now(self, state: State, turn: Turn) -> Script[State] | None:
         """Everyone chooses among the models as they are now, for scores; not while they are one."""
         return choose_anew(state, state.models, turn) if self.k > 1 and state.spread else None
 

@@ -121,7 +121,7 @@ class IFCA:
         best = losses.index(min(losses))
         return replace(state, centres=tried[best][1], begun=True), {"start": best, "start_losses": losses}
 
-    def choose(self, state: State, turn: Turn) -> Script[State] | None:
+    def chosen_now(self, state: State, turn: Turn) -> Script[State] | None:
         """s_i = argmin_j F_i(c_j) of all clients, for scores: a round asks its cohort, and trains after."""
         return choose_anew(state, state, turn) if self.k > 1 else None
 

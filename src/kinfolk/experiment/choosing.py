@@ -20,7 +20,7 @@ def choose_now(
 
     Nobody is absent, as in scoring. What is sent counts neither as training nor is it lost: it is told.
     """
-    script = algorithm.choose(state, turn) if isinstance(algorithm, Chooses) else None
+    script = algorithm.chosen_now(state, turn) if isinstance(algorithm, Chooses) else None
     if script is None:
         return state, {}
     usual, stage.ledger = stage.ledger, Ledger()

@@ -30,6 +30,7 @@ class Ask(Generic[R]):
     shared: Message = field(default_factory=dict)  # the same for everyone
     each: Each | None = None  # one message per client
     fold: Fold[R] | None = None
+    again: tuple[Client, ...] = ()  # who has done the same in this round: work that nobody kept counts once
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,15 @@ def ask(
 
 
 def fold(
-    by: Fold[R], task: str, to: Sequence[Client], shared: Message | None = None, each: Each | None = None
+    by: Fold[R],
+    task: str,
+    to: Sequence[Client],
+    shared: Message | None = None,
+    each: Each | None = None,
+    again: Sequence[Client] = (),
 ) -> Generator[Request, Any, R]:
     """Ask clients to run a task and fold their replies chunk by chunk, holding no more than one chunk."""
-    got: R = yield Ask(task, tuple(to), shared or {}, each, by)
+    got: R = yield Ask(task, tuple(to), shared or {}, each, by, tuple(again))
     return got
 
 
@@ -126,6 +132,15 @@ class Stops(Protocol):
 
     def finished(self, state: Any) -> str:
         """Why the run may end now; empty to go on."""
+        ...
+
+
+@runtime_checkable
+class Chooses(Protocol):
+    """An algorithm whose clients choose among models: before they are scored, they choose anew."""
+
+    def chosen_now(self, state: Any, turn: Turn) -> Script[Any] | None:
+        """What ends in the state to score by, by choices of all clients; None if there is no choice."""
         ...
 
 

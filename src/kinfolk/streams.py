@@ -99,9 +99,17 @@ def sample(seed: Seed, round: int, clients: tuple[Client, ...], participation: f
     ...     Seed(0), 3, (Client("a"), Client("b"), Client("c")), 0.5)
     True
     """
-    count = max(1, round_half_up(participation * len(clients)))
-    drawn = seed.numpy("sample", round).permutation(len(clients))[:count]
+    drawn = seed.numpy("sample", round).permutation(len(clients))[: cohort_size(len(clients), participation)]
     return tuple(clients[i] for i in sorted(drawn.tolist()))
+
+
+def cohort_size(clients: int, participation: float) -> int:
+    """How many of so many clients a round asks.
+
+    >>> cohort_size(24, 0.1), cohort_size(3, 0.01)
+    (2, 1)
+    """
+    return max(1, round_half_up(participation * clients))
 
 
 def round_half_up(value: float) -> int:

@@ -321,7 +321,7 @@ def test_the_default_folder_follows_from_the_spec(tmp_path, monkeypatch):
 
 
 def test_only_the_first_of_several_models_may_be_scored(tmp_path):
-    fesem = ("algorithm.name=fesem", "algorithm.k=2", "run.rounds=1")
+    fesem = ("algorithm.name=fesem", "algorithm.k=2", "run.rounds=6")
     every = go(tmp_path / "all", *fesem).summary
     first = go(tmp_path / "first", *fesem, "run.models=first").summary
     assert (list(every), list(first)) == (["centre", "personal", "fine-tuned"], ["centre"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from kinfolk.engines.choose import Choice, arithmetic
 from kinfolk.engines.choose import make as make_engine
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Engine, Stage
+from kinfolk.experiment.budget import head_start
+from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.run import Result, run
 from kinfolk.experiment.sections import AlgorithmSpec, EngineSpec, Experiment, LocalSpec, RunSpec
 from kinfolk.federation.federation import Federation
@@ -157,7 +159,7 @@ def staged(
         choice = Choice(engine_name, device, chunk=3, processes=2, why="")
         engine = make_engine(choice, federation, installed(algorithm), memories)
         try:
-            yield Stage(wrap(engine), log, absent)
+            yield Stage(wrap(engine), log, absent, federation)
         finally:
             engine.close()
 
@@ -246,7 +248,7 @@ def spec_of(algorithm: Algorithm[Any], settings: Mapping[str, Any]) -> Experimen
     kind: type[Any] = type(algorithm)
     options = {f.name: getattr(algorithm, f.name) for f in fields(kind) if f.init and f.name != "learner"}
     return Experiment(
-        local=LocalSpec(batch=8, lr=0.05),
+        local=LocalSpec(batch=8, lr=0.05, momentum=0.9, weight_decay=1e-3),  # as `learner` has it
         algorithm=AlgorithmSpec(f"{kind.__module__}:{kind.__qualname__}", options),
         engine=EngineSpec("loop", "cpu"),
         run=RunSpec(**settings),
@@ -254,8 +256,10 @@ def spec_of(algorithm: Algorithm[Any], settings: Mapping[str, Any]) -> Experimen
 
 
 def run_toy(make: Make, folder: Path, settings: Mapping[str, Any], resume: bool = False) -> Result:
-    """A whole run into a folder, on the ragged federation."""
+    """A whole run into a folder, on the ragged federation; a start comes on top of the rounds."""
     federation = ragged()
     own = learner("mlp", federation)
     spec = spec_of(make(own), settings)
+    start = head_start(build_parts(spec, federation, own.module))
+    spec = replace(spec, run=replace(spec.run, rounds=spec.run.rounds + start))
     return run(spec, folder, federation=federation, network=own.module, resume=resume)

@@ -309,6 +309,19 @@ def shown(value: float, score: str, deviation: float = math.nan, unit: bool = Fa
     return mean if math.isnan(deviation) else f"{mean} ± {text[1]}"
 
 
+def human_bytes(count: float) -> str:
+    """A number of bytes in the unit that suits it; 1 kB is 1000 bytes.
+
+    >>> human_bytes(512), human_bytes(1500), human_bytes(999_999), human_bytes(2.5e9)
+    ('512 B', '1.5 kB', '1 MB', '2.5 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} PB"
+
+
 def history(run: Run, model: str, score: str, over: str = "macro") -> pd.Series:
     """One number over all clients for each evaluated round, by round.
 
@@ -348,6 +361,29 @@ def training_seconds(fact: Mapping[str, Any]) -> float:
     2.0
     """
     return float(sum(spent for kind, spent in (fact.get("seconds") or {}).items() if is_training(kind)))
+
+
+def extra_rounds(run: Run) -> float:
+    """Rounds' worth of training beyond the rounds' own: a start's.
+
+    >>> run = Run.of({"title": "fesem", "seed": 0}, {"value": []}, [{"round": 1, "extra": 2.5}, {"round": 2}])
+    >>> extra_rounds(run)
+    2.5
+    """
+    return float(sum(fact.get("extra") or 0.0 for fact in run.rounds))
+
+
+def epochs_per_client(run: Run) -> float:
+    """How often a training row was visited by a pass with gradients, a mean over rows; NaN if unknown.
+
+    >>> facts = {"title": "fedavg", "seed": 0, "federation": {"rows": 100}}
+    >>> run = Run.of(facts, {"value": []}, [{"round": 1, "trained": {"update": 250}}])
+    >>> epochs_per_client(run)
+    2.5
+    """
+    rows = (run.facts.get("federation") or {}).get("rows")
+    told = [fact["trained"] for fact in run.rounds if "trained" in fact]
+    return sum(sum(by.values()) for by in told) / rows if rows and told else math.nan
 
 
 def is_training(kind: str) -> bool:

@@ -48,6 +48,8 @@ SHARED_BY_ALGORITHMS = {"kinfolk.algorithms"} | {
         "lowest_loss",
         "near_centre",
         "warm_start",
+        "common_start",
+        "merging",
         "label_law",
         "group_middles",
     )

@@ -16,6 +16,7 @@ from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.ifca import IFCA
 from kinfolk.algorithms.label_law import SPENT, respond, throw
 from kinfolk.algorithms.mdicfl import MDICFL, row_shape
+from kinfolk.algorithms.merging import merged
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
@@ -118,7 +119,7 @@ def test_the_generator_finds_groups_too():
         output="none",
         warm_generators=True,
     )
-    found = toy.play_rounds(method, federation, "batched", rounds=4, score=False)
+    found = toy.play_rounds(method, federation, "batched", rounds=5, score=False)
     assert agreement(list(found.groups), truth)["ari"] == 1.0
     assert found.state.generators["weight1"].shape == (2, 32, 16 + 4)
 
@@ -310,11 +311,13 @@ def test_an_empty_cluster_keeps_its_model_and_twins_count_once():
     for name, t in one.centres.items():
         assert torch.equal(t[2], method.learner.first[name])
     alike = {n: t[:1].expand_as(t).clone() for n, t in one.centres.items()}
-    twins = method.merged(replace(one, centres=alike), method.probe(one, Turn(Seed(0), 1, ()))[1], False)[1]
+    twins = merged(
+        replace(one, centres=alike), method.learner, method.probe(one, Turn(Seed(0), 1, ()))[1].x, 0.25, False
+    )[1]
     assert twins == {"clusters": 3, "effective": 1}
     apart = started(replace(method, start="distinct"), federation)
     apart = replace(apart, shape=(1, 8, 8), member=apart.member.clamp(max=1))
-    gone = method.merged(apart, method.probe(apart, Turn(Seed(0), 1, ()))[1], False)[1]
+    gone = merged(apart, method.learner, method.probe(apart, Turn(Seed(0), 1, ()))[1].x, 0.25, False)[1]
     assert gone == {"clusters": 2, "effective": 2}, "a cluster without members does not count"
 
 
@@ -326,7 +329,7 @@ def test_rows_of_any_kind_will_do_and_other_losses_will_not():
         learner = Learner(nn.Linear(5, 3), find_loss("cross_entropy"), 3)
     for sampler in ("back_search", "generator"):
         method = MDICFL(learner, k=2, sampler=sampler, samples=3, search_iterations=3,
-                        generator_iterations=3, shared_rounds=1)  # fmt: skip
+                        generator_iterations=3, shared_rounds=1, plateau=0)  # fmt: skip
         state = toy.play_rounds(method, federation, rounds=2, score=False).state
         assert state.shape == (5,)
         assert state.begun

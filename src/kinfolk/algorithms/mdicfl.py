@@ -25,12 +25,14 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms import many_models
+from kinfolk.algorithms.common_start import WithBlind, counts, telling
 from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
 from kinfolk.algorithms.label_law import SPENT, choose_task, law_task, throw
 from kinfolk.algorithms.lowest_loss import enough_clients, where
-from kinfolk.algorithms.many_models import GroupMeans, copies, model_of_group
+from kinfolk.algorithms.many_models import copies, model_of_group
+from kinfolk.algorithms.merging import Joinable, merged
 from kinfolk.algorithms.warm_start import drawn_groups, warm_kmeans, warm_task
-from kinfolk.clustering.output_distance import class_distances, joined, mutual_distances, nearest_cluster
+from kinfolk.clustering.output_distance import class_distances, nearest_cluster
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.fold import Weights
 from kinfolk.learning.generator import Generators
@@ -51,14 +53,14 @@ Begun = tuple["State", bool]
 
 
 @dataclass(frozen=True)
-class State(many_models.State):
+class State(Joinable):
     """Models and memberships, and what the server was told."""
 
     shape: tuple[int, ...]  # of a row; empty before anybody was asked
     laws: Tensor  # [clients, C] label laws; zeros where none was told
     begun: bool  # whether a round has been played from the start
     generators: Tree  # [K, ...], where they go on from round to round
-    one_with: Tensor  # [K]: the first of the clusters each was merged with; itself where it was not
+    counted: int  # common rounds that counted: see `common_start`
 
     @property
     def models(self) -> tuple[Tree, Tree]:
@@ -98,10 +100,12 @@ class MDICFL:
     privacy: Literal["weak", "strong"] = "weak"  # the server knows label laws, or clients choose
     # "shared": one model, drawn clusters, which stand for one round; "distinct": K different models, which
     # may lock in; "warm_kmeans": k-means on models after `warm_epochs` from one start; "parted", which is
-    # ours: the same from a model that all have trained together for `shared_rounds`.
+    # ours: k-means on the local updates of a model that all have trained together, in place of a round.
     start: Literal["shared", "distinct", "warm_kmeans", "parted"] = "parted"
-    shared_rounds: int = 3  # of "parted"
-    warm_epochs: int = 5  # epochs of every client before k-means
+    shared_rounds: int = 3  # of "parted": common rounds that count
+    plateau: float = 0.9  # they count once the loss is at most this part of a constant answer's; 0: all do
+    shared_most: int = 15  # common rounds after which clients are parted anyhow
+    warm_epochs: int = 5  # of "warm_kmeans": epochs of every client before k-means
     restarts: int = 20  # of k-means; the best counts
     weights: Weights = "uniform"  # of clients in the mean of a cluster; the paper's is uniform
     # What stands for a cluster: "mean" sums as replies come; "trimmed" and "median" hold the cohort's models.
@@ -133,7 +137,7 @@ class MDICFL:
 
     def __post_init__(self) -> None:
         least = {
-            "shared_rounds": 1,
+            "shared_rounds": 1, "plateau": 0, "shared_most": 1,
             "k": 1, "warm_epochs": 1, "restarts": 1, "samples": 1, "prior_weight": 0, "search_iterations": 0,
             "search_lr": 0, "noise": 1, "hidden": 0, "generator_batch": 2, "generator_iterations": 0,
             "generator_lr": 0, "diversity_weight": 0, "epsilon": 0, "merge_below": 0,
@@ -164,7 +168,7 @@ class MDICFL:
         if self.start == "distinct":
             centres = many_models.distinct(centres, self.learner.names, seed)
         laws = torch.zeros(len(clients), self.learner.outputs)
-        return State(centres, member, tuple(clients), (), laws, False, {}, torch.arange(self.k))
+        return State(centres, member, tuple(clients), torch.arange(self.k), (), laws, False, {}, 0)
 
     def begin(self, state: State, turn: Turn) -> Generator[Request, Any, Begun]:
         """The models and clusters to begin with, and whether these clusters stand for the first round."""
@@ -185,11 +189,8 @@ class MDICFL:
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """Local updates from the clusters' models, then clusters and means."""
-        if self.start == "parted" and self.k > 1 and turn.round < self.shared_rounds:
-            one = {n: t[:1] for n, t in state.centres.items()}
-            by = group_fold(self.mean, self.trim, "model", one, self.weights, all_in_one)
-            one, _, _ = yield from fold(by, "update", cohort, {"model": {n: t[0] for n, t in one.items()}})
-            return replace(state, centres=copies({n: t[0] for n, t in one.items()}, self.k)), {"clusters": 1}
+        if self.in_common(state, turn):
+            return (yield from self.common(state, cohort))
         known, facts = (yield from self.hear(state, cohort)) if self.k > 1 else (state, {})
         able = self.able(known, cohort)
         if not able:
@@ -197,6 +198,8 @@ class MDICFL:
         new, stand = known, self.k == 1
         if not known.begun and self.k > 1:
             new, stand = yield from self.begin(known, turn)
+            if self.start == "parted" and not stand:  # the updates that were parted are those of this round
+                return replace(new, begun=True), facts | {"clusters": len(torch.unique(new.member))}
         probe = None
         if not stand:
             new, probe = self.probe(new, turn)
@@ -213,8 +216,25 @@ class MDICFL:
         if probe is None:
             return new, facts | {"clusters": len(torch.unique(moved))}
         # Models that have just been parted may agree for want of training.
-        new, told = self.merged(new, probe, self.merge and known.begun)
+        new, told = merged(new, self.learner, probe.x, self.merge_below, self.merge and known.begun)
         return new, facts | told
+
+    def in_common(self, state: State, turn: Turn) -> bool:
+        """Whether all clients share one model still."""
+        if self.start != "parted" or self.k == 1 or state.begun:
+            return False
+        return state.counted < self.shared_rounds and turn.round < self.shared_most
+
+    def common(self, state: State, cohort: tuple[Client, ...]) -> Script[State]:
+        """A round of one model for everybody, which also tells whether it has begun to learn."""
+        one = {n: t[:1] for n, t in state.centres.items()}
+        by = WithBlind(group_fold(self.mean, self.trim, "model", one, self.weights, all_in_one))
+        (one, _, _), blind = yield from fold(
+            by, "common", cohort, {"model": {n: t[0] for n, t in one.items()}}
+        )
+        counted = state.counted + counts(blind, self.plateau)
+        new = replace(state, centres=copies({n: t[0] for n, t in one.items()}, self.k), counted=counted)
+        return new, {"clusters": 1, "blind": blind}
 
     def last_word(self, state: State, turn: Turn) -> Script[State] | None:
         """Everyone in the cluster that a round of all would put it into; who does not answer stays."""
@@ -339,32 +359,6 @@ class MDICFL:
             total = means.add(total, got.at(answers.clients))
         return means.end(total)
 
-    def merged(self, state: State, probe: Probe, join: bool) -> tuple[State, Info]:
-        """How many clusters have members, and how many differ; with `join` those that agree are one."""
-        held = torch.unique(state.member.cpu())
-        models = {n: t[held.to(t.device)] for n, t in state.centres.items()}
-        said = probabilities(self.learner, models, probe.x[held.to(probe.x.device)].flatten(0, 1))
-        said = said.reshape(len(held), len(held), -1, said.shape[-1])
-        one_with = held[joined(mutual_distances(said), self.merge_below)]
-        found: Info = {"clusters": len(held), "effective": len(torch.unique(one_with))}
-        if not join or found["clusters"] == found["effective"]:
-            return state, found
-        to = torch.arange(self.k)
-        to[held] = one_with
-        # Those merged before go where theirs goes.
-        return self.as_one(state, to[state.one_with.cpu()]), {**found, "clusters": found["effective"]}
-
-    def as_one(self, state: State, to: Tensor) -> State:
-        """The state in which every cluster k is one with cluster to[k]: the mean by members, for all."""
-        count = torch.bincount(state.member.cpu(), minlength=self.k)
-        held = torch.nonzero(count)[:, 0]
-        models = {n: t[held.to(t.device)] for n, t in state.centres.items()}
-        stack = Stack(tuple(Client(str(k)) for k in held.tolist()), count[held], {"model": models})
-        means = GroupMeans("model", state.centres, "size", lambda chunk: to[held])
-        centres, _, _ = means.end(means.add(means.begin(), stack))
-        centres = {n: t[to.to(t.device)] for n, t in centres.items()}
-        return replace(state, centres=centres, member=to[state.member.cpu()], one_with=to)
-
     def remember(self, who: Client) -> Message:
         """A coin for randomised answers, not yet thrown."""
         return {"coin": torch.full((2,), SPENT)} if self.epsilon else {}
@@ -373,8 +367,10 @@ class MDICFL:
         """Train; tell the shape of a row; with weak privacy the label law, with strong choose a cluster."""
         classes = self.learner.outputs
         table: dict[str, Task | Swap] = {"shape": SHAPE, "update": self.learner.train()}
-        if self.start in ("warm_kmeans", "parted"):
+        if self.start == "warm_kmeans":
             table["warm"] = warm_task(self.learner, self.warm_epochs)
+        if self.start == "parted":
+            table |= {"warm": self.learner.train(), "common": telling(self.learner, self.learner.train())}
         if self.privacy == "weak":
             return table | {"law": law_task(classes, self.learner.score_batch)}
         if self.epsilon:

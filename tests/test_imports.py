@@ -50,6 +50,7 @@ SHARED_BY_ALGORITHMS = {"kinfolk.algorithms"} | {
         "warm_start",
         "common_start",
         "merging",
+        "model_distance",
         "label_law",
         "group_middles",
     )

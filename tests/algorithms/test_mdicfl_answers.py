@@ -117,7 +117,7 @@ def test_clients_of_one_class_are_placed_by_that_class_alone(privacy):
     _, probe = method.probe(state, Turn(Seed(0), 1, federation.clients))
     for i, who in enumerate(federation.clients):
         only = int(federation.y[federation.splits["train"].rows(i)][0])
-        apart = method.distances(said[who], probe)[0, :, only]
+        apart = probe.distances(learner, said[who])[0, :, only]
         assert int(new.member[i]) == int(np.argmin(apart.numpy()))
     assert all(torch.isfinite(t).all() for t in new.centres.values())
 

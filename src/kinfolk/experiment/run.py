@@ -23,6 +23,7 @@ from kinfolk.experiment.checkpoint import Loaded, load_latest, save
 from kinfolk.experiment.choice import chosen, kept, work
 from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.describe import description
+from kinfolk.experiment.privacy import after_void, prepare, tell_spending
 from kinfolk.experiment.record import Records, read_rounds, write_json, write_text
 from kinfolk.experiment.score import score_everyone, score_groups
 from kinfolk.experiment.sections import Experiment
@@ -190,6 +191,7 @@ class Running:
         self.announce()
         if not (resume and self._restore()):
             self.open_folder()
+            prepare(self.algorithm, self.stage, self._turn())
             self._finish_round({}, evaluate=True)
         reason = self._end()
         while not reason:
@@ -198,6 +200,7 @@ class Running:
         if self.saved != self.done:  # the end came between two checkpoints
             self._save()
         self._settle()
+        tell_spending(self.algorithm, self.state, self.records, self.done)
         self.describe("finished", reason)
         self.watch("end", {"reason": reason, "folder": self.folder})
         held = self.memories.everyones()
@@ -220,6 +223,7 @@ class Running:
         answered = len(self.stage.answered)
         void = answered < max(1, spec.quorum * len(cohort))
         if void:
+            self.state = after_void(self.algorithm, before, after)
             self._void(answered, len(cohort))
         else:
             self.state, self.voids = after, 0

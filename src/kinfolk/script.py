@@ -30,6 +30,7 @@ class Ask(Generic[R]):
     shared: Message = field(default_factory=dict)  # the same for everyone
     each: Each | None = None  # one message per client
     fold: Fold[R] | None = None
+    again: tuple[Client, ...] = ()  # who has done the same in this round: work that nobody kept counts once
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,15 @@ def ask(
 
 
 def fold(
-    by: Fold[R], task: str, to: Sequence[Client], shared: Message | None = None, each: Each | None = None
+    by: Fold[R],
+    task: str,
+    to: Sequence[Client],
+    shared: Message | None = None,
+    each: Each | None = None,
+    again: Sequence[Client] = (),
 ) -> Generator[Request, Any, R]:
     """Ask clients to run a task and fold their replies chunk by chunk, holding no more than one chunk."""
-    got: R = yield Ask(task, tuple(to), shared or {}, each, by)
+    got: R = yield Ask(task, tuple(to), shared or {}, each, by, tuple(again))
     return got
 
 

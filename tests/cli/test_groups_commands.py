@@ -59,7 +59,7 @@ def test_choose_k_refuses_in_one_line(kinfolk, words, line):
 @pytest.fixture
 def placed(kinfolk, tmp_path):
     """A small run, and a folder with two newcomers of its kind."""
-    fesem = ("--set", "algorithm.name=fesem", "--set", "algorithm.k=2", "--set", "run.rounds=1")
+    fesem = ("--set", "algorithm.name=fesem", "--set", "algorithm.k=2", "--set", "run.rounds=6")
     assert kinfolk("run", *SMALL, *fesem, "--out", "r", "--json")[0] == 0
     (tmp_path / "new").mkdir()
     draw = np.random.default_rng(0)

@@ -13,7 +13,7 @@ SMALL = [word for one in (*SETS, *(f"algorithm.{o}" for o in MDICFL)) for word i
 
 @pytest.fixture
 def run(kinfolk):
-    assert kinfolk("run", *SMALL, "--set", "run.rounds=1", "--out", "r", "--json")[0] == 0
+    assert kinfolk("run", *SMALL, "--set", "run.rounds=6", "--out", "r", "--json")[0] == 0
 
 
 @pytest.mark.usefixtures("run")

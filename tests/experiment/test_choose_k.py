@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from kinfolk.errors import KinfolkError
+from kinfolk.experiment.budget import head_start
+from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.choose_k import Trial, alike, choose_k, or_fesem, sample_clients, short, validated
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
@@ -73,9 +75,10 @@ def test_only_rounds_as_one_group_are_extra(change, extra):
     spec = override(Experiment(), ["algorithm.name=mdicfl", "local.epochs=2", change])
     assert alike(spec) == extra
     assert short(spec, Trial(rounds=4), 2, 0).run.rounds == 4 + extra
-    # One group is given rounds for the five epochs that several are parted by, two epochs a round.
-    catch_up = 3 if change == "algorithm.shared_rounds=7" else 0
-    assert short(spec, Trial(rounds=4), 1, 0).run.rounds == 4 + extra + catch_up
+    # All K have rounds for the five epochs that several groups are parted by, two epochs a round.
+    start = head_start(build_parts(spec))
+    assert start == (3 if change == "algorithm.shared_rounds=7" else 0)
+    assert {short(spec, Trial(rounds=4), k, 0, start).run.rounds for k in (1, 2)} == {4 + extra + start}
     assert alike(override(SMALL, ["algorithm.shared_rounds=2"])) == 2, "FeSEM has such rounds too"
     assert alike(SMALL) == 0
 

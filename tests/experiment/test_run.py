@@ -19,8 +19,9 @@ from kinfolk.algorithms import one_model
 from kinfolk.engines.stage import drop_outs
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import build_parts
+from kinfolk.experiment.cohort import round_half_up, sample
 from kinfolk.experiment.record import read_audit, read_scores
-from kinfolk.experiment.run import round_half_up, run, sample
+from kinfolk.experiment.run import run
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump, override, parse
 from kinfolk.fold import Mean
@@ -321,7 +322,7 @@ def test_the_default_folder_follows_from_the_spec(tmp_path, monkeypatch):
 
 
 def test_only_the_first_of_several_models_may_be_scored(tmp_path):
-    fesem = ("algorithm.name=fesem", "algorithm.k=2", "run.rounds=1")
+    fesem = ("algorithm.name=fesem", "algorithm.k=2", "run.rounds=6")
     every = go(tmp_path / "all", *fesem).summary
     first = go(tmp_path / "first", *fesem, "run.models=first").summary
     assert (list(every), list(first)) == (["centre", "personal", "fine-tuned"], ["centre"])

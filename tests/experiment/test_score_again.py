@@ -26,7 +26,7 @@ from kinfolk.streams import Seed
 
 METHODS = {
     "fedavg_tuned": [],
-    "fesem": ["algorithm.k=2"],
+    "fesem": ["algorithm.k=2", "algorithm.warm_epochs=1", "run.rounds=4"],  # a start of one round, and three
     "slfed": ["algorithm.images=noise", "algorithm.images_count=20", "algorithm.shares=plain"],
     "fedem": [],
     "local": ["run.participation=0.5"],
@@ -76,7 +76,7 @@ def test_other_test_rows_give_what_a_run_on_them_would_have_given(name, tmp_path
 
 @pytest.mark.parametrize("engine", ["auto", "batched", "workers", "wire"])
 def test_every_engine_scores_again_as_it_has_run(engine, tmp_path):
-    changes = [*method("fesem"), f"engine.name={engine}", "engine.processes=2", "run.rounds=1"]
+    changes = [*method("fesem"), f"engine.name={engine}", "engine.processes=2", "run.rounds=2"]
     go(tmp_path / "run", *changes)
     score_again(tmp_path / "run", override(SPEC, changes), tmp_path / "again")
     same(tmp_path / "again", tmp_path / "run")
@@ -85,7 +85,7 @@ def test_every_engine_scores_again_as_it_has_run(engine, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_models_are_scored_again_on_a_gpu(tmp_path):
-    changes = [*method("fesem"), "engine.name=batched", "engine.device=cuda", "run.rounds=1"]
+    changes = [*method("fesem"), "engine.name=batched", "engine.device=cuda", "run.rounds=2"]
     go(tmp_path / "run", *changes)
     score_again(tmp_path / "run", override(SPEC, changes), tmp_path / "again")
     same(tmp_path / "again", tmp_path / "run")
@@ -251,7 +251,8 @@ again = "own"
 set = ["data.test=global"]
 columns = [["accuracy", "worst"], ["ari", ""]]
 {OURS}"""
-TINY = '[data]\nclients = 4\nrows = 12\ngroups = 2\n[model]\nname = "logistic"\n[run]\nrounds = 2\n'
+TINY = '[data]\nclients = 4\nrows = 12\ngroups = 2\n[model]\nname = "logistic"\n'
+TINY += "[local]\nepochs = 5\n[run]\nrounds = 3\n"  # FeSEM's start is as long as a round
 
 
 def written(folder, text=PAPER):
@@ -277,7 +278,7 @@ def calls(monkeypatch):
 
 def test_a_table_that_is_scored_again_trains_nothing(tmp_path, calls):
     paper = written(tmp_path)
-    assert rounds_of(paper, 2, tmp_path, False, []) == 2 * 2 * 2
+    assert rounds_of(paper, 2, tmp_path, False, []) == 2 * 2 * 3
     reproduce(paper, tmp_path / "out", tmp_path, seeds=2, changes=["data.rows=10"])
     ours = [f"fesem-k=2-seed{k}" for k in (0, 1)]
     assert sorted(calls["run"]) == sorted(f"own/{n}" for n in [*ours, "fedavg-seed0", "fedavg-seed1"])
@@ -304,19 +305,19 @@ def go_alone(folder, spec):
 def test_a_table_asked_for_alone_has_the_other_trained_and_is_left_when_done(tmp_path, calls):
     whole = written(tmp_path)
     alone = whole.only(["all"])
-    assert rounds_of(alone, 1, tmp_path, False, []) == 2, "not the row that it does not have"
+    assert rounds_of(alone, 1, tmp_path, False, []) == 3, "not the row that it does not have"
     reproduce(alone, tmp_path / "out", tmp_path, seeds=1)
     assert (calls["run"], calls["score_again"]) == (["own/fesem-k=2-seed0"], ["all/fesem-k=2-seed0"])
     assert [sheet.folder.name for sheet in load_sheets(tmp_path / "out")] == ["all"]
     reproduce(alone, tmp_path / "out", tmp_path, seeds=1)
     assert len(calls["score_again"]) == 1, "what is there is left as it is"
-    reproduce(alone, tmp_path / "out", tmp_path, seeds=1, changes=["run.rounds=3"])
+    reproduce(alone, tmp_path / "out", tmp_path, seeds=1, changes=["run.rounds=4"])
     assert len(calls["score_again"]) == 2, "the run has gone on"
     assert last_scores(tmp_path / "out/all/fesem-k=2-seed0")["round"].max() == 3
 
 
 def test_a_run_that_broke_down_is_told_in_both_tables(tmp_path):
-    text = PAPER.replace('"data.test=', '"local.lr=1e30", "run.rounds=5", "data.test=')
+    text = PAPER.replace('"data.test=', '"local.lr=1e30", "run.rounds=9", "data.test=')
     reproduce(written(tmp_path, text), tmp_path / "out", tmp_path, seeds=1, only=["Ours"])
     for sheet in load_sheets(tmp_path / "out"):
         row = cells(sheet)[0]

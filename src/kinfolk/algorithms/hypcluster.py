@@ -101,7 +101,7 @@ class HypCluster:
     def tasks(self) -> Table:
         """Train the one model; say how well a model fits; choose and train."""
         return {
-            "train": self.learner.train(),
+            "train": replace(self.learner.train(), extra=True),
             "loss": training_loss(self.learner),
             "update": choose_and_train(self.learner, self.k),
         }

@@ -95,8 +95,8 @@ class MDICFL:
     privacy: Literal["weak", "strong"] = "weak"  # the server knows label laws, or clients choose
     # "shared": one model, drawn clusters, which stand for one round; "distinct": K different models, which
     # may lock in; "warm_kmeans": k-means on models after `warm_epochs` from one start; "parted", which is
-    # ours: in place of a round, k-means on the directions that clients take from a model that all have
-    # trained together, without its last layer.
+    # ours: k-means on the directions that clients then take from a model that all have trained together,
+    # without its last layer.
     start: Literal["shared", "distinct", "warm_kmeans", "parted"] = "parted"
     shared_rounds: int = 3  # of "parted": common rounds that count
     plateau: float = 0.9  # they count once the loss is at most this part of a constant answer's; 0: all do
@@ -202,8 +202,6 @@ class MDICFL:
         new, stand = known, self.k == 1
         if not known.begun and self.k > 1:
             new, stand = yield from self.begin(known, turn)
-            if self.start == "parted" and not stand:  # the updates that were parted are those of this round
-                return replace(new, begun=True), facts | {"clusters": len(torch.unique(new.member))}
         probe = None
         if not stand:
             new, probe = self.probe(new, turn)

@@ -117,7 +117,9 @@ class Robust:
         plan = replace(self.learner.plan, epochs=self.first_epochs, steps=0)
         alone = self.learner.train()
         return {
-            "alone": replace(alone, passes=(Fit((self.learner.descent(),), plan),)),
+            "alone": replace(
+                alone, passes=(Fit((self.learner.descent(),), plan),), extra=True, spares=self.learner.plan
+            ),
             "update": self.learner.train(),
         }
 

@@ -36,7 +36,7 @@ GroupFold = Callable[[str, Tree, Weights, Any], Fold[tuple[Tree, dict[Client, in
 def warm_task(learner: Learner, epochs: int) -> Task:
     """A task: train the received model for so many epochs, in an order of rows of its own."""
     plan = replace(learner.plan, epochs=epochs, steps=0)
-    return replace(learner.train(), passes=(Fit((learner.descent(),), plan),), stream="warm")
+    return replace(learner.train(), passes=(Fit((learner.descent(),), plan),), stream="warm", extra=True)
 
 
 def without_head(learner: Learner) -> tuple[str, ...]:
@@ -96,11 +96,11 @@ def warm_kmeans(
     if held is not None:
         centres, _, _ = means.end(means.add(means.begin(), held.at(who)))
     else:  # the same work again gives the same models: their means are taken without holding them all
-        centres, _, _ = yield from fold(means, "warm", who, {"model": first})
+        centres, _, _ = yield from fold(means, "warm", who, {"model": first}, again=who)
     if len(asked) < len(turn.clients) and not aside:  # those not asked may lie far away too
         middles = _middles(table, found.labels, k) if directions else None
         near = by("model", centres, weights, lambda chunk: _nearest(chunk, centres, points, middles))
-        centres, labels, _ = yield from fold(near, "warm", turn.clients, {"model": first})
+        centres, labels, _ = yield from fold(near, "warm", turn.clients, {"model": first}, again=asked)
     return centres, labels
 
 

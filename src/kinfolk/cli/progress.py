@@ -27,12 +27,13 @@ class Teller:
         self.task: Any = None
         self.said: set[str] = set()
 
-    def watch(self, name: str) -> Any:
-        """A listener for the run called `name`."""
-        seen = [0]
+    def watch(self, name: str, rounds: int = 0) -> Any:
+        """A listener for the run called `name`; of all rounds so many are its own, else its `run.rounds`."""
+        seen, own = [0], [rounds]
 
         def listen(event: str, facts: dict[str, Any]) -> None:
             if event == "engine":
+                own[0] = own[0] or facts["rounds"]
                 self._once(f"engine: {facts['note']} ({facts['why']})")
                 if facts["warning"]:
                     self._once(f"warning: {facts['warning']}")
@@ -43,6 +44,9 @@ class Teller:
                 self._forward(facts["round"] - seen[0], name, {})
                 seen[0] = facts["round"]
             elif event == "round":
+                # A start takes of a run's budget: fewer rounds are left then.
+                self.total += facts["rounds"] - own[0]
+                own[0] = facts["rounds"]
                 self._forward(facts["round"] - seen[0], name, facts)
                 seen[0] = facts["round"]
             elif event == "end" and facts["reason"]:
@@ -59,7 +63,7 @@ class Teller:
         self.done += rounds
         score = _headline(facts.get("summary") or {})
         if self.bar is not None:
-            self.bar.update(self.task, completed=self.done, description=name, score=score)
+            self.bar.update(self.task, completed=self.done, total=self.total, description=name, score=score)
             return
         now = time.monotonic()
         if now - self.spoke >= PAUSE and facts:

@@ -203,7 +203,7 @@ def check_replies_as_declared(make: Make) -> None:
 
 def check_resume(make: Make) -> None:
     """Two rounds, a stop and two more give the same bits and records as four at once."""
-    usual = {"participation": 0.5, "absent": 0.2, "evaluate_every": 2}
+    usual = {"participation": 0.5, "absent": 0.2, "evaluate_every": 1}
     with tempfile.TemporaryDirectory() as folder:
         whole, halves = Path(folder) / "whole", Path(folder) / "halves"
         once = toy.run_toy(make, whole, {**usual, "rounds": 4})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ from kinfolk.engines.choose import Choice, arithmetic
 from kinfolk.engines.choose import make as make_engine
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Engine, Stage
-from kinfolk.experiment.run import Result, run, sample
+from kinfolk.experiment.budget import head_start
+from kinfolk.experiment.build import build_parts
+from kinfolk.experiment.cohort import sample
+from kinfolk.experiment.run import Result, run
 from kinfolk.experiment.sections import AlgorithmSpec, EngineSpec, Experiment, LocalSpec, RunSpec
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.own import from_arrays
@@ -157,7 +160,7 @@ def staged(
         choice = Choice(engine_name, device, chunk=3, processes=2, why="")
         engine = make_engine(choice, federation, installed(algorithm), memories)
         try:
-            yield Stage(wrap(engine), log, absent)
+            yield Stage(wrap(engine), log, absent, federation)
         finally:
             engine.close()
 
@@ -253,8 +256,10 @@ def spec_of(algorithm: Algorithm[Any], settings: Mapping[str, Any]) -> Experimen
 
 
 def run_toy(make: Make, folder: Path, settings: Mapping[str, Any], resume: bool = False) -> Result:
-    """A whole run into a folder, on the ragged federation."""
+    """A whole run into a folder, on the ragged federation; a start comes on top of the rounds."""
     federation = ragged()
     own = learner("mlp", federation)
     spec = spec_of(make(own), settings)
+    start = head_start(build_parts(spec, federation, own.module))
+    spec = replace(spec, run=replace(spec.run, rounds=spec.run.rounds + start))
     return run(spec, folder, federation=federation, network=own.module, resume=resume)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from kinfolk.engines.guard import inspect
 from kinfolk.engines.memory import Memories
+from kinfolk.engines.work import Work, trained_by
+from kinfolk.federation.federation import Federation
 from kinfolk.fold import Mergeable
 from kinfolk.script import Ask, Exchange, Request
 from kinfolk.streams import Turn
@@ -61,11 +63,12 @@ class FoldsInParts(Protocol):
 
 
 class Ledger:
-    """Bytes by kind of message (down, up, across) and seconds by phase, since the last `take`."""
+    """Bytes by kind of message (down, up, across), seconds by phase and rows trained by task."""
 
     def __init__(self) -> None:
         self.bytes: dict[str, dict[str, int]] = {}
         self.seconds: dict[str, float] = {}
+        self.trained: dict[str, int] = {}
 
     def add_bytes(self, kind: str, way: str, count: int) -> None:
         """Count bytes sent."""
@@ -76,23 +79,39 @@ class Ledger:
         """Count time spent."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
+    def add_trained(self, task: str, visits: int) -> None:
+        """Count rows visited in passes with gradients; a row counts each time."""
+        if visits:
+            self.trained[task] = self.trained.get(task, 0) + visits
+
+    def take_trained(self) -> dict[str, int]:
+        """Row visits by task since the last call."""
+        out, self.trained = self.trained, {}
+        return out
+
     def take(self) -> tuple[dict[str, dict[str, int]], dict[str, float]]:
-        """What was counted since the last call."""
+        """Bytes and seconds since the last call."""
         out = self.bytes, self.seconds
         self.bytes, self.seconds = {}, {}
         return out
 
 
 class Stage:
-    """Performs requests for a script. `absent` decides who does not answer, to rehearse drop-outs."""
+    """Performs requests for a script. `absent` decides who does not answer, to rehearse drop-outs.
+
+    With a `federation`, what clients train is counted, and `afford` is told before they do.
+    """
 
     def __init__(
         self,
         engine: Engine,
         log: Callable[..., None] = lambda event, **facts: None,
         absent: Callable[[Turn, Client], bool] | None = None,
+        federation: Federation | None = None,
+        afford: Callable[[Work], None] = lambda work: None,
     ) -> None:
         self.engine, self.log, self.absent = engine, log, absent
+        self.federation, self.afford = federation, afford
         self.ledger, self.folding = Ledger(), 0.0
         self.begin()
 
@@ -122,6 +141,10 @@ class Stage:
     def _ask(self, request: Ask[Any], present: tuple[Client, ...], turn: Turn) -> Any:
         task = self.engine.table[request.task]
         assert isinstance(task, Task), f"{request.task} is an exchange, not a task"
+        if self.federation is not None:
+            work = trained_by(request.task, task, present, request.again, self.federation)
+            self.afford(work)
+            self.ledger.add_trained(request.task, work.visits)
         sent = nbytes(request.shared) * len(present)
         sent += request.each.nbytes(present) if request.each else 0
         self.ledger.add_bytes(request.task, "down", sent)

@@ -25,6 +25,7 @@ from kinfolk.clustering.hierarchy import silhouette
 from kinfolk.clustering.stability import stability
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.experiment.asking import one_process, trained_alike
+from kinfolk.experiment.budget import head_start
 from kinfolk.experiment.build import Network, build_parts
 from kinfolk.experiment.recommend import Row, as_facts, chance, check_criterion, recommend
 from kinfolk.experiment.record import plain, read_rounds, read_scores, write_json
@@ -39,7 +40,7 @@ from kinfolk.streams import Seed
 HELD = 0.2
 # Epochs from the common start before distances are taken, as FeSEM's own start has.
 WARM = 5
-# Whose `shared_rounds` count with one of their starts only, and who need no start for one group.
+# Whose `shared_rounds` count with one of their starts only.
 SHARED = {"mdicfl": "parted"}
 # Groups on which seeds agree less than this are no settled ones: rounds were too few, or there are none.
 SETTLED = 0.8
@@ -88,7 +89,8 @@ def choose_k(
     sample = sample_clients(whole, trial.clients, seed)
     if ks[-1] > len(sample.clients):
         raise KinfolkError("--k", ks[-1], f"give at most {len(sample.clients)}, the number of clients")
-    specs = {k: [short(spec, trial, k, s) for s in range(trial.seeds)] for k in ks}
+    start = head_start(build_parts(short(spec, trial, ks[-1], 0), sample, network))
+    specs = {k: [short(spec, trial, k, s, start) for s in range(trial.seeds)] for k in ks}
     for k in ks:  # everything is checked before the first of them runs
         build_parts(specs[k][0], sample, network)
     runs: dict[int, list[_Ran]] = {k: [] for k in ks}
@@ -117,9 +119,6 @@ def choose_k(
 def _ready(spec: Experiment, folder: Path, resume: bool) -> None:
     """Refuse what can be refused at once."""
     check_algorithm(spec.algorithm.name)
-    if spec.local.steps and head_start(spec):
-        told = f"{spec.algorithm.name}'s start is counted in epochs here; give local.epochs instead"
-        raise KinfolkError("local.steps", spec.local.steps, told)
     one_process(spec.engine.name)
     if (folder / "choose-k.json").exists() and not resume:
         raise KinfolkError("--out", str(folder), "a choice is there already; choose another folder")
@@ -261,31 +260,22 @@ def alike(spec: Experiment) -> int:
     return int(_chosen(spec, "shared_rounds")) if own in (None, _chosen(spec, "start")) else 0
 
 
-def head_start(spec: Experiment) -> int:
-    """Rounds as long as what several groups train before their first round, where one group does not.
-
-    >>> head_start(Experiment(algorithm=AlgorithmSpec("mdicfl"))), head_start(or_fesem(Experiment()))
-    (5, 0)
-    """
-    if spec.algorithm.name not in SHARED or _chosen(spec, "start") not in ("parted", "warm_kmeans"):
-        return 0
-    return math.ceil(int(_chosen(spec, "warm_epochs")) / max(spec.local.epochs, 1))
-
-
 def _chosen(spec: Experiment, option: str) -> Any:
     """An option of the algorithm as the spec has it, or as it is when left out; 0 if there is none."""
     return spec.algorithm.options.get(option, getattr(find_algorithm(spec.algorithm.name), option, 0))
 
 
-def short(spec: Experiment, trial: Trial, k: int, s: int) -> Experiment:
+def short(spec: Experiment, trial: Trial, k: int, s: int, start: int = 0) -> Experiment:
     """The spec of one trial run: few rounds, everybody in each, scored once on validation rows.
+
+    All K have the same budget: `start` more rounds, for which one model without a start trains on.
 
     >>> one = short(or_fesem(Experiment()), Trial(), 4, 2)
     >>> one.algorithm.options, one.run.seed, one.run.split
     ({'k': 4}, 2, 'valid')
     """
     options = {**spec.algorithm.options, "k": k}
-    rounds = trial.rounds + alike(spec) + (head_start(spec) if k == 1 else 0)
+    rounds = trial.rounds + alike(spec) + start
     length: dict[str, Any] = dict.fromkeys(("rounds", "evaluate_every", "checkpoint_every"), rounds)
     rules = replace(spec.run, **length, participation=1.0, absent=0.0, target=0.0, split="valid")
     rules = replace(rules, seed=spec.run.seed + s, models="first")

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kinfolk.engines.choose import Choice, arithmetic, make
-from kinfolk.engines.distributed import Distributed, serve
+from kinfolk.engines.distributed import Distributed
 from kinfolk.engines.link import Link, linked
-from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Engine, Stage, drop_outs
+from kinfolk.engines.stage import Stage, drop_outs
 from kinfolk.engines.tune import tuned
+from kinfolk.engines.work import Work
 from kinfolk.errors import BrokeDown, KinfolkError
+from kinfolk.experiment.budget import Budget, Spent, too_short
 from kinfolk.experiment.build import Network, Parts, build_parts
 from kinfolk.experiment.checkpoint import Loaded, load_latest, save
 from kinfolk.experiment.choice import chosen, kept, work
+from kinfolk.experiment.cohort import sample
 from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.describe import description
 from kinfolk.experiment.privacy import after_void, prepare, tell_spending
+from kinfolk.experiment.ranks import follow, memories_of, table_of
 from kinfolk.experiment.record import Records, read_rounds, write_json, write_text
-from kinfolk.experiment.score import score_everyone, score_groups
+from kinfolk.experiment.score import reached, score_everyone, score_groups
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.settled import settled, unsettled
 from kinfolk.experiment.spec import dump, run_id
 from kinfolk.experiment.state import from_message, memories_from_message, memories_to_message, to_message
 from kinfolk.federation.federation import Federation
-from kinfolk.learning.metrics import LOWER_IS_BETTER
-from kinfolk.script import Remembers, Script, Settles, Stops, installed, play
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Info, Table
+from kinfolk.script import Script, Settles, Stops, play
+from kinfolk.streams import Turn
+from kinfolk.task import Info
 from kinfolk.types import Client, Message, map_leaves
 
 # A run whose rounds bring no usable reply this often in a row is not going to recover.
@@ -54,23 +53,6 @@ class Result:
     summary: dict[str, Any]  # of the last evaluation: model -> score -> micro, macro, worst, ...
     state: Any
     memories: dict[Client, Message] = field(repr=False)
-
-
-def sample(seed: Seed, round: int, clients: tuple[Client, ...], participation: float) -> tuple[Client, ...]:
-    """The cohort of a round: max(1, round(R N)) clients; the same for every algorithm of one seed.
-
-    >>> sample(Seed(0), 3, (Client("a"), Client("b"), Client("c")), 0.5) == sample(
-    ...     Seed(0), 3, (Client("a"), Client("b"), Client("c")), 0.5)
-    True
-    """
-    count = max(1, round_half_up(participation * len(clients)))
-    drawn = seed.numpy("sample", round).permutation(len(clients))[:count]
-    return tuple(clients[i] for i in sorted(drawn.tolist()))
-
-
-def round_half_up(value: float) -> int:
-    """Ordinary rounding; Python's own would make half of three clients two and half of five two as well."""
-    return int(value + 0.5)
 
 
 def run(
@@ -106,22 +88,8 @@ def together(
     with linked(spec.engine.timeout, spec.engine.device) as link:
         if link.rank == 0:
             return lead(link)
-        _follow(lambda: build_parts(spec, federation, network), link)
+        follow(lambda: build_parts(spec, federation, network), link)
         return Result(Path(folder or "runs"), "", 0, f"rank {link.rank} has served", {}, None, {})
-
-
-def _follow(build: Callable[[], Parts], link: Link) -> None:
-    """Serve rank 0 with the same parts, which are built here from the same spec."""
-    with ExitStack() as held:
-
-        def engine() -> tuple[Engine, Federation]:
-            parts = build()
-            choice = chosen(parts, link)
-            held.enter_context(arithmetic(choice.device, parts.spec.engine.precision))
-            memories = _memories(parts, choice.device)
-            return make(choice, parts.federation, _table(parts), memories), parts.federation
-
-        serve(engine, link)
 
 
 def _lead(
@@ -155,17 +123,6 @@ def _lead(
             running.stage.engine.close()
 
 
-def _memories(parts: Parts, device: torch.device) -> Memories:
-    remember = parts.algorithm.remember if isinstance(parts.algorithm, Remembers) else lambda who: {}
-    marked = parts.attack.mark(remember) if parts.attack else remember
-    return Memories(lambda who: map_leaves(lambda t: t.to(device), marked(who)))
-
-
-def _table(parts: Parts) -> Table:
-    table = installed(parts.algorithm)
-    return table if parts.attack is None else parts.attack.arm(table)
-
-
 class Running:
     """A run in progress: where it stands, and what it writes."""
 
@@ -173,10 +130,12 @@ class Running:
         self.parts, self.folder, self.choice, self.watch = parts, folder, choice, watch
         self.spec, self.algorithm, self.clients = parts.spec, parts.algorithm, parts.federation.clients
         self.records = Records(folder)
-        self.memories = _memories(parts, choice.device)
-        engine = make(choice, parts.federation, _table(parts), self.memories)
+        self.memories = memories_of(parts, choice.device)
+        engine = make(choice, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
-        self.stage = Stage(engine, self.records.audit, drop_outs(self.spec.run.absent))
+        rows, absent = parts.federation, drop_outs(self.spec.run.absent)
+        self.stage = Stage(engine, self.records.audit, absent, rows, self._afford)
+        self.budget, self.ended = Budget.of(parts, self._warn), ""
         self.state = self.algorithm.init(self._here(parts.learner.first), self.clients, parts.seed)
         self.attackers = parts.attack.who if parts.attack else frozenset[Client]()
         self.done = self.saved = 0
@@ -197,6 +156,7 @@ class Running:
         while not reason:
             self._round()
             reason = self._end()
+        self._score_the_end()
         if self.saved != self.done:  # the end came between two checkpoints
             self._save()
         self._settle()
@@ -209,15 +169,20 @@ class Running:
     def announce(self) -> None:
         """Tell which engine it is."""
         note, choice = self.stage.engine.note, self.choice
-        self.watch("engine", {"note": note, "why": choice.why, "warning": choice.warning})
+        told = {"note": note, "why": choice.why, "warning": choice.warning}
+        self.watch("engine", {**told, "rounds": self.spec.run.rounds})
 
     def _round(self) -> None:
         spec = self.spec.run
         turn = self._turn()
         cohort = sample(self.parts.seed, self.done, self.clients, spec.participation)
-        before = self.state
+        before, extra = self.state, self.budget.extra
         self.memories.mark()
-        after, info = self._played(self.algorithm.round(before, cohort, turn), turn)
+        try:
+            after, info = self._played(self.algorithm.round(before, cohort, turn), turn)
+        except Spent as spent:
+            self._stop_short(spent, extra)
+            return
         for facts in complaints(self.algorithm, self.memories, self.clients):
             self.records.audit("refused", round=turn.round, **facts)
         answered = len(self.stage.answered)
@@ -233,8 +198,35 @@ class Running:
         groups = score_groups(self.algorithm, before, self.state, cohort, turn, truth, self.attackers)
         if groups:
             facts["groups"] = groups
-        last = self.done >= spec.rounds
-        self._finish_round(facts, evaluate=last or self.done % spec.evaluate_every == 0)
+        if self.budget.extra > extra:
+            facts["extra"] = float(self.budget.worth() - self.budget.worth(extra - self.budget.extra))
+        self._finish_round(facts, evaluate=bool(self._end()) or self.done % spec.evaluate_every == 0)
+
+    def _afford(self, work: Work) -> None:
+        self.budget.take(self.done, work)
+
+    def _warn(self, text: str) -> None:
+        self.records.audit("warning", text=text)
+        self.watch("warning", {"text": text})
+
+    def _stop_short(self, spent: Spent, extra: int) -> None:
+        """A round asks for more than is left: it is not played, and the run ends before it."""
+        self.memories.undo()
+        self.budget.extra = extra
+        self._spent()
+        if not self.done:
+            error = too_short(self.budget, spent)
+            self.describe("stopped", str(error))
+            raise error
+        self.ended = f"{self.done} rounds done, and no room for another: {spent}"
+
+    def _score_the_end(self) -> None:
+        """Score everybody if the last round was not known to be it."""
+        line = read_rounds(self.folder)[-1]
+        if "summary" not in line:
+            self._score()
+            self.records.amend_round(self.done, {**line, "summary": self.summary})
+            self.saved = -1
 
     def _turn(self) -> Turn:
         return Turn(self.parts.seed, self.done, self.clients)
@@ -272,16 +264,16 @@ class Running:
         before, turn = self.state, self._turn()
         if self._closing() is None:
             return
-        self.stage.ledger.take()  # the last checkpoint's, as in runs that do not settle
+        self._spent()  # the last checkpoint's, as in runs that do not settle
         info = self.last_word()
         truth = self.parts.federation.truth
         groups = score_groups(self.algorithm, before, self.state, self.clients, turn, truth, self.attackers)
-        spent = self.stage.ledger.take()
+        spent = self._spent()
         self._score()
         found = {"answered": len(self.stage.answered), "info": info}
         facts = settled(read_rounds(self.folder)[-1], found, groups, self.summary, *spent)
         self.records.amend_round(self.done, facts)
-        self.watch("round", {**facts, "rounds": self.spec.run.rounds, "memories": self.memories})
+        self.watch("round", {**facts, "rounds": self.done, "memories": self.memories})
 
     def _unsettle(self) -> None:
         """The last round's line and scores as they are in a run that goes on."""
@@ -304,24 +296,29 @@ class Running:
                 "run", str(self.folder), f"{remedy} (a smaller local.lr helps if models diverged)"
             )
 
+    def _spent(self) -> tuple[dict[str, Any], dict[str, float], dict[str, int]]:
+        """Bytes, seconds and rows trained since the last call."""
+        return *self.stage.ledger.take(), self.stage.ledger.take_trained()
+
     def record(self, facts: dict[str, Any], evaluate: bool) -> dict[str, Any]:
         """Write down where the run stands, with everybody's scores if that is wanted."""
         if evaluate:
             self._score()
             facts = {**facts, "summary": self.summary}
-        sent, seconds = self.stage.ledger.take()
-        scored = [kind for kind in sent if kind.startswith("score.")]
-        facts["bytes"] = {kind: ways for kind, ways in sent.items() if kind not in scored}
+        sent, seconds, trained = self._spent()
+        for name, spent in (("bytes", sent), ("trained", trained)):
+            facts[name] = {kind: much for kind, much in spent.items() if not kind.startswith("score.")}
         self.records.append_round(self.done, {**facts, "seconds": seconds})
         return facts
 
     def _finish_round(self, facts: dict[str, Any], evaluate: bool) -> None:
         spec, facts = self.spec.run, self.record(facts, evaluate)
-        if self.done % spec.checkpoint_every == 0 or self.done >= spec.rounds:
+        left = self.budget.left(self.done)
+        if self.done % spec.checkpoint_every == 0 or not left:
             began = time.perf_counter()
             self._save()
             self.stage.ledger.add_seconds("checkpoint", time.perf_counter() - began)
-        told = {"round": self.done, "rounds": spec.rounds, "memories": self.memories}
+        told = {"round": self.done, "rounds": self.done + left, "memories": self.memories}
         self.watch("round", {**told, "summary": self.summary, **facts})
 
     def _score(self) -> None:
@@ -335,18 +332,13 @@ class Running:
     def _end(self) -> str:
         """Why the run is over; empty to go on."""
         spec = self.spec.run
-        if self.done >= spec.rounds:
-            return f"{spec.rounds} rounds done"
-        if spec.target and self.done and self._reached(spec.target_score, spec.target):
+        if self.ended:
+            return self.ended
+        if not self.budget.left(self.done):
+            return self.budget.told(self.done)
+        if spec.target and self.done and reached(self.summary, spec.target_score, spec.target):
             return f"{spec.target_score} reached {spec.target:g}"
         return self.algorithm.finished(self.state) if isinstance(self.algorithm, Stops) else ""
-
-    def _reached(self, score: str, target: float) -> bool:
-        main: dict[str, Any] = next(iter(self.summary.values()), {})
-        value = main.get(score, {}).get("macro")
-        if value is None or value != value:  # nobody could be scored
-            return False
-        return bool(value <= target if score in LOWER_IS_BETTER else value >= target)
 
     def open_folder(self, **more: Any) -> None:
         """Begin a new folder: the spec first, so that a run without a checkpoint still says what it is."""
@@ -368,6 +360,7 @@ class Running:
         facts = {
             "state": plain,
             "voids": self.voids,
+            "extra": self.budget.extra,
             "summary": self.summary,
             "federation": self.parts.federation.fingerprint(),
         }
@@ -383,13 +376,13 @@ class Running:
         self.memories.restore(memories_from_message(self._here(loaded.tensors["memory"]), self.clients))
         self.done = self.saved = loaded.number
         self.voids, self.summary = loaded.facts["voids"], loaded.facts["summary"]
+        self.budget.extra = loaded.facts.get("extra", 0)
 
     def _restore(self) -> bool:
         """Go back to the newest sound checkpoint; whatever was recorded after it is forgotten."""
         loaded, complaints = load_latest(self.folder / "checkpoints", dump(self.spec))
         for line in complaints:
-            self.records.audit("warning", text=line)
-            self.watch("warning", {"text": line})
+            self._warn(line)
         if loaded is None:
             return False
         if loaded.facts["federation"] != self.parts.federation.fingerprint():

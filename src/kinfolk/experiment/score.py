@@ -13,6 +13,7 @@ from kinfolk.clustering.agreement import agreement, sizes, switch_fraction
 from kinfolk.engines.stage import Stage
 from kinfolk.federation.federation import Split
 from kinfolk.learning import metrics
+from kinfolk.learning.metrics import LOWER_IS_BETTER
 from kinfolk.script import Algorithm, Ask, Groups
 from kinfolk.streams import Turn
 from kinfolk.task import Task
@@ -121,3 +122,16 @@ def score_groups(
     found: dict[str, Any] = {"sizes": sizes(new), "switch": switch_fraction(was, now, cohort)}
     kept = [i for i, c in enumerate(turn.clients) if c not in without]
     return found if truth is None else found | agreement([new[i] for i in kept], truth[kept])
+
+
+def reached(summary: Mapping[str, Any], score: str, target: float) -> bool:
+    """Whether the main model's mean over clients is as good as a target.
+
+    >>> reached({"centre": {"accuracy": {"macro": 0.9}}}, "accuracy", 0.8)
+    True
+    """
+    main: dict[str, Any] = next(iter(summary.values()), {})
+    value = main.get(score, {}).get("macro")
+    if value is None or value != value:  # nobody could be scored
+        return False
+    return bool(value <= target if score in LOWER_IS_BETTER else value >= target)

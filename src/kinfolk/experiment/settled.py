@@ -8,7 +8,7 @@ from typing import Any
 Facts = dict[str, Any]
 
 # What settling changes, and what it adds to.
-_CHANGED, _SPENT, _OURS = ("summary", "groups"), ("bytes", "seconds"), "settle."
+_CHANGED, _SPENT, _OURS = ("summary", "groups"), ("bytes", "seconds", "trained"), "settle."
 
 
 def settled(
@@ -18,22 +18,24 @@ def settled(
     summary: Facts,
     sent: Mapping[str, Any],
     seconds: Mapping[str, float],
+    trained: Mapping[str, int],
 ) -> Facts:
-    """The line with scores and groups as settled; bytes and seconds spent on it as `settle.<kind>`.
+    """The line with scores and groups as settled; what was spent on it as `settle.<kind>`.
 
     Who switched in the round itself stays; who did by settling stands beside what was `found`.
 
-    >>> was = {"round": 3, "groups": {"switch": 0.1, "ari": 0.5}, "bytes": {}, "seconds": {"server": 1.0}}
-    >>> now = settled(was, {"answered": 4}, {"switch": 0.25, "ari": 1.0}, {}, {}, {"server": 2.0})
+    >>> was = {"round": 3, "groups": {"switch": 0.1, "ari": 0.5}, "bytes": {}, "trained": {}}
+    >>> was |= {"seconds": {"server": 1.0}}
+    >>> now = settled(was, {"answered": 4}, {"switch": 0.25, "ari": 1.0}, {}, {}, {"server": 2.0}, {})
     >>> now["groups"], now["settled"], now["seconds"]
     ({'switch': 0.1, 'ari': 1.0}, {'answered': 4, 'switch': 0.25}, {'server': 1.0, 'settle.server': 2.0})
     """
     line = unsettled(line)
-    new = {
-        "bytes": line["bytes"] | {f"{_OURS}{kind}": ways for kind, ways in sent.items()},
-        "seconds": line["seconds"] | {f"{_OURS}{kind}": spent for kind, spent in seconds.items()},
-        "summary": summary,
+    spent = dict(zip(_SPENT, (sent, seconds, trained), strict=True))
+    new: Facts = {
+        key: line[key] | {f"{_OURS}{kind}": much for kind, much in by.items()} for key, by in spent.items()
     }
+    new["summary"] = summary
     if groups:
         found = found | {"switch": groups["switch"]}
         new["groups"] = groups | line.get("groups", {}) | {k: v for k, v in groups.items() if k != "switch"}
@@ -44,8 +46,8 @@ def settled(
 def unsettled(line: Facts) -> Facts:
     """The line as it was before the algorithm settled, if it has.
 
-    >>> line = {"round": 3, "bytes": {"update": {}}, "seconds": {}, "groups": {"switch": 0.1}}
-    >>> unsettled(settled(line, {}, {"switch": 0.5}, {"centre": {}}, {"law": {}}, {})) == line
+    >>> line = {"round": 3, "bytes": {"update": {}}, "seconds": {}, "trained": {}, "groups": {"switch": 0.1}}
+    >>> unsettled(settled(line, {}, {"switch": 0.5}, {"centre": {}}, {"law": {}}, {}, {"update": 5})) == line
     True
     """
     if "unsettled" not in line:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -62,3 +64,19 @@ def step_count(plan: Plan, n: int) -> int:
     last = n % size
     dropped = (plan.drop_last and last > 0) or (plan.drop_single and size > 1 and last == 1)
     return (-(-n // size) - dropped) * plan.epochs
+
+
+def row_visits(plan: Plan, n: int) -> int:
+    """How many rows the batches of `batches` have together, without drawing.
+
+    >>> row_visits(Plan(batch=2, epochs=3), 5), row_visits(Plan(batch=2, steps=4), 5)
+    (15, 7)
+    """
+    n = min(n, plan.rows) if plan.rows else n
+    steps = step_count(plan, n)
+    if not steps:
+        return 0
+    size = min(plan.batch, n)
+    epoch = step_count(replace(plan, epochs=1, steps=0), n)
+    whole, more = divmod(steps, epoch)
+    return whole * min(epoch * size, n) + more * size

@@ -350,6 +350,29 @@ def training_seconds(fact: Mapping[str, Any]) -> float:
     return float(sum(spent for kind, spent in (fact.get("seconds") or {}).items() if is_training(kind)))
 
 
+def extra_rounds(run: Run) -> float:
+    """Rounds' worth of training beyond the rounds' own: a start's.
+
+    >>> run = Run.of({"title": "fesem", "seed": 0}, {"value": []}, [{"round": 1, "extra": 2.5}, {"round": 2}])
+    >>> extra_rounds(run)
+    2.5
+    """
+    return float(sum(fact.get("extra") or 0.0 for fact in run.rounds))
+
+
+def epochs_per_client(run: Run) -> float:
+    """How often a training row was visited by a pass with gradients, a mean over rows; NaN if unknown.
+
+    >>> facts = {"title": "fedavg", "seed": 0, "federation": {"rows": 100}}
+    >>> run = Run.of(facts, {"value": []}, [{"round": 1, "trained": {"update": 250}}])
+    >>> epochs_per_client(run)
+    2.5
+    """
+    rows = (run.facts.get("federation") or {}).get("rows")
+    told = [fact["trained"] for fact in run.rounds if "trained" in fact]
+    return sum(sum(by.values()) for by in told) / rows if rows and told else math.nan
+
+
 def is_training(kind: str) -> bool:
     """Whether a kind of message, or a phase of a round, belongs to training.
 

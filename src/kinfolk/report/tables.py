@@ -22,6 +22,8 @@ from kinfolk.report.read import (
     Run,
     by_title,
     check_score,
+    epochs_per_client,
+    extra_rounds,
     is_training,
     last,
     overview,
@@ -57,7 +59,9 @@ def comparison_frame(runs: Iterable[Run], score: str | None = None, over: str = 
 
     Means and sample standard deviations (`_std`) over seeds of the last evaluated round. `difference` is
     to the best row; `apart` says whether it exceeds twice the pooled deviation, and None if there are too
-    few seeds to say. Bytes and seconds are those of training: scoring and checkpoints do not count.
+    few seeds to say. Bytes and seconds are those of training, a start's included: scoring and checkpoints
+    do not count. `extra_rounds` are rounds' worth of training beyond the rounds; `epochs` how often a client
+    went over its training rows, a mean over rows and seeds; NaN where that was not recorded.
 
     >>> def run(title, seed, value):
     ...     return Run.of({"title": title, "seed": seed}, {"client": ["a", "b"], "value": value, "rows": 10})
@@ -120,8 +124,15 @@ def _compared(
     spent = sum(map(training_seconds, facts))
     asked = sum(fact.get("cohort") or 0 for fact in facts)
     row["bytes_per_client_round"] = sent / asked if asked else math.nan
+    row |= {"extra_rounds": mean(map(extra_rounds, runs)), "epochs": mean(map(epochs_per_client, runs))}
     row["seconds_per_round"] = spent / len(facts) if facts else math.nan
     return row
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean of some numbers; NaN if there are none."""
+    found = list(values)
+    return float(np.mean(found)) if found else math.nan
 
 
 def _parts(facts: Iterable[Mapping[str, Any]], name: str) -> list[tuple[str, Any]]:
@@ -169,8 +180,12 @@ def comparison_table(
 def _costs(row: Mapping[str, Any]) -> list[str]:
     sent, spent = row["bytes_per_client_round"] / 1e6, row["seconds_per_round"]
     span = f"{row['rounds']}" + (f"-{row['rounds_most']}" if row["rounds_most"] > row["rounds"] else "")
-    numbers = ["-" if math.isnan(n) else f"{n:.1f}" if n >= 1 else f"{n:.2g}" for n in (sent, spent)]
-    return [*numbers, span, str(row["seeds"])]
+    span += f"+{row['extra_rounds']:.3g}" if row["extra_rounds"] > 0 else ""
+    return [_short(sent), _short(spent), span, str(row["seeds"])]
+
+
+def _short(number: float) -> str:
+    return "-" if math.isnan(number) else f"{number:.1f}" if number >= 1 else f"{number:.2g}"
 
 
 def _mark(row: Mapping[str, Any], score: str, place: int) -> str:
@@ -190,6 +205,8 @@ def _caption(over: str, frame: pd.DataFrame) -> Text:
         said.append("±: sample standard deviation over seeds.")
     if frame["apart"].notna().any() and len(frame) > 1:
         said.append(f"= : {over} within twice the pooled deviation of the best, so not told apart.")
+    if (frame["extra_rounds"] > 0).any():
+        said.append("rounds a+b: a rounds, and a start that trained as much as b; MB are those of both.")
     said.append("MB and seconds: training only, without scoring.")
     return Text(" ".join(said), style="dim", justify="left")
 
@@ -203,9 +220,14 @@ def _notes(runs: Sequence[Run], frame: pd.DataFrame) -> list[str]:
         notes.append("one seed: no comparison" + ("" if everywhere else f" for {', '.join(single)}"))
     elif frame["seeds"].nunique() > 1:
         notes.append("not all algorithms have the same number of seeds")
-    if frame["rounds"].min() < frame["rounds_most"].max():
+    # A start that is paid for is no difference; what is left of a budget is less than a round.
+    extra = frame["extra_rounds"]
+    if (frame["rounds_most"] + extra).max() >= (frame["rounds"] + extra).min() + 1:
         span = f"{frame['rounds'].min()} to {frame['rounds_most'].max()}"
         notes.append(f"the last evaluated round differs between runs: {span}")
+    epochs = dict(zip(frame["algorithm"], frame["epochs"].round(2), strict=True))
+    if len(set(epochs.values())) > 1 and not frame["epochs"].isna().any():
+        notes.append("epochs per client: " + ", ".join(f"{n:g} {who}" for who, n in epochs.items()))
     score = frame["score"].iloc[0]
     for run in runs:
         if score not in run.metrics:
@@ -276,6 +298,7 @@ def _facts(run: Run) -> Table:
         "data": ": ".join(filter(None, [data.get("name"), ", ".join(counted)])),
         "model": f"{model.get('name')}{size}" if model else "",
         "engine": facts.get("engine"),
+        "training": _training(run),
         "status": ", ".join(str(facts[name]) for name in ("status", "reason") if facts.get(name)),
         "folder": str(run.path),
     }
@@ -284,6 +307,15 @@ def _facts(run: Run) -> Table:
         if line:
             grid.add_row(Text(name, style="dim"), Text(str(line)))
     return grid
+
+
+def _training(run: Run) -> str:
+    """What was trained in all, and how much of it beyond the rounds."""
+    epochs, extra = epochs_per_client(run), extra_rounds(run)
+    if math.isnan(epochs):
+        return ""
+    more = f", {extra:.3g} rounds' worth of it beyond the rounds" if extra else ""
+    return f"{_short(epochs)} epochs per client{more}"
 
 
 def _scores(run: Run) -> RenderableType:

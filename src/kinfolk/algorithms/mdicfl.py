@@ -103,7 +103,7 @@ class MDICFL:
     shared_most: int = 15  # common rounds after which clients are parted anyhow
     # Clusters that k-means found stand while one of their models is less sure than this of its pseudo rows:
     # every model is near an unsure one. 0: they never do.
-    confidence: float = 0.5
+    confidence: float = 0.7
     warm_epochs: int = 5  # epochs of every client before k-means
     restarts: int = 20  # of k-means; the best counts
     weights: Weights = "uniform"  # of clients in the mean of a cluster; the paper's is uniform

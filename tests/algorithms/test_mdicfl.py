@@ -21,6 +21,7 @@ from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.contract.spoil import Passing
 from kinfolk.errors import KinfolkError
+from kinfolk.experiment.score import score_everyone
 from kinfolk.federation.own import from_arrays
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
@@ -193,22 +194,51 @@ def test_downloads_are_a_kth_of_those_of_ifca():
     assert set(spent) == {"update", "choose"}
 
 
-def test_strong_privacy_never_sends_a_label_law():
-    federation, _ = turned(3)
-    method = MDICFL(toy.learner("mlp", federation), k=3, privacy="strong", start="distinct", **FEW)
-    assert "law" not in method.tasks(), "a client can not even be asked"
-    seen = []
+def transcript(method, federation, rounds=2):
+    """(task, key, shape) of everything but models that clients send, scores included; and what is left."""
+    seen, model = [], set(method.learner.first)
 
     def watch(request, reply):
-        model = set(method.learner.first)
         seen.extend(
             (request.task, key, tuple(t.shape[1:])) for key, n, t in leaves(reply.body) if n not in model
         )
         return reply
 
-    outcome = toy.play_rounds(method, federation, rounds=2, wrap=lambda e: Passing(e, watch), score=False)
-    assert set(seen) == {("shape", "shape", (6,)), ("choose", "choice", ())}
+    outcome = toy.play_rounds(method, federation, rounds=rounds, wrap=lambda e: Passing(e, watch))
+    return set(seen), outcome
+
+
+@pytest.mark.parametrize("start", ["distinct", "parted"])
+def test_strong_privacy_never_sends_a_label_law(start):
+    federation, _ = turned(3)
+    few = {"start": start, "shared_rounds": 1, "plateau": 0.0, "confidence": 0.0, **FEW}
+    method = MDICFL(toy.learner("mlp", federation), k=3, privacy="strong", **few)
+    assert "law" not in method.tasks(), "a client can not even be asked"
+    seen, outcome = transcript(method, federation)
+    told = {("shape", "shape", (6,)), ("choose", "choice", ())}
+    scores = {("score.centre", key, ()) for key in ("rows", "loss", "lost", "correct", "f1")}
+    assert seen == told | scores | ({("common", "blind", ())} if start == "parted" else set())
     assert all(memory == {} for memory in outcome.memories.values())
+    # With weak privacy the server may know how many rows of each class there are, and scores tell it.
+    open_seen, _ = transcript(replace(method, privacy="weak"), federation)
+    assert ("score.centre", "true", (4,)) in open_seen
+
+
+def test_scores_are_the_same_whoever_makes_them():
+    federation = toy.ragged()
+    weak = MDICFL(toy.learner("mlp", federation), k=2, start="distinct", **FEW)
+    strong, found = replace(weak, privacy="strong"), []
+    for method in (weak, strong):
+        state = started(method, federation)
+        with toy.staged(method, federation) as stage:
+            turn = Turn(Seed(0), 1, federation.clients)
+            found.append(score_everyone(method, state, stage, turn, "test"))
+    (columns, summary), (others, discreet) = found
+    assert columns["score"] == others["score"]
+    np.testing.assert_allclose(columns["value"], others["value"], rtol=1e-12)
+    assert summary["centre"]["macro_f1"].pop("pooled") > 0
+    assert discreet["centre"]["macro_f1"].pop("pooled") is None, "it needs the counts of all"
+    assert summary["centre"].keys() == discreet["centre"].keys()
 
 
 def query(method, federation, who, distances):

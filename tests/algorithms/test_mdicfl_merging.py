@@ -85,8 +85,8 @@ def test_six_clusters_on_four_groups_end_as_four():
     with Seed(0).borrowed("init"):
         module = build_model("mlp", federation.shape, 10, {"hidden": [32]})
     learner = Learner(module, find_loss("cross_entropy"), 10, plan=Plan(20, 4), lr=0.1)
-    method = MDICFL(learner, k=6, samples=4, search_iterations=30, merge=True)
-    found = toy.play_rounds(method, federation, "batched", rounds=9, participation=1.0, score=False)
+    method = MDICFL(learner, k=6, samples=10, search_iterations=50, merge=True)
+    found = toy.play_rounds(method, federation, "batched", rounds=7, participation=1.0, score=False)
     assert len(set(found.groups)) == 4
     assert agreement(list(found.groups), federation.truth)["ari"] >= 0.95
     plain = replace(method, merge=False)

@@ -159,7 +159,11 @@ class MDICFL:
             remedy = "with weak privacy clients give no answers to randomise; set privacy = 'strong'"
             raise KinfolkError("algorithm.epsilon", self.epsilon, remedy)
 
-    serve, scored, groups = many_models.serve, many_models.scored, many_models.groups
+    serve, groups = many_models.serve, many_models.groups
+
+    def scored(self) -> Mapping[str, Task]:
+        """The model of the client's cluster; by class only where the server knows label laws anyway."""
+        return {"centre": self.learner.score(by_class=self.privacy == "weak")}
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """K models, alike unless the start is to be distinct; memberships drawn, as even as can be."""
@@ -181,9 +185,8 @@ class MDICFL:
             by = partial(group_fold, self.mean, self.trim)
             ours = self.start == "parted"
             names = without_head(self.learner) if ours else self.learner.names
-            found = yield from warm_kmeans(
-                first, names, self.k, self.restarts, self.weights, turn, by, directions=ours
-            )
+            how = self.k, self.restarts, self.weights, turn, by
+            found = yield from warm_kmeans(first, names, *how, directions=ours)
             if found is not None:
                 centres, labels = found
                 return replace(state, centres=centres, member=state.moved(list(labels), where(labels))), False
@@ -383,7 +386,6 @@ class MDICFL:
         table: dict[str, Task | Swap] = {"shape": SHAPE, "update": self.learner.train()}
         if self.start in ("warm_kmeans", "parted"):
             table["warm"] = warm_task(self.learner, self.warm_epochs)
-        if self.start == "parted":
             table["common"] = telling(self.learner, self.learner.train())
         if self.privacy == "weak":
             return table | {"law": law_task(classes, self.learner.score_batch)}

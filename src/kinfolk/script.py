@@ -153,6 +153,28 @@ class Settles(Protocol):
         ...
 
 
+@runtime_checkable
+class Prepares(Protocol):
+    """An algorithm whose clients hold secrets, which must be saved before anything that depends on them."""
+
+    def preparation(self) -> str:
+        """The exchange that all clients play before a run's first checkpoint; empty if there is none."""
+        ...
+
+
+@runtime_checkable
+class Spends(Protocol):
+    """An algorithm that spends its clients' privacy, which no void round gives back."""
+
+    def spent(self, state: Any) -> Mapping[Client, float]:
+        """The epsilon that each client has spent so far, by name; empty where nothing is."""
+        ...
+
+    def still_spent(self, before: Any, after: Any) -> Any:
+        """The state `before` a round that is void, but with what was spent `after` it."""
+        ...
+
+
 def installed(algorithm: Algorithm[Any]) -> Table:
     """Everything a client must have installed: the tasks, and the scoring tasks as `score.<kind>`."""
     return {**algorithm.tasks(), **{f"score.{kind}": task for kind, task in algorithm.scored().items()}}

@@ -14,20 +14,20 @@ from turned import turned
 from kinfolk.algorithms import build_algorithm
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.ifca import IFCA
-from kinfolk.algorithms.label_law import SPENT, respond, throw
 from kinfolk.algorithms.mdicfl import MDICFL, row_shape
+from kinfolk.algorithms.merging import merged
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.contract.spoil import Passing
 from kinfolk.errors import KinfolkError
+from kinfolk.experiment.score import score_everyone
 from kinfolk.federation.own import from_arrays
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.script import Ask, play
 from kinfolk.streams import Seed, Turn
-from kinfolk.task import Peer
-from kinfolk.types import Client, Stack, leaves, nbytes
+from kinfolk.types import Stack, leaves, nbytes
 
 FEW = {"samples": 6, "search_iterations": 20}
 
@@ -80,6 +80,7 @@ def test_both_protocols_find_the_planted_groups_by_the_same_way():
         assert told.pop("bad_laws") == []
         assert told == chose
     assert agreement(one.member.tolist(), truth)["ari"] == 1.0
+    assert told.pop("confidence") > 0.5
     assert told == {"clusters": 3, "effective": 3}
     assert not other.laws.any(), "the strong server was told no law"
 
@@ -118,9 +119,9 @@ def test_the_generator_finds_groups_too():
         output="none",
         warm_generators=True,
     )
-    found = toy.play_rounds(method, federation, "batched", rounds=4, score=False)
+    found = toy.play_rounds(method, federation, "batched", rounds=5, score=False)
     assert agreement(list(found.groups), truth)["ari"] == 1.0
-    assert found.state.generators["weight1"].shape == (2, 32, 16 + 4)
+    assert found.state.kept["weight1"].shape == (2, 32, 16 + 4)
 
 
 @pytest.mark.parametrize(("against", "privacy"), [("before", "weak"), ("after", "weak"), ("after", "strong")])
@@ -193,22 +194,51 @@ def test_downloads_are_a_kth_of_those_of_ifca():
     assert set(spent) == {"update", "choose"}
 
 
-def test_strong_privacy_never_sends_a_label_law():
-    federation, _ = turned(3)
-    method = MDICFL(toy.learner("mlp", federation), k=3, privacy="strong", start="distinct", **FEW)
-    assert "law" not in method.tasks(), "a client can not even be asked"
-    seen = []
+def transcript(method, federation, rounds=2):
+    """(task, key, shape) of everything but models that clients send, scores included; and what is left."""
+    seen, model = [], set(method.learner.first)
 
     def watch(request, reply):
-        model = set(method.learner.first)
         seen.extend(
             (request.task, key, tuple(t.shape[1:])) for key, n, t in leaves(reply.body) if n not in model
         )
         return reply
 
-    outcome = toy.play_rounds(method, federation, rounds=2, wrap=lambda e: Passing(e, watch), score=False)
-    assert set(seen) == {("shape", "shape", (6,)), ("choose", "choice", ())}
+    outcome = toy.play_rounds(method, federation, rounds=rounds, wrap=lambda e: Passing(e, watch))
+    return set(seen), outcome
+
+
+@pytest.mark.parametrize("start", ["distinct", "parted"])
+def test_strong_privacy_never_sends_a_label_law(start):
+    federation, _ = turned(3)
+    few = {"start": start, "shared_rounds": 1, "plateau": 0.0, "confidence": 0.0, **FEW}
+    method = MDICFL(toy.learner("mlp", federation), k=3, privacy="strong", **few)
+    assert "law" not in method.tasks(), "a client can not even be asked"
+    seen, outcome = transcript(method, federation)
+    told = {("shape", "shape", (6,)), ("choose", "choice", ())}
+    scores = {("score.centre", key, ()) for key in ("rows", "loss", "lost", "correct", "f1")}
+    assert seen == told | scores | ({("common", "blind", ())} if start == "parted" else set())
     assert all(memory == {} for memory in outcome.memories.values())
+    # With weak privacy the server may know how many rows of each class there are, and scores tell it.
+    open_seen, _ = transcript(replace(method, privacy="weak"), federation)
+    assert ("score.centre", "true", (4,)) in open_seen
+
+
+def test_scores_are_the_same_whoever_makes_them():
+    federation = toy.ragged()
+    weak = MDICFL(toy.learner("mlp", federation), k=2, start="distinct", **FEW)
+    strong, found = replace(weak, privacy="strong"), []
+    for method in (weak, strong):
+        state = started(method, federation)
+        with toy.staged(method, federation) as stage:
+            turn = Turn(Seed(0), 1, federation.clients)
+            found.append(score_everyone(method, state, stage, turn, "test"))
+    (columns, summary), (others, discreet) = found
+    assert columns["score"] == others["score"]
+    np.testing.assert_allclose(columns["value"], others["value"], rtol=1e-12)
+    assert summary["centre"]["macro_f1"].pop("pooled") > 0
+    assert discreet["centre"]["macro_f1"].pop("pooled") is None, "it needs the counts of all"
+    assert summary["centre"].keys() == discreet["centre"].keys()
 
 
 def query(method, federation, who, distances):
@@ -234,42 +264,6 @@ def test_a_server_that_makes_up_distances_finds_the_label_law_by_bisection():
             low, high = (middle, high) if query(method, federation, who, distances) == 1 else (low, middle)
         assert abs((low + high) / 2 - (mine == c).mean()) < 1e-3
     assert queries == 10
-
-
-@pytest.mark.parametrize("epsilon", [0.5, 2.0])
-def test_randomised_responses_are_as_frequent_as_epsilon_says(epsilon):
-    k, times = 4, 4_000
-    names = [Client(f"c{i}") for i in range(40)]
-    coins = torch.stack(
-        [throw(Peer(c, Turn(Seed(5), r, ())))["coin"] for c in names for r in range(times // 40)]
-    )
-    shares = []
-    for choice in (0, 2):
-        answers = torch.func.vmap(
-            lambda coin, choice=choice: respond(torch.tensor(choice), coin, epsilon, k)
-        )(coins)
-        shares.append(np.bincount(answers.numpy(), minlength=k) / times)
-        truly = math.exp(epsilon) / (math.exp(epsilon) + k - 1)
-        wanted = np.full(k, (1 - truly) / (k - 1))
-        wanted[choice] = truly
-        np.testing.assert_allclose(shares[-1], wanted, atol=4 * 0.5 / math.sqrt(times))
-    assert np.abs(np.log(shares[0] / shares[1])).max() < epsilon + 0.3
-
-
-def test_answers_are_randomised_in_a_run_and_a_coin_serves_once():
-    federation, _ = turned(3)
-    plain = MDICFL(toy.learner("mlp", federation), k=3, privacy="strong", start="distinct", **FEW)
-    method = replace(plain, epsilon=1e-6)
-    truth, answers = (one_round(m, started(m, federation), federation)[0].member for m in (plain, method))
-    assert 0 < int((truth != answers).sum()) < 12
-    with pytest.raises(KinfolkError, match=r"algorithm.epsilon = 1.0: .*privacy = 'strong'"):
-        MDICFL(plain.learner, epsilon=1.0)
-    assert method.remember("ann")["coin"].tolist() == [SPENT, SPENT]
-    assert respond(torch.tensor(1), torch.tensor([SPENT, SPENT]), 1.0, 3) == -1
-    each = Stack(federation.clients, torch.ones(12, dtype=torch.int64), {"distances": torch.ones(12, 3, 4)})
-    with toy.staged(method, federation) as stage:
-        got = stage.perform(Ask("choose", federation.clients, {}, each), Turn(Seed(0), 0, federation.clients))
-    assert got.clients == (), "without a fresh coin there is no answer"
 
 
 BAD_LAWS = {
@@ -310,11 +304,13 @@ def test_an_empty_cluster_keeps_its_model_and_twins_count_once():
     for name, t in one.centres.items():
         assert torch.equal(t[2], method.learner.first[name])
     alike = {n: t[:1].expand_as(t).clone() for n, t in one.centres.items()}
-    twins = method.merged(replace(one, centres=alike), method.probe(one, Turn(Seed(0), 1, ()))[1], False)[1]
+    twins = merged(
+        replace(one, centres=alike), method.learner, method.probe(one, Turn(Seed(0), 1, ()))[1].x, 0.25, False
+    )[1]
     assert twins == {"clusters": 3, "effective": 1}
     apart = started(replace(method, start="distinct"), federation)
     apart = replace(apart, shape=(1, 8, 8), member=apart.member.clamp(max=1))
-    gone = method.merged(apart, method.probe(apart, Turn(Seed(0), 1, ()))[1], False)[1]
+    gone = merged(apart, method.learner, method.probe(apart, Turn(Seed(0), 1, ()))[1].x, 0.25, False)[1]
     assert gone == {"clusters": 2, "effective": 2}, "a cluster without members does not count"
 
 
@@ -326,7 +322,7 @@ def test_rows_of_any_kind_will_do_and_other_losses_will_not():
         learner = Learner(nn.Linear(5, 3), find_loss("cross_entropy"), 3)
     for sampler in ("back_search", "generator"):
         method = MDICFL(learner, k=2, sampler=sampler, samples=3, search_iterations=3,
-                        generator_iterations=3, shared_rounds=1)  # fmt: skip
+                        generator_iterations=3, shared_rounds=1, plateau=0)  # fmt: skip
         state = toy.play_rounds(method, federation, rounds=2, score=False).state
         assert state.shape == (5,)
         assert state.begun

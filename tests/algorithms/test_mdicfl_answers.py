@@ -78,13 +78,16 @@ def test_who_makes_no_valid_choice_keeps_its_cluster_and_is_logged(answer):
 @pytest.mark.parametrize(("network", "sampler"), [("mlp", "generator"), ("tiny_cnn", "back_search")])
 def test_weak_and_strong_privacy_come_to_the_same_from_the_default_start(network, sampler):
     federation, _ = turned(K)
-    few = {"samples": 3, "search_iterations": 5, "generator_iterations": 5, "hidden": 8, "shared_rounds": 1}
+    few = {"samples": 3, "search_iterations": 5, "generator_iterations": 5, "hidden": 8, "shared_rounds": 1,
+           "plateau": 0.0, "confidence": 0.0}  # fmt: skip
     weak = MDICFL(toy.learner(network, federation), k=K, sampler=sampler, warm_epochs=2, **few)
     one, other = (
         toy.play_rounds(method, federation, "batched", rounds=3, participation=0.75, score=False)
         for method in (weak, replace(weak, privacy="strong"))
     )
     assert one.groups == other.groups
+    assert one.state.assigned
+    assert other.state.assigned
     assert state_difference(one.state, replace(other.state, laws=one.state.laws), 1e-5) == ""
 
 
@@ -117,7 +120,7 @@ def test_clients_of_one_class_are_placed_by_that_class_alone(privacy):
     _, probe = method.probe(state, Turn(Seed(0), 1, federation.clients))
     for i, who in enumerate(federation.clients):
         only = int(federation.y[federation.splits["train"].rows(i)][0])
-        apart = method.distances(said[who], probe)[0, :, only]
+        apart = probe.distances(learner, said[who])[0, :, only]
         assert int(new.member[i]) == int(np.argmin(apart.numpy()))
     assert all(torch.isfinite(t).all() for t in new.centres.values())
 

@@ -11,6 +11,7 @@ from test_mdicfl import FEW, one_round, started
 from turned import turned
 
 from kinfolk.algorithms.mdicfl import MDICFL
+from kinfolk.algorithms.merging import as_one, merged
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
 from kinfolk.federation.sources import build
@@ -34,7 +35,7 @@ def test_merging_joins_what_agrees_and_nothing_else():
     }
     before = replace(state, member=member, centres=twins)
     probe = method.probe(before, turn)[1]
-    after, told = method.merged(before, probe, True)
+    after, told = merged(before, method.learner, probe.x, method.merge_below, True)
     assert told == {"clusters": 3, "effective": 3}
     assert after.member.tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, 3, 3, 3]
     assert after.one_with.tolist() == [0, 1, 0, 3, 4]
@@ -43,13 +44,13 @@ def test_merging_joins_what_agrees_and_nothing_else():
         np.testing.assert_allclose(after.centres[name][0].numpy(), wanted, rtol=1e-6, atol=1e-8)
         assert torch.equal(after.centres[name][2], after.centres[name][0])
         assert all(torch.equal(after.centres[name][k], t[k]) for k in (1, 3, 4))
-    same, told = method.merged(before, probe, False)
+    same, told = merged(before, method.learner, probe.x, method.merge_below, False)
     assert same is before
     assert told == {"clusters": 4, "effective": 3}
-    assert replace(method, merge_below=0.0).merged(before, probe, True)[0] is before
+    assert merged(before, method.learner, probe.x, 0.0, True)[0] is before
     chained = after.one_with.clone()
     chained[0] = 1  # what was merged before follows
-    assert method.as_one(after, chained[after.one_with]).one_with.tolist() == [1, 1, 1, 3, 4]
+    assert as_one(after, chained[after.one_with]).one_with.tolist() == [1, 1, 1, 3, 4]
 
 
 @pytest.mark.parametrize("privacy", ["weak", "strong"])
@@ -84,8 +85,8 @@ def test_six_clusters_on_four_groups_end_as_four():
     with Seed(0).borrowed("init"):
         module = build_model("mlp", federation.shape, 10, {"hidden": [32]})
     learner = Learner(module, find_loss("cross_entropy"), 10, plan=Plan(20, 4), lr=0.1)
-    method = MDICFL(learner, k=6, samples=4, search_iterations=30, merge=True)
-    found = toy.play_rounds(method, federation, "batched", rounds=9, participation=1.0, score=False)
+    method = MDICFL(learner, k=6, samples=10, search_iterations=50, merge=True)
+    found = toy.play_rounds(method, federation, "batched", rounds=7, participation=1.0, score=False)
     assert len(set(found.groups)) == 4
     assert agreement(list(found.groups), federation.truth)["ari"] >= 0.95
     plain = replace(method, merge=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import secrets
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from kinfolk.types import Message
 
 # A coin that was never thrown, or has served: whoever holds it has no answer to give.
 SPENT = -1.0
+# Bytes of the secret that a client's coins are made of.
+SECRET = 32
 
 
 def count_labels(classes: int, batch: int) -> Task:
@@ -35,7 +39,7 @@ def choose_task(classes: int, k: int, batch: int, epsilon: float) -> Task:
     none = _no_labels(classes)
 
     def start(message: Message, memory: Message, facts: Facts) -> Carry:
-        coin = {"coin": memory["coin"]} if epsilon else {}
+        coin = memory if epsilon else {}
         return {**none(message, memory, facts), "distances": message["distances"], **coin}
 
     def finish(carry: Carry) -> tuple[Message, Message | None]:
@@ -43,7 +47,8 @@ def choose_task(classes: int, k: int, batch: int, epsilon: float) -> Task:
         if not epsilon:
             return {"choice": choice}, None
         answer = respond(choice, carry["coin"], epsilon, k)
-        return {"choice": answer}, {"coin": torch.full_like(carry["coin"], SPENT)}
+        spent = {"coin": torch.full_like(carry["coin"], SPENT)}
+        return {"choice": answer}, {**{n: carry[n] for n in ("secret", "thrown")}, **spent}
 
     sweep = Sweep(_count_labels, Plan(batch, shuffle=False))
     return Task(start, finish, (sweep,), {"choice": Whole(0, k)})
@@ -65,10 +70,36 @@ def respond(choice: Tensor, coin: Tensor, epsilon: float, k: int) -> Tensor:
     return torch.where(coin[0] == SPENT, torch.full_like(answer, -1), answer)
 
 
-def throw(me: Peer) -> Message:
-    """Two fresh numbers in [0, 1), which the client keeps to itself."""
-    drawn = me.turn.seed.numpy("response", me.turn.round, me.name).random(2)
-    return {"coin": torch.from_numpy(drawn).float()}
+def no_coin() -> Message:
+    """What a client that randomises its answers holds at first: neither a secret nor a coin."""
+    secret = torch.zeros(SECRET, dtype=torch.uint8)
+    return {"secret": secret, "coin": torch.full((2,), SPENT), "thrown": torch.tensor(-1)}
+
+
+def with_secret(memory: Message) -> Message:
+    """The memory with a secret, from the operating system, which nobody who knows the run's seed can tell."""
+    if bool(memory["secret"].any()):
+        return memory
+    drawn = torch.tensor(list(secrets.token_bytes(SECRET)), dtype=torch.uint8)
+    return {**memory, "secret": drawn.to(memory["secret"].device)}
+
+
+def throw(memory: Message, me: Peer) -> Message:
+    """The memory with the coin of this round: two numbers in [0, 1) out of the client's secret and the round.
+
+    The same round gives the same coin: who is asked the same again, as after a run was killed and resumed,
+    answers the same, since answers by several coins could be averaged. A coin serves for one answer: asked
+    about something else in the same round, a client has none.
+    """
+    if int(memory["thrown"]) >= me.turn.round:
+        return {**memory, "coin": torch.full_like(memory["coin"], SPENT)}
+    memory = with_secret(memory)
+    key, told = bytes(memory["secret"].tolist()), f"coin {me.turn.round}".encode()
+    drawn = hashlib.blake2b(told, key=key, digest_size=6).digest()
+    # 24 bits each, as many as float32 holds exactly.
+    words = [int.from_bytes(drawn[i : i + 3], "big") / 2**24 for i in (0, 3)]
+    coin = torch.tensor(words).to(memory["coin"])
+    return {**memory, "coin": coin, "thrown": torch.full_like(memory["thrown"], me.turn.round)}
 
 
 def _no_labels(classes: int) -> Any:

@@ -11,12 +11,12 @@ In every round, from the models c_k as they are before the means are taken:
 A client receives one model where IFCA sends K. Weak privacy: it tells its label law p_i once. Strong: it is
 sent d_i, K x C numbers, and answers s_i. That hides the law from honest servers only: one that makes up
 distances learns p_i to any precision by bisection, and weights tell of labels as well. `epsilon` makes
-answers random; only a client whose stream of random numbers is its own secret gains by that.
+answers random, by coins out of a secret of the client's own; all its answers together spend the sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -25,18 +25,21 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms import many_models
+from kinfolk.algorithms.common_start import WithBlind, counts, telling
 from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
-from kinfolk.algorithms.label_law import SPENT, choose_task, law_task, throw
+from kinfolk.algorithms.label_law import choose_task, law_task, no_coin, throw, with_secret
 from kinfolk.algorithms.lowest_loss import enough_clients, where
-from kinfolk.algorithms.many_models import GroupMeans, copies, model_of_group
-from kinfolk.algorithms.warm_start import drawn_groups, warm_kmeans, warm_task
-from kinfolk.clustering.output_distance import class_distances, joined, mutual_distances, nearest_cluster
+from kinfolk.algorithms.many_models import copies, model_of_group
+from kinfolk.algorithms.merging import Joinable, merged
+from kinfolk.algorithms.model_distance import Probe, answers
+from kinfolk.algorithms.warm_start import drawn_groups, warm_kmeans, warm_task, without_head
+from kinfolk.clustering.output_distance import nearest_cluster
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.fold import Weights
 from kinfolk.learning.generator import Generators
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.norm import by_the_batch
-from kinfolk.learning.pseudo import BackSearch, Prior, probabilities
+from kinfolk.learning.pseudo import BackSearch, Prior
 from kinfolk.learning.row_shape import SHAPE, row_shape
 from kinfolk.script import Request, Script, ask, exchange, fold
 from kinfolk.streams import Seed, Turn
@@ -51,19 +54,21 @@ Begun = tuple["State", bool]
 
 
 @dataclass(frozen=True)
-class State(many_models.State):
+class State(Joinable):
     """Models and memberships, and what the server was told."""
 
     shape: tuple[int, ...]  # of a row; empty before anybody was asked
     laws: Tensor  # [clients, C] label laws; zeros where none was told
     begun: bool  # whether a round has been played from the start
-    generators: Tree  # [K, ...], where they go on from round to round
-    one_with: Tensor  # [K]: the first of the clusters each was merged with; itself where it was not
+    kept: Tree  # [K, ...]: pseudo rows or generators, where they go on from round to round
+    assigned: bool  # whether clients have been assigned by model distance
+    answers: Tensor  # [clients] int64: how often each was asked for a random answer
+    counted: int  # common rounds that counted: see `common_start`
 
     @property
     def models(self) -> tuple[Tree, Tree]:
-        """Of the clusters, and their generators'."""
-        return self.centres, self.generators
+        """Of the clusters, and what their pseudo rows go on from."""
+        return self.centres, self.kept
 
     def law(self, who: Sequence[Client]) -> Tensor:
         """The label laws of some clients, in the order they are named."""
@@ -81,14 +86,6 @@ class State(many_models.State):
 
 
 @dataclass(frozen=True)
-class Probe:
-    """Pseudo rows, and what each cluster's own model says of its own."""
-
-    x: Tensor  # [K, C * M, ...]
-    own: Tensor  # [K, C * M, C]
-
-
-@dataclass(frozen=True)
 class MDICFL:
     """A model for each of k clusters; clients belong where their model's outputs on made-up rows agree."""
 
@@ -98,9 +95,15 @@ class MDICFL:
     privacy: Literal["weak", "strong"] = "weak"  # the server knows label laws, or clients choose
     # "shared": one model, drawn clusters, which stand for one round; "distinct": K different models, which
     # may lock in; "warm_kmeans": k-means on models after `warm_epochs` from one start; "parted", which is
-    # ours: the same from a model that all have trained together for `shared_rounds`.
+    # ours: k-means on the directions that clients then take from a model that all have trained together,
+    # without its last layer.
     start: Literal["shared", "distinct", "warm_kmeans", "parted"] = "parted"
-    shared_rounds: int = 3  # of "parted"
+    shared_rounds: int = 3  # of "parted": common rounds that count
+    plateau: float = 0.9  # they count once the loss is at most this part of a constant answer's; 0: all do
+    shared_most: int = 15  # common rounds after which clients are parted anyhow
+    # Clusters that k-means found stand while one of their models is less sure than this of its pseudo rows:
+    # every model is near an unsure one. 0: they never do.
+    confidence: float = 0.7
     warm_epochs: int = 5  # epochs of every client before k-means
     restarts: int = 20  # of k-means; the best counts
     weights: Weights = "uniform"  # of clients in the mean of a cluster; the paper's is uniform
@@ -116,6 +119,7 @@ class MDICFL:
     norm: Literal["l2", "squared"] = "l2"  # of the pull towards mu
     clip_to_range: bool = False  # rows searched for are kept in [-1, 1]
     search_iterations: int = 100
+    warm_rows: int = 0  # above 0: rows go on from those of the round before, with so many steps
     search_lr: float = 0.1
     noise: int = 16  # numbers that a generator starts from, beside the label
     hidden: int = 0  # a generator's width; 0: 512 for images of three channels, else 256
@@ -127,16 +131,17 @@ class MDICFL:
     diversity_weight: float = 0.0  # against a generator's rows being all alike
     generator_statistics: Literal["running", "batch"] = "running"  # what its BatchNorm draws rows by
     epsilon: float = 0.0  # above 0: randomised response, this far from telling; strong privacy only
-    merge: bool = False  # clusters whose models agree become one, not before their second round
+    merge: bool = False  # clusters whose models agree become one, once clients have been assigned before
     merge_below: float = 0.25  # agree: outputs on either's rows are less apart, of at most 2
     final_reassign: bool = False  # after the last round everyone trains and is assigned once more, for scores
 
     def __post_init__(self) -> None:
         least = {
-            "shared_rounds": 1,
+            "shared_rounds": 1, "plateau": 0, "shared_most": 1,
             "k": 1, "warm_epochs": 1, "restarts": 1, "samples": 1, "prior_weight": 0, "search_iterations": 0,
-            "search_lr": 0, "noise": 1, "hidden": 0, "generator_batch": 2, "generator_iterations": 0,
-            "generator_lr": 0, "diversity_weight": 0, "epsilon": 0, "merge_below": 0,
+            "search_lr": 0, "warm_rows": 0, "confidence": 0, "noise": 1, "hidden": 0, "generator_batch": 2,
+            "generator_iterations": 0, "generator_lr": 0, "diversity_weight": 0, "epsilon": 0,
+            "merge_below": 0,
         }  # fmt: skip
         for name, number in least.items():
             at_least(f"algorithm.{name}", getattr(self, name), number)
@@ -154,7 +159,11 @@ class MDICFL:
             remedy = "with weak privacy clients give no answers to randomise; set privacy = 'strong'"
             raise KinfolkError("algorithm.epsilon", self.epsilon, remedy)
 
-    serve, scored, groups = many_models.serve, many_models.scored, many_models.groups
+    serve, groups = many_models.serve, many_models.groups
+
+    def scored(self) -> Mapping[str, Task]:
+        """The model of the client's cluster; by class only where the server knows label laws anyway."""
+        return {"centre": self.learner.score(by_class=self.privacy == "weak")}
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """K models, alike unless the start is to be distinct; memberships drawn, as even as can be."""
@@ -164,7 +173,8 @@ class MDICFL:
         if self.start == "distinct":
             centres = many_models.distinct(centres, self.learner.names, seed)
         laws = torch.zeros(len(clients), self.learner.outputs)
-        return State(centres, member, tuple(clients), (), laws, False, {}, torch.arange(self.k))
+        once, none = torch.arange(self.k), torch.zeros(len(clients), dtype=torch.int64)
+        return State(centres, member, tuple(clients), once, (), laws, False, {}, False, none, 0)
 
     def begin(self, state: State, turn: Turn) -> Generator[Request, Any, Begun]:
         """The models and clusters to begin with, and whether these clusters stand for the first round."""
@@ -173,9 +183,10 @@ class MDICFL:
         if self.start in ("warm_kmeans", "parted"):
             first = {n: t[0] for n, t in state.centres.items()}
             by = partial(group_fold, self.mean, self.trim)
-            found = yield from warm_kmeans(
-                first, self.learner.names, self.k, self.restarts, self.weights, turn, by
-            )
+            ours = self.start == "parted"
+            names = without_head(self.learner) if ours else self.learner.names
+            how = self.k, self.restarts, self.weights, turn, by
+            found = yield from warm_kmeans(first, names, *how, directions=ours)
             if found is not None:
                 centres, labels = found
                 return replace(state, centres=centres, member=state.moved(list(labels), where(labels))), False
@@ -185,11 +196,8 @@ class MDICFL:
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """Local updates from the clusters' models, then clusters and means."""
-        if self.start == "parted" and self.k > 1 and turn.round < self.shared_rounds:
-            one = {n: t[:1] for n, t in state.centres.items()}
-            by = group_fold(self.mean, self.trim, "model", one, self.weights, all_in_one)
-            one, _, _ = yield from fold(by, "update", cohort, {"model": {n: t[0] for n, t in one.items()}})
-            return replace(state, centres=copies({n: t[0] for n, t in one.items()}, self.k)), {"clusters": 1}
+        if self.in_common(state, turn):
+            return (yield from self.common(state, cohort))
         known, facts = (yield from self.hear(state, cohort)) if self.k > 1 else (state, {})
         able = self.able(known, cohort)
         if not able:
@@ -200,21 +208,42 @@ class MDICFL:
         probe = None
         if not stand:
             new, probe = self.probe(new, turn)
-        if probe is None or self.privacy == "weak":
-            centres, member, _ = yield from self.assigned(new, able, probe)
+            facts["confidence"] = sure = probe.least_sure(new.member)
+            stand = self.start in ("warm_kmeans", "parted") and sure < self.confidence
+        if probe is None or stand or self.privacy == "weak":
+            centres, member, _ = yield from self.assigned(new, able, None if stand else probe)
         else:
-            centres, member, _ = yield from self.chosen(new, able, probe)
+            new, (centres, member, _) = yield from self.chosen(new, able, probe)
+            facts |= {"epsilon": max(self.spent(new).values())} if self.epsilon else {}
         if not member:  # nobody took part: the start is still to come
-            return known, facts
+            return self.still_spent(known, new), facts
         moved = new.moved(list(member), where(member))
         # A cluster that was merged goes on as a copy of the one it was merged with.
         centres = {n: t[new.one_with.to(t.device)] for n, t in centres.items()}
-        new = replace(new, centres=centres, member=moved, begun=True)
+        new = replace(new, centres=centres, member=moved, begun=True, assigned=known.assigned or not stand)
         if probe is None:
             return new, facts | {"clusters": len(torch.unique(moved))}
         # Models that have just been parted may agree for want of training.
-        new, told = self.merged(new, probe, self.merge and known.begun)
+        join = self.merge and known.assigned and not stand
+        new, told = merged(new, self.learner, probe.x, self.merge_below, join)
         return new, facts | told
+
+    def in_common(self, state: State, turn: Turn) -> bool:
+        """Whether all clients share one model still."""
+        if self.start != "parted" or self.k == 1 or state.begun:
+            return False
+        return state.counted < self.shared_rounds and turn.round < self.shared_most
+
+    def common(self, state: State, cohort: tuple[Client, ...]) -> Script[State]:
+        """A round of one model for everybody, which also tells whether it has begun to learn."""
+        one = {n: t[:1] for n, t in state.centres.items()}
+        by = WithBlind(group_fold(self.mean, self.trim, "model", one, self.weights, all_in_one))
+        (one, _, _), blind = yield from fold(
+            by, "common", cohort, {"model": {n: t[0] for n, t in one.items()}}
+        )
+        counted = state.counted + counts(blind, self.plateau)
+        new = replace(state, centres=copies({n: t[0] for n, t in one.items()}, self.k), counted=counted)
+        return new, {"clusters": 1, "blind": blind}
 
     def last_word(self, state: State, turn: Turn) -> Script[State] | None:
         """Everyone in the cluster that a round of all would put it into; who does not answer stays."""
@@ -225,8 +254,10 @@ class MDICFL:
         """The same models with clusters found anew."""
         known, facts = yield from self.hear(state, turn.clients)
         able, (_, probe) = self.able(known, turn.clients), self.probe(known, turn)
-        by = self.assigned if self.privacy == "weak" else self.chosen
-        _, member, _ = yield from by(known, able, probe)
+        if self.privacy == "weak":
+            _, member, _ = yield from self.assigned(known, able, probe)
+        else:
+            known, (_, member, _) = yield from self.chosen(known, able, probe)
         return replace(known, member=known.moved(list(member), where(member))), facts
 
     def hear(self, state: State, cohort: Sequence[Client]) -> Generator[Request, Any, tuple[State, Info]]:
@@ -248,11 +279,9 @@ class MDICFL:
 
     def able(self, state: State, cohort: Sequence[Client]) -> tuple[Client, ...]:
         """Who can take part: who told no usable law counts as missing; without a shape there are no rows."""
-        if self.k == 1:
-            return tuple(cohort)
-        if not state.shape:
+        if self.k > 1 and not state.shape:
             return ()
-        if self.privacy == "strong":
+        if self.k == 1 or self.privacy == "strong":
             return tuple(cohort)
         return tuple(c for c, known in zip(cohort, state.told(cohort), strict=True) if known)
 
@@ -261,9 +290,8 @@ class MDICFL:
         prior = Prior(self.prior_mean, self.prior_weight, self.norm)
         sampler: BackSearch | Generators
         if self.sampler == "back_search":
-            sampler = BackSearch(
-                self.samples, self.search_iterations, self.search_lr, prior, self.clip_to_range
-            )
+            steps = self.search_iterations, self.search_lr
+            sampler = BackSearch(self.samples, *steps, prior, self.clip_to_range, self.warm_rows)
         else:
             sampler = Generators(
                 self.samples, self.generator_iterations, self.generator_lr, self.generator_batch, self.noise,
@@ -274,13 +302,8 @@ class MDICFL:
         alive, slot = torch.unique(state.one_with.cpu(), return_inverse=True)
         models, nets = ({n: t[alive.to(t.device)] for n, t in tree.items()} for tree in state.models)
         x, kept = sampler.draw(self.learner, models, state.shape, turn, nets)
-        own, slot = self.own(models, x), slot.to(x.device)
-        return replace(state, generators={n: t[slot] for n, t in kept.items()}), Probe(x[slot], own[slot])
-
-    def own(self, models: Tree, x: Tensor) -> Tensor:
-        """What each model says of its own rows."""
-        alone = [{n: t[k : k + 1] for n, t in models.items()} for k in range(len(x))]
-        return torch.stack([probabilities(self.learner, model, x[k])[0] for k, model in enumerate(alone)])
+        own, slot = answers(self.learner, models, x), slot.to(x.device)
+        return replace(state, kept={n: t[slot] for n, t in kept.items()}), Probe(x[slot], own[slot])
 
     def compared(self, state: State, got: Stack, probe: Probe) -> Probe:
         """The pseudo rows with what the models say that clients are to be compared with."""
@@ -290,14 +313,7 @@ class MDICFL:
         means = group_fold(self.mean, self.trim, "model", state.centres, self.weights, of)
         centres, _, _ = means.end(means.add(means.begin(), got))
         centres = {n: t[state.one_with.to(t.device)] for n, t in centres.items()}
-        return replace(probe, own=self.own(centres, probe.x))
-
-    def distances(self, models: Tree, probe: Probe) -> Tensor:
-        """d [clients, K, C] of clients' models."""
-        said = probabilities(self.learner, models, probe.x.flatten(0, 1))
-        return class_distances(
-            said.reshape(len(said), self.k, -1, said.shape[-1]), probe.own, self.learner.outputs
-        )
+        return replace(probe, own=answers(self.learner, centres, probe.x))
 
     def assigned(
         self, state: State, able: tuple[Client, ...], probe: Probe | None
@@ -307,7 +323,7 @@ class MDICFL:
         def group(chunk: Stack) -> Tensor:
             if probe is None:
                 return state.of(chunk.clients)
-            apart = self.distances(chunk.tree("model"), probe)
+            apart = probe.distances(self.learner, chunk.tree("model"))
             # Twins are as near as each other but for the last bit.
             near = nearest_cluster(apart, state.law(chunk.clients).to(apart.device))
             return state.one_with.cpu()[near.cpu()]
@@ -320,7 +336,9 @@ class MDICFL:
         found: Found = yield from fold(means, "update", able, each=model_of_group(state, able))
         return found
 
-    def chosen(self, state: State, able: tuple[Client, ...], probe: Probe) -> Generator[Request, Any, Found]:
+    def chosen(
+        self, state: State, able: tuple[Client, ...], probe: Probe
+    ) -> Generator[Request, Any, tuple[State, Found]]:
         """Clusters by the clients' own choice; who makes none has not taken part."""
         choices: dict[Client, int] = {}
         chosen = lambda chunk: where({c: choices[c] for c in chunk.clients})  # noqa: E731
@@ -328,46 +346,39 @@ class MDICFL:
         total = means.begin()
         got = yield from ask("update", able, each=model_of_group(state, able))
         if not got.clients:
-            return means.end(total)
-        apart = {"distances": self.distances(got.tree("model"), self.compared(state, got, probe))}
+            return state, means.end(total)
+        probe = self.compared(state, got, probe)
+        apart = {"distances": probe.distances(self.learner, got.tree("model"))}
         if self.epsilon:
             yield from exchange("coin", got.clients)
-        answers = yield from ask("choose", got.clients, each=replace(got, body=apart))
-        choice = state.one_with.cpu()[answers.tensor("choice").cpu()]
-        choices = dict(zip(answers.clients, choice.tolist(), strict=True))
+            # Who was asked may have answered, whether or not that was heard.
+            asked = torch.zeros_like(state.answers.cpu()).index_fill(0, state.places(got.clients), 1)
+            state = replace(state, answers=state.answers.cpu() + asked)
+        told = yield from ask("choose", got.clients, each=replace(got, body=apart))
+        choice = state.one_with.cpu()[told.tensor("choice").cpu()]
+        choices = dict(zip(told.clients, choice.tolist(), strict=True))
         if choices:
-            total = means.add(total, got.at(answers.clients))
-        return means.end(total)
+            total = means.add(total, got.at(told.clients))
+        return state, means.end(total)
 
-    def merged(self, state: State, probe: Probe, join: bool) -> tuple[State, Info]:
-        """How many clusters have members, and how many differ; with `join` those that agree are one."""
-        held = torch.unique(state.member.cpu())
-        models = {n: t[held.to(t.device)] for n, t in state.centres.items()}
-        said = probabilities(self.learner, models, probe.x[held.to(probe.x.device)].flatten(0, 1))
-        said = said.reshape(len(held), len(held), -1, said.shape[-1])
-        one_with = held[joined(mutual_distances(said), self.merge_below)]
-        found: Info = {"clusters": len(held), "effective": len(torch.unique(one_with))}
-        if not join or found["clusters"] == found["effective"]:
-            return state, found
-        to = torch.arange(self.k)
-        to[held] = one_with
-        # Those merged before go where theirs goes.
-        return self.as_one(state, to[state.one_with.cpu()]), {**found, "clusters": found["effective"]}
+    def spent(self, state: State) -> Mapping[Client, float]:
+        """The epsilon of all random answers that a client was asked for; they add up."""
+        if not self.epsilon:
+            return {}
+        total = (self.epsilon * state.answers.double()).tolist()
+        return dict(zip(map(Client, state.clients), total, strict=True))
 
-    def as_one(self, state: State, to: Tensor) -> State:
-        """The state in which every cluster k is one with cluster to[k]: the mean by members, for all."""
-        count = torch.bincount(state.member.cpu(), minlength=self.k)
-        held = torch.nonzero(count)[:, 0]
-        models = {n: t[held.to(t.device)] for n, t in state.centres.items()}
-        stack = Stack(tuple(Client(str(k)) for k in held.tolist()), count[held], {"model": models})
-        means = GroupMeans("model", state.centres, "size", lambda chunk: to[held])
-        centres, _, _ = means.end(means.add(means.begin(), stack))
-        centres = {n: t[to.to(t.device)] for n, t in centres.items()}
-        return replace(state, centres=centres, member=to[state.member.cpu()], one_with=to)
+    def still_spent(self, before: State, after: State) -> State:
+        """What was answered in a void round was answered."""
+        return replace(before, answers=after.answers)
+
+    def preparation(self) -> str:
+        """Secrets are there, and saved, before anybody answers: see `throw`."""
+        return "secret" if self.epsilon else ""
 
     def remember(self, who: Client) -> Message:
-        """A coin for randomised answers, not yet thrown."""
-        return {"coin": torch.full((2,), SPENT)} if self.epsilon else {}
+        """With randomised answers: room for a secret and a coin."""
+        return no_coin() if self.epsilon else {}
 
     def tasks(self) -> Table:
         """Train; tell the shape of a row; with weak privacy the label law, with strong choose a cluster."""
@@ -375,10 +386,12 @@ class MDICFL:
         table: dict[str, Task | Swap] = {"shape": SHAPE, "update": self.learner.train()}
         if self.start in ("warm_kmeans", "parted"):
             table["warm"] = warm_task(self.learner, self.warm_epochs)
+            table["common"] = telling(self.learner, self.learner.train())
         if self.privacy == "weak":
             return table | {"law": law_task(classes, self.learner.score_batch)}
         if self.epsilon:
-            table["coin"] = Swap(lambda memory, me: {}, lambda inbox, memory, me: throw(me))
+            table["secret"] = Swap(lambda memory, me: {}, lambda inbox, memory, me: with_secret(memory))
+            table["coin"] = Swap(lambda memory, me: {}, lambda inbox, memory, me: throw(memory, me))
         return table | {"choose": choose_task(classes, self.k, self.learner.score_batch, self.epsilon)}
 
 

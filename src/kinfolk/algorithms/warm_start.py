@@ -39,6 +39,18 @@ def warm_task(learner: Learner, epochs: int) -> Task:
     return replace(learner.train(), passes=(Fit((learner.descent(),), plan),), stream="warm", extra=1)
 
 
+def without_head(learner: Learner) -> tuple[str, ...]:
+    """The parameters before the last layer, in which clients differ by their labels; all if there are none.
+
+    >>> from torch import nn
+    >>> from kinfolk.learning.losses import find_loss
+    >>> net = nn.ModuleDict({"body": nn.Linear(2, 3), "head": nn.Linear(3, 2)})
+    >>> without_head(Learner(net, find_loss("cross_entropy"), 2))
+    ('body.weight', 'body.bias')
+    """
+    return tuple(n for n in learner.names if not n.startswith("head.")) or learner.names
+
+
 def drawn_groups(clients: int, k: int, seed: Seed) -> Tensor:
     """Random groups of equal size, [clients].
 
@@ -57,11 +69,13 @@ def warm_kmeans(
     turn: Turn,
     by: GroupFold = GroupMeans,
     aside: float = 0.0,
+    directions: bool = False,
 ) -> Generator[Request, Any, tuple[Tree, dict[Client, int]] | None]:
     """Everyone does the task "warm" from `first`; (means of the groups [K, ...], group of each client).
 
     None if fewer than k clients answered. `by` makes the fold that stands for the groups. Clients
     that lie more than `aside` times as far from others as most do have no part in it, nor a group yet.
+    With `directions` k-means compares which way clients went from `first`, not how far.
     """
     asked = turn.clients
     if len(asked) > MOST:
@@ -69,7 +83,8 @@ def warm_kmeans(
         asked = tuple(turn.clients[i] for i in sorted(drawn.tolist()))
     # By the number of all clients: a sample of many is sketched too, so that memory does not grow with them.
     sketch = sketch_for(first, names, len(turn.clients), turn.seed)
-    who, table, held = yield from _trained(first, names, asked, sketch)
+    points = Points(tuple(names), sketch, first if directions else None)
+    who, table, held = yield from _trained(first, points, asked)
     far = outlying(table, aside)
     table, who = table[~far], tuple(c for c, out in zip(who, far.tolist(), strict=True) if not out)
     if len(who) < k:
@@ -83,23 +98,24 @@ def warm_kmeans(
     else:  # the same work again gives the same models: their means are taken without holding them all
         centres, _, _ = yield from fold(means, "warm", who, {"model": first}, again=who)
     if len(asked) < len(turn.clients) and not aside:  # those not asked may lie far away too
-        near = by("model", centres, weights, lambda chunk: _nearest(chunk, centres, names))
+        middles = _middles(table, found.labels, k) if directions else None
+        near = by("model", centres, weights, lambda chunk: _nearest(chunk, centres, points, middles))
         centres, labels, _ = yield from fold(near, "warm", turn.clients, {"model": first}, again=asked)
     return centres, labels
 
 
 def _trained(
-    first: Tree, names: Sequence[str], asked: Sequence[Client], sketch: Sketch | None
+    first: Tree, points: Points, asked: Sequence[Client]
 ) -> Generator[Request, Any, tuple[tuple[Client, ...], Tensor, Stack | None]]:
     """(clients, what each has made of `first` as a row, the models themselves if they are held), by name."""
-    if not _fit(first, len(asked), sketch):
-        who, table = yield from fold(Points(tuple(names), sketch), "warm", asked, {"model": first})
+    if not _fit(first, len(asked), points.sketch):
+        who, table = yield from fold(points, "warm", asked, {"model": first})
         return who, table, None
     got = yield from ask("warm", asked, {"model": first})
     if not got.clients:
         return (), torch.zeros(0, 1), None
     held = got.at(got.clients)
-    return held.clients, Points(tuple(names), sketch).rows(held), held
+    return held.clients, points.rows(held), held
 
 
 def _fit(first: Tree, clients: int, sketch: Sketch | None) -> bool:
@@ -119,8 +135,15 @@ def sketch_for(model: Tree, names: Sequence[str], clients: int, seed: Seed) -> S
     return Sketch.of({n: tuple(model[n].shape) for n in names}, width_for(clients, 0.25), seed)
 
 
-def _nearest(chunk: Stack, centres: Tree, names: Sequence[str]) -> Tensor:
-    return squared_distances(chunk.tree("model"), centres, names).argmin(1)
+def _nearest(chunk: Stack, centres: Tree, points: Points, middles: Tensor | None) -> Tensor:
+    """The nearest centre, or the nearest of the middles that k-means has found."""
+    if middles is None:
+        return squared_distances(chunk.tree("model"), centres, points.names).argmin(1)
+    return torch.cdist(points.rows(chunk), middles).argmin(1)
+
+
+def _middles(table: Tensor, labels: Tensor, k: int) -> Tensor:
+    return torch.stack([table[labels.to(table.device) == g].mean(0) for g in range(k)])
 
 
 def _of(labels: Mapping[Client, int], chunk: Stack) -> Tensor:
@@ -133,6 +156,7 @@ class Points:
 
     names: tuple[str, ...]
     sketch: Sketch | None
+    origin: Tree | None = None  # rows of length one, from here to where the parameters are
 
     def begin(self) -> dict[Client, Tensor]:
         """Nobody yet."""
@@ -145,7 +169,12 @@ class Points:
     def rows(self, chunk: Stack) -> Tensor:
         """One row for each client of a chunk."""
         mine = {n: chunk.tree("model")[n] for n in self.names}
-        return flat(mine, self.names) if self.sketch is None else self.sketch.apply(mine)
+        if self.origin is not None:
+            mine = {n: t - self.origin[n] for n, t in mine.items()}
+        rows = flat(mine, self.names) if self.sketch is None else self.sketch.apply(mine)
+        if self.origin is None:
+            return rows
+        return torch.nn.functional.normalize(rows, dim=1)
 
     def end(self, total: dict[Client, Tensor]) -> tuple[tuple[Client, ...], Tensor]:
         """All rows in order of names."""

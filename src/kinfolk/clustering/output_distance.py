@@ -32,11 +32,30 @@ def class_distances(clients: Tensor, clusters: Tensor, classes: int) -> Tensor:
 def nearest_cluster(distances: Tensor, law: Tensor) -> Tensor:
     """argmin_k sum_c p_c d_kc of distances [..., K, C] and label laws [..., C]; ties go to the lowest k.
 
+    A distance that is no number, as of a model that is none, is infinite.
+
     >>> nearest_cluster(torch.tensor([[0.0, 2.0], [1.0, 0.5]]), torch.tensor([0.9, 0.1]))
     tensor(0)
+    >>> nearest_cluster(torch.tensor([[torch.nan, 0.0], [1.0, 0.5]]), torch.tensor([0.9, 0.1]))
+    tensor(1)
     """
     # In float64 from float32: server and client come to the same choice out of the same numbers.
-    return (distances.double() * law.double().unsqueeze(-2)).sum(-1).argmin(-1)
+    cost = (distances.double() * law.double().unsqueeze(-2)).sum(-1)
+    # What is no number is infinitely far; argmin would take it for the nearest.
+    return cost.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin(-1)
+
+
+def confidence(own: Tensor) -> Tensor:
+    """How sure models are of rows that were made of them: [K] from what each says of its own [K, rows, C].
+
+    The mean probability of the class a row is meant to be; rows are ordered class after class.
+
+    >>> confidence(torch.tensor([[[0.75, 0.25], [0.5, 0.5]]]))
+    tensor([0.6250])
+    """
+    classes = own.shape[-1]
+    meant = own.reshape(len(own), classes, -1, classes).diagonal(dim1=1, dim2=3)
+    return meant.flatten(1).mean(1)
 
 
 def mutual_distances(outputs: Tensor) -> Tensor:

@@ -98,7 +98,9 @@ def look_at(
         found["training_rows"] = len(distinct_rows(held, "train"))
         for name in dict.fromkeys(samplers or [algorithm.sampler]):
             maker: MDICFL = replace(algorithm, sampler=name)
-            x = maker.probe(state, turn)[1].x
+            # What the other sampler has kept is not for this one.
+            at = state if name == algorithm.sampler else replace(state, kept={})
+            x = maker.probe(at, turn)[1].x
             images_ = pictures(x, images, maker.learner.outputs, (float(rows.amin()), float(rows.amax())))
             check = _copies(nearest(x.flatten(0, 1), held), test)
             found["samplers"][name] = {**_sure(maker, state, x), **check, "images": images_}

@@ -22,6 +22,7 @@ from kinfolk.experiment.choice import chosen, kept, work
 from kinfolk.experiment.choosing import choose_now, with_choices
 from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.describe import description
+from kinfolk.experiment.privacy import after_void, prepare, tell_spending
 from kinfolk.experiment.ranks import follow, memories_of, table_of
 from kinfolk.experiment.record import Records, read_rounds, write_json, write_text
 from kinfolk.experiment.score import reached, score_everyone, score_groups
@@ -151,6 +152,7 @@ class Running:
         self.announce()
         if not (resume and self._restore()):
             self.open_folder()
+            prepare(self.algorithm, self.stage, self._turn())
             self._finish_round({}, evaluate=True)
         reason = self._end()
         while not reason:
@@ -160,6 +162,7 @@ class Running:
         if self.saved != self.done:  # the end came between two checkpoints
             self._save()
         settle(self)
+        tell_spending(self.algorithm, self.state, self.records, self.done)
         self.describe("finished", reason)
         self.watch("end", {"reason": reason, "folder": self.folder})
         if self.served is None:  # a run that had ended before
@@ -189,6 +192,7 @@ class Running:
         answered = len(self.stage.answered)
         void = answered < max(1, spec.quorum * len(cohort))
         if void:
+            self.state = after_void(self.algorithm, before, after)
             self._void(answered, len(cohort))
         else:
             self.state, self.voids = after, 0

@@ -55,8 +55,10 @@ def score_everyone(
         for score, values in metrics.scores(body).items():
             _add(columns, scored, kind, split, score, values, count)
             summary[kind][score] = metrics.summary(values, count, score in metrics.LOWER_IS_BETTER)
-        if "hit" in body:
-            summary[kind]["macro_f1"]["pooled"] = metrics.pooled_macro_f1(body)
+        if "macro_f1" in summary[kind]:
+            # Where clients keep their counts by class to themselves, nobody can pool them.
+            pooled = metrics.pooled_macro_f1(body) if "hit" in body else None
+            summary[kind]["macro_f1"]["pooled"] = pooled
     return columns, summary
 
 

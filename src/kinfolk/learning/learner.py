@@ -184,8 +184,17 @@ class Learner:
         own = replace(descent, lr=self.tune_lr, decay=1.0) if self.tune_lr else descent
         return Fit((own,), plan)
 
-    def score(self, start: Start = received_model, tune: Fit | None = None, stream: str = "tune") -> Task:
-        """A task that scores a model on the client's rows, after some training if any is given."""
+    def score(
+        self,
+        start: Start = received_model,
+        tune: Fit | None = None,
+        stream: str = "tune",
+        by_class: bool = True,
+    ) -> Task:
+        """A task that scores a model on the client's rows, after some training if any is given.
+
+        Without `by_class` the reply has no counts by class, which would tell what labels the client has.
+        """
 
         classes = self.outputs if self.loss.classification else 0
 
@@ -200,10 +209,11 @@ class Learner:
             return {**carry, "tally": tally}
 
         plan = Plan(self.score_batch, shuffle=False, split=self.score_split)
-        expected = metrics.blank(classes, torch.device("cpu"))
+        told = _tally if by_class else _tally_without_classes
+        expected = told({"tally": metrics.blank(classes, torch.device("cpu"))})[0]
         passes = (*((tune,) if tune else ()), Sweep(count, plan))
         common = start is received_model and tune is None
-        return Task(begin, _reply_tally, passes, expected, stream=stream, common=common)
+        return Task(begin, told, passes, expected, stream=stream, common=common)
 
 
 def _products(module: nn.Module) -> Iterator[str]:
@@ -221,5 +231,9 @@ def _for_many(layer: nn.Module) -> nn.Module:
     return linear.for_clients(conv.for_clients(fast_pool(join_relu_and_pool(normed))))
 
 
-def _reply_tally(carry: Carry) -> tuple[Message, None]:
+def _tally(carry: Carry) -> tuple[Message, None]:
     return carry["tally"], None
+
+
+def _tally_without_classes(carry: Carry) -> tuple[Message, None]:
+    return metrics.without_classes(carry["tally"]), None

@@ -87,6 +87,28 @@ def _outcomes(out: Tensor, y: Tensor) -> dict[str, Tensor]:
     }
 
 
+# What is counted class by class: it tells which labels a client has.
+BY_CLASS = ("hit", "said", "true")
+
+
+def without_classes(tally: Message) -> Message:
+    """A tally whose counts by class have become one number, the client's own macro F1; NaN is told as -1.
+
+    >>> batch = Batch(torch.zeros(2, 1), torch.tensor([0, 1]), torch.arange(2), None)
+    >>> one = count(blank(2), torch.tensor([[2., 1.], [2., 1.]]), batch, torch.tensor([0.5, 1.5]))
+    >>> sorted(without_classes(one)), round(float(without_classes(one)["f1"]), 3)
+    (['correct', 'f1', 'loss', 'lost', 'rows'], 0.333)
+    """
+    if "hit" not in tally:
+        return tally
+    met = tally["said"] + tally["true"]
+    f1 = torch.where(met > 0, 2 * tally["hit"].double() / met.clamp(min=1), 0.0)
+    known = (met > 0).sum(-1)
+    mean = torch.where(known > 0, f1.sum(-1) / known.clamp(min=1), -1.0)
+    gone = BY_CLASS if met.shape[-1] > 5 else (*BY_CLASS, "top5")
+    return {name: value for name, value in tally.items() if name not in gone} | {"f1": mean}
+
+
 def _ratio(above: NDArray[Any], below: NDArray[Any]) -> Floats:
     """above / below, NaN where nothing was counted."""
     result: Floats = np.full(np.shape(below), np.nan)
@@ -112,9 +134,12 @@ def scores(tally: Message) -> dict[str, Floats]:
         return np.where(t["lost"] > 0, np.inf, _ratio(t[name], rows))
 
     found = {"loss": mean_loss("loss")}
-    if "hit" not in t:
+    if "correct" not in t:
         return found | {"mse": mean_loss("squared"), "mae": mean_loss("absolute")}
     found["accuracy"] = _ratio(t["correct"], rows)
+    if "f1" in t:  # made by the client, who keeps its counts to itself
+        more = {"top5": _ratio(t["top5"], rows)} if "top5" in t else {}
+        return found | more | {"macro_f1": np.where(t["f1"] < 0, np.nan, t["f1"])}
     if t["hit"].shape[-1] > 5:
         found["top5"] = _ratio(t["top5"], rows)
     met = t["said"] + t["true"]

@@ -74,22 +74,27 @@ class BackSearch:
     lr: float = 0.1
     prior: Prior = field(default_factory=Prior)
     clip_to_range: bool = False  # back into [-1, 1] after every step
+    warm_steps: int = 0  # above 0: go on from the rows of the round before, with so many steps
 
     def draw(
         self, learner: Learner, models: Tree, shape: tuple[int, ...], turn: Turn, kept: Tree
     ) -> tuple[Tensor, Tree]:
         """Rows [K, classes * samples, *shape] of K models (every leaf [K, ...]), class after class.
 
-        `kept` is for samplers that go on from what they had; this one has nothing to keep.
+        Fresh ones, or those of `kept` moved on for the models as they are now; and what to keep of them.
         """
         y = labels(learner.outputs, self.samples)
         k, device = _count(models), next(iter(models.values())).device
-        normal = [
-            torch.randn((len(y), *shape), generator=turn.seed.torch("pseudo", turn.round, j))
-            for j in range(k)
-        ]
-        x = torch.stack(normal).to(device)
-        return self.search(learner, models, x, y.to(device)), {}
+        streams = [turn.seed.torch("pseudo", turn.round, j) for j in range(k)]
+        x = torch.stack([torch.randn((len(y), *shape), generator=g) for g in streams]).to(device)
+        how = self
+        if self.warm_steps and "x" in kept:
+            # Rows that a model of no numbers has spoilt begin anew.
+            whole = kept["x"].flatten(1).isfinite().all(1)
+            x = torch.where(whole.reshape(-1, *[1] * (x.dim() - 1)), kept["x"], x)
+            how = replace(self, iterations=self.warm_steps)
+        x = how.search(learner, models, x, y.to(device))
+        return x, {"x": x} if self.warm_steps else {}
 
     def search(self, learner: Learner, models: Tree, x: Tensor, y: Tensor) -> Tensor:
         """Where rows x [K, rows, ...] end that are to look like y [rows] to their model."""

@@ -82,7 +82,8 @@ def _value(run: Run, model: str, score: str, over: str) -> float:
         return math.nan
     if over == "pooled":
         told = [fact["summary"] for fact in run.rounds if fact.get("summary")]
-        return float(told[-1][kind][score].get("pooled", math.nan)) if told else math.nan
+        value = told[-1][kind][score].get("pooled") if told else None
+        return math.nan if value is None else float(value)
     end = last(run, kind, score)
     return overview(end["value"], end["rows"], score in LOWER_IS_BETTER)[over]
 

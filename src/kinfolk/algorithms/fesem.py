@@ -113,7 +113,7 @@ class FeSEM:
             raise KinfolkError("algorithm.shared_rounds", self.shared_rounds, "needs a start from one model")
 
     groups = many_models.groups
-    begin, objective = near_centre.begin, near_centre.objective
+    begin, objective, implicit = near_centre.begin, near_centre.objective, near_centre.implicit
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """K copies of the common start; memberships are drawn unless all are to share one centre first."""
@@ -220,7 +220,7 @@ class FeSEM:
 
     def tasks(self) -> Table:
         """Train from the centre with the penalty; before the first round, without it and for longer."""
-        update = self.learner.train(self.objective, self.begin)
+        update = self.learner.train(self.implicit, self.begin)
         return {
             "count": near_centre.COUNT,
             "warm": warm_task(self.learner, self.warm_epochs),
@@ -233,7 +233,7 @@ class FeSEM:
 
     def scored(self) -> Mapping[str, Task]:
         """c_{s_i} as it is; w_i, which the local update makes of it; c_{s_i} after one plain epoch."""
-        update = Fit((self.learner.descent(self.objective),), self.learner.plan)
+        update = Fit((self.learner.descent(self.implicit),), self.learner.plan)
         return {
             "centre": self.learner.score(),
             "personal": self.learner.score(self.begin, update, stream="batch"),

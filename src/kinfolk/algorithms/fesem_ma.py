@@ -112,7 +112,7 @@ class FeSEMMA:
         return wanted.get(self.mean)
 
     groups = many_models.groups
-    begin, objective = near_centre.begin, near_centre.objective
+    begin, objective, implicit = near_centre.begin, near_centre.objective, near_centre.implicit
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """K copies of the common start, and memberships that are drawn: they part centres that are alike."""
@@ -204,7 +204,7 @@ class FeSEMMA:
         hidden = range(len(self.chain.layers) - 1 if self.retrain_epochs else 0)
         return {
             "count": count_labels(classes, self.learner.score_batch) if classes else near_centre.COUNT,
-            "update": self.learner.train(self.objective, self.begin),
+            "update": self.learner.train(self.implicit, self.begin),
             "warm": warm_task(self.learner, self.warm_epochs),
             **{f"retrain.{layer}": self._above(layer) for layer in hidden},
         }
@@ -230,7 +230,7 @@ class FeSEMMA:
     def scored(self) -> Mapping[str, Task]:
         """As in FeSEM: the centre, what the local update makes of it, and what one plain epoch does."""
         learner = self.learner
-        local = Fit((learner.descent(self.objective),), learner.plan)
+        local = Fit((learner.descent(self.implicit),), learner.plan)
         personal = learner.score(self.begin, local, stream="batch")
         return {
             "centre": learner.score(),

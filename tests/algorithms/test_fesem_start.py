@@ -1,0 +1,88 @@
+"""What FeSEM makes of models that clients are made to send: its start, and where empty centres go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kinfolk.algorithms.fesem import FeSEM
+from kinfolk.contract import toy
+from kinfolk.script import play
+from kinfolk.streams import Seed, Turn
+from kinfolk.types import Client, Stack
+
+NAMES = tuple(map(Client, "abcdef"))
+SIZES = (10, 30, 20, 40, 50, 10)
+# Offsets of everybody's model from the first one: by all parameters {a, b, c} and {d, e, f} belong together,
+# by the last layer {a, c, e} and {b, d, f}.
+BODY = (0.0, 0.1, 0.0, 5.0, 5.1, 5.0)
+HEAD = (0.0, 1.0, 0.1, 1.0, 0.1, 1.1)
+
+
+def offsets(learner, names, body, head):
+    """The first model moved by so much, for every client of `names`: {client: model}."""
+    return {
+        c: {n: t + (h if n.startswith("head.") else b) for n, t in learner.first.items()}
+        for c, b, h in zip(names, body, head, strict=True)
+    }
+
+
+def answering(warm, update=None, log=None):
+    """Performs requests: clients send these models, whatever they were sent, and have these SIZES."""
+
+    def perform(request):
+        if log is not None:
+            log.append(request)
+        sent = {"warm": warm, "update": warm if update is None else update}.get(request.task)
+        rows = dict(zip(NAMES, SIZES, strict=True))
+        replies = Stack.of({c: (rows[c], {} if sent is None else {"model": sent[c]}) for c in request.to})
+        fold = request.fold
+        return replies if fold is None else fold.end(fold.add(fold.begin(), replies))
+
+    return perform
+
+
+@pytest.mark.parametrize("way", ["held", "folded", "sampled"])
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+@pytest.mark.parametrize("cluster_on", ["all", "last_layer"])
+def test_the_warm_start_compares_what_it_is_told_to_and_weighs_as_it_is_told(
+    cluster_on, weights, way, monkeypatch
+):
+    """The groups that clients are trained in, and the centres they get, in the first round."""
+    if way != "held":
+        monkeypatch.setattr("kinfolk.algorithms.warm_start._fit", lambda first, clients, sketch: False)
+    if way == "sampled":
+        monkeypatch.setattr("kinfolk.algorithms.warm_start.MOST", 5)
+    learner = toy.learner("mlp", toy.ragged())
+    method = FeSEM(learner, k=2, cluster_on=cluster_on, weights=weights, lam=0.0)
+    warm, log = offsets(learner, NAMES, BODY, HEAD), []
+    state = method.init(learner.first, NAMES, Seed(0))
+    play(method.round(state, NAMES, Turn(Seed(0), 0, NAMES)), answering(warm, log=log))
+    sent = next(request.each for request in log if request.task == "update")
+    group = dict(zip(sent.clients, sent.which.tolist(), strict=True))
+    wanted = ("abc", "def") if cluster_on == "all" else ("ace", "bdf")
+    assert {frozenset(c for c in NAMES if group[c] == k) for k in range(2)} == set(map(frozenset, wanted))
+    for members in wanted:
+        share = {c: SIZES[NAMES.index(c)] if weights == "size" else 1 for c in members}
+        mean = sum(share[c] * warm[c]["head.bias"] for c in members) / sum(share.values())
+        got = sent.table["model"]["head.bias"][group[members[0]]]
+        assert torch.allclose(got, mean, atol=1e-4)
+
+
+def test_an_empty_centre_is_never_put_on_the_only_member_of_another():
+    """That would leave the other empty in its turn; its misfit, though the worst of all, does not count."""
+    learner = toy.learner("mlp", toy.ragged())
+    method = FeSEM(learner, k=3, start="distinct_models", reseed_after=1, settle=0)
+    state = method.init(learner.first, NAMES, Seed(0))
+    first = learner.first
+    centres = {n: torch.stack([t, t + 10, t + 100]) for n, t in first.items()}
+    state = replace(state, centres=centres, member=torch.tensor([0, 0, 0, 0, 0, 1]), parted=True)
+    # Five members of the first centre, none farther than 1; the only one of the second is 3 away from it.
+    where = (0.0, 0.1, -0.1, 0.2, 1.0, 13.0)
+    sent = offsets(learner, NAMES, where, where)
+    new, info = play(method.round(state, NAMES, Turn(Seed(0), 1, NAMES)), answering(sent, update=sent))
+    assert new.member.tolist() == [0, 0, 0, 0, 0, 1]
+    assert info["reseeded"] == 1
+    assert torch.equal(new.centres["head.bias"][2], sent[Client("e")]["head.bias"])

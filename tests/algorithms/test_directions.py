@@ -10,7 +10,7 @@ import torch
 
 from kinfolk.algorithms.common_start import WithBlind
 from kinfolk.algorithms.mdicfl import MDICFL
-from kinfolk.algorithms.warm_start import Points, warm_kmeans, without_head
+from kinfolk.algorithms.warm_start import Points, directions_from, warm_kmeans, without_head
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
 from kinfolk.contract.spoil import Passing
@@ -35,12 +35,13 @@ def test_rows_are_directions_of_length_one():
     models = {n: t + torch.randn(5, *t.shape, generator=draw) for n, t in first.items()}
     models["b"][4], models["a"][4] = first["b"], first["a"]
     stack = Stack(NAMES[:5], torch.ones(5, dtype=torch.int64), {"model": models})
-    got = Points(("a", "b"), None, first).rows(stack).numpy()
+    points = Points(("a", "b"), None)
+    got = directions_from(points.row(first), points.rows(stack)).numpy()
     for i in range(4):
         away = np.concatenate([(models[n][i] - first[n]).double().numpy().ravel() for n in ("a", "b")])
         np.testing.assert_allclose(got[i], away / np.sqrt(away @ away), atol=1e-6)
     assert not got[4].any(), "who has not moved has no direction"
-    assert np.allclose(Points(("a", "b"), None).rows(stack)[4, :6].numpy(), first["a"].flatten().numpy())
+    assert np.allclose(directions_from(None, points.rows(stack))[4, :6].numpy(), first["a"].flatten().numpy())
 
 
 def test_clients_with_many_rows_and_with_few_are_of_one_group():

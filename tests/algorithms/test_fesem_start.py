@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kinfolk.algorithms.fesem import FeSEM
+from kinfolk.algorithms.warm_start import warm_kmeans
 from kinfolk.contract import toy
 from kinfolk.script import play
 from kinfolk.streams import Seed, Turn
@@ -56,7 +57,7 @@ def test_the_warm_start_compares_what_it_is_told_to_and_weighs_as_it_is_told(
     if way == "sampled":
         monkeypatch.setattr("kinfolk.algorithms.warm_start.MOST", 5)
     learner = toy.learner("mlp", toy.ragged())
-    method = FeSEM(learner, k=2, cluster_on=cluster_on, weights=weights, lam=0.0)
+    method = FeSEM(learner, k=2, cluster_on=cluster_on, weights=weights, lam=0.0, start_on="models")
     warm, log = offsets(learner, NAMES, BODY, HEAD), []
     state = method.init(learner.first, NAMES, Seed(0))
     play(method.round(state, NAMES, Turn(Seed(0), 0, NAMES)), answering(warm, log=log))
@@ -86,3 +87,58 @@ def test_an_empty_centre_is_never_put_on_the_only_member_of_another():
     assert new.member.tolist() == [0, 0, 0, 0, 0, 1]
     assert info["reseeded"] == 1
     assert torch.equal(new.centres["head.bias"][2], sent[Client("e")]["head.bias"])
+
+
+# {a, b, c} went one way and {d, e, f} another; a and d went far.
+FIRST = {"body": torch.tensor([3.0]), "head": torch.tensor([-7.0])}
+FAR = dict(zip(NAMES, (5.0, 0.5, 0.4, 6.0, 0.5, 0.4), strict=True))
+GONE = {
+    c: {n: FIRST[n] + FAR[c] * (1.0 if (n == "body") == (c in "abc") else 0.5) for n in FIRST} for c in NAMES
+}
+
+
+@pytest.mark.parametrize("way", ["held", "folded", "sampled"])
+@pytest.mark.parametrize(
+    ("sizes", "start_on", "wanted"),
+    [
+        (SIZES, "directions", {"abc", "def"}),
+        (SIZES, "models", {"ad", "bcef"}),
+        ((20,) * 6, "directions", {"ad", "bcef"}),  # who has as many rows is compared as ever
+    ],
+)
+def test_among_clients_of_unlike_size_the_start_goes_by_direction(sizes, start_on, wanted, way, monkeypatch):
+    if way != "held":
+        monkeypatch.setattr("kinfolk.algorithms.warm_start._fit", lambda first, clients, sketch: False)
+    if way == "sampled":
+        monkeypatch.setattr("kinfolk.algorithms.warm_start.MOST", 5)
+    monkeypatch.setattr(f"{__name__}.SIZES", sizes)
+    start = warm_kmeans(
+        FIRST,
+        ["body", "head"],
+        2,
+        20,
+        "uniform",
+        Turn(Seed(0), 0, NAMES),
+        directions=None if start_on == "directions" else False,
+    )
+    centres, labels = play(start, answering(GONE))
+    assert {"".join(c for c in NAMES if labels[c] == k) for k in range(2)} == wanted
+    for members in wanted:  # the centres are means of models, however they were compared
+        mean = torch.stack([GONE[c]["head"] for c in members]).mean(0)
+        assert torch.allclose(centres["head"][labels[members[0]]], mean, atol=1e-5)
+
+
+@pytest.mark.parametrize("start_on", ["directions", "models"])
+def test_the_option_says_what_the_start_compares(start_on, monkeypatch):
+    seen = []
+
+    def spy(*given, **named):
+        seen.append(named["directions"])
+        return warm_kmeans(*given, **named)
+
+    monkeypatch.setattr("kinfolk.algorithms.fesem.warm_kmeans", spy)
+    learner = toy.learner("mlp", toy.ragged())
+    method = FeSEM(learner, k=2, start_on=start_on)
+    state = method.init(learner.first, NAMES, Seed(0))
+    play(method.round(state, NAMES, Turn(Seed(0), 0, NAMES)), answering(offsets(learner, NAMES, BODY, HEAD)))
+    assert seen == [None if start_on == "directions" else False]

@@ -78,6 +78,9 @@ class FeSEM:
     # "warm_kmeans": k-means on models after `warm_epochs` from one start; "random_partition": random
     # groups of one start; "distinct_models": K different starts, which locks in.
     start: Literal["warm_kmeans", "random_partition", "distinct_models"] = "warm_kmeans"
+    # What k-means sees there: "models", as the paper has it; or, ours, where clients have unlike numbers of
+    # rows, "directions" of their updates, since who takes more steps gets farther. Else both are models.
+    start_on: Literal["directions", "models"] = "directions"
     # Whose models make up a mean: those of this round, or what every client sent last, which the server
     # then has to keep. They differ only where a round asks a part of the clients.
     members: Literal["participants", "all_last_seen"] = "participants"
@@ -176,8 +179,9 @@ class FeSEM:
         if self.start == "warm_kmeans":
             by = partial(group_fold, self.mean, self.trim)
             found = yield from warm_kmeans(
-                first, self.names, self.k, self.restarts, self.weights, turn, by, self.set_aside
-            )
+                first, self.names, self.k, self.restarts, self.weights, turn, by, self.set_aside,
+                directions=None if self.start_on == "directions" else False,
+            )  # fmt: skip
             if found is None:  # too few answered: share for one more round
                 return replace(state, parted=False), dict.fromkeys(state.clients, 0)
             centres, labels = found

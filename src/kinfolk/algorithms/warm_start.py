@@ -1,4 +1,8 @@
-"""A start from what clients train alone: one model for everyone, some epochs, then k-means on the results."""
+"""A start from what clients train alone: one model for everyone, some epochs, then k-means on the results.
+
+Who has more rows takes more steps and gets farther from the start, so that among clients of unlike size
+k-means on models finds sizes. There it is shown w_i - w at unit length: which way a client went, not how far.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from torch import Tensor
 from kinfolk.algorithms.many_models import GroupMeans
 from kinfolk.algorithms.near_centre import squared_distances
 from kinfolk.clustering.distances import flat
-from kinfolk.clustering.kmeans import kmeans
+from kinfolk.clustering.kmeans import kmeans, nearest
 from kinfolk.clustering.outliers import outlying
 from kinfolk.clustering.sketch import Sketch, width_for
 from kinfolk.fold import Fold, Weights
@@ -69,13 +73,14 @@ def warm_kmeans(
     turn: Turn,
     by: GroupFold = GroupMeans,
     aside: float = 0.0,
-    directions: bool = False,
+    directions: bool | None = None,
 ) -> Generator[Request, Any, tuple[Tree, dict[Client, int]] | None]:
     """Everyone does the task "warm" from `first`; (means of the groups [K, ...], group of each client).
 
     None if fewer than k clients answered. `by` makes the fold that stands for the groups. Clients
     that lie more than `aside` times as far from others as most do have no part in it, nor a group yet.
-    With `directions` k-means compares which way clients went from `first`, not how far.
+    With `directions` k-means compares which way clients went from `first`, not how far; None: only where
+    they have unlike numbers of rows, since who takes more steps gets farther.
     """
     asked = turn.clients
     if len(asked) > MOST:
@@ -83,13 +88,16 @@ def warm_kmeans(
         asked = tuple(turn.clients[i] for i in sorted(drawn.tolist()))
     # By the number of all clients: a sample of many is sketched too, so that memory does not grow with them.
     sketch = sketch_for(first, names, len(turn.clients), turn.seed)
-    points = Points(tuple(names), sketch, first if directions else None)
-    who, table, held = yield from _trained(first, points, asked)
+    points = Points(tuple(names), sketch)
+    who, size, table, held = yield from _trained(first, points, asked)
     far = outlying(table, aside)
     table, who = table[~far], tuple(c for c, out in zip(who, far.tolist(), strict=True) if not out)
     if len(who) < k:
         return None
-    found = kmeans(table, k, turn.seed, restarts)
+    if directions is None:
+        directions = not bool((size == size[0]).all())
+    origin = points.row(first) if directions else None
+    found = kmeans(directions_from(origin, table), k, turn.seed, restarts)
     labels = dict(zip(who, found.labels.tolist(), strict=True))
     keep = {n: t.expand(k, *t.shape) for n, t in first.items()}
     means = by("model", keep, weights, lambda chunk: _of(labels, chunk))
@@ -98,24 +106,37 @@ def warm_kmeans(
     else:  # the same work again gives the same models: their means are taken without holding them all
         centres, _, _ = yield from fold(means, "warm", who, {"model": first}, again=who)
     if len(asked) < len(turn.clients) and not aside:  # those not asked may lie far away too
-        middles = _middles(table, found.labels, k) if directions else None
-        near = by("model", centres, weights, lambda chunk: _nearest(chunk, centres, points, middles))
+
+        def join(chunk: Stack) -> Tensor:
+            if origin is None:
+                return squared_distances(chunk.tree("model"), centres, names).argmin(1)
+            return nearest(directions_from(origin, points.rows(chunk)), found.centres)[0]
+
+        near = by("model", centres, weights, join)
         centres, labels, _ = yield from fold(near, "warm", turn.clients, {"model": first}, again=asked)
     return centres, labels
 
 
+def directions_from(origin: Tensor | None, table: Tensor) -> Tensor:
+    """Which way each row lies from an origin, [clients, D] of unit length; without one, rows as they are."""
+    if origin is None:
+        return table
+    updates = table - origin
+    return updates / updates.square().sum(1, keepdim=True).sqrt().clamp(min=1e-12)
+
+
 def _trained(
     first: Tree, points: Points, asked: Sequence[Client]
-) -> Generator[Request, Any, tuple[tuple[Client, ...], Tensor, Stack | None]]:
-    """(clients, what each has made of `first` as a row, the models themselves if they are held), by name."""
+) -> Generator[Request, Any, tuple[tuple[Client, ...], Tensor, Tensor, Stack | None]]:
+    """(clients, their rows of data, what each made of `first` as a row, the models if held), by name."""
     if not _fit(first, len(asked), points.sketch):
-        who, table = yield from fold(points, "warm", asked, {"model": first})
-        return who, table, None
+        who, size, table = yield from fold(points, "warm", asked, {"model": first})
+        return who, size, table, None
     got = yield from ask("warm", asked, {"model": first})
     if not got.clients:
-        return (), torch.zeros(0, 1), None
+        return (), torch.zeros(0), torch.zeros(0, 1), None
     held = got.at(got.clients)
-    return held.clients, points.rows(held), held
+    return held.clients, held.size, points.rows(held), held
 
 
 def _fit(first: Tree, clients: int, sketch: Sketch | None) -> bool:
@@ -135,48 +156,43 @@ def sketch_for(model: Tree, names: Sequence[str], clients: int, seed: Seed) -> S
     return Sketch.of({n: tuple(model[n].shape) for n in names}, width_for(clients, 0.25), seed)
 
 
-def _nearest(chunk: Stack, centres: Tree, points: Points, middles: Tensor | None) -> Tensor:
-    """The nearest centre, or the nearest of the middles that k-means has found."""
-    if middles is None:
-        return squared_distances(chunk.tree("model"), centres, points.names).argmin(1)
-    return torch.cdist(points.rows(chunk), middles).argmin(1)
-
-
-def _middles(table: Tensor, labels: Tensor, k: int) -> Tensor:
-    return torch.stack([table[labels.to(table.device) == g].mean(0) for g in range(k)])
-
-
 def _of(labels: Mapping[Client, int], chunk: Stack) -> Tensor:
     return torch.tensor([labels[c] for c in chunk.clients], dtype=torch.int64)
 
 
 @dataclass(frozen=True)
 class Points:
-    """A fold: every client's parameters as one row, or a sketch of them; (clients, [clients, D]) by name."""
+    """A fold: every client's parameters as one row, or a sketch of them.
+
+    What the script receives: (clients, their rows of data [clients], points [clients, D]) by name.
+    """
 
     names: tuple[str, ...]
     sketch: Sketch | None
-    origin: Tree | None = None  # rows of length one, from here to where the parameters are
 
-    def begin(self) -> dict[Client, Tensor]:
+    def begin(self) -> dict[Client, tuple[int, Tensor]]:
         """Nobody yet."""
         return {}
 
-    def add(self, total: dict[Client, Tensor], chunk: Stack) -> dict[Client, Tensor]:
+    def add(self, total: dict[Client, tuple[int, Tensor]], chunk: Stack) -> dict[Client, tuple[int, Tensor]]:
         """The rows of a chunk."""
-        return total | dict(zip(chunk.clients, self.rows(chunk).unbind(), strict=True))
+        mine = zip(chunk.size.tolist(), self.rows(chunk).unbind(), strict=True)
+        return total | dict(zip(chunk.clients, mine, strict=True))
 
     def rows(self, chunk: Stack) -> Tensor:
         """One row for each client of a chunk."""
-        mine = {n: chunk.tree("model")[n] for n in self.names}
-        if self.origin is not None:
-            mine = {n: t - self.origin[n] for n, t in mine.items()}
-        rows = flat(mine, self.names) if self.sketch is None else self.sketch.apply(mine)
-        if self.origin is None:
-            return rows
-        return torch.nn.functional.normalize(rows, dim=1)
+        return self._flat(chunk.tree("model"))
 
-    def end(self, total: dict[Client, Tensor]) -> tuple[tuple[Client, ...], Tensor]:
+    def row(self, model: Tree) -> Tensor:
+        """One model as a row, [1, D]."""
+        return self._flat({n: t[None] for n, t in model.items()})
+
+    def _flat(self, models: Tree) -> Tensor:
+        mine = {n: models[n] for n in self.names}
+        return flat(mine, self.names) if self.sketch is None else self.sketch.apply(mine)
+
+    def end(self, total: dict[Client, tuple[int, Tensor]]) -> tuple[tuple[Client, ...], Tensor, Tensor]:
         """All rows in order of names."""
         who = tuple(sorted(total))
-        return who, torch.stack([total[c] for c in who]) if who else torch.zeros(0, 1)
+        size = torch.tensor([total[c][0] for c in who], dtype=torch.int64)
+        return who, size, torch.stack([total[c][1] for c in who]) if who else torch.zeros(0, 1)

@@ -85,7 +85,7 @@ def trained_alike(parts: Parts, epochs: int) -> Tensor:
     with staged(parts, {"train": warm_task(learner, epochs)}) as stage:
         fold = Points(learner.names, sketch)
         request = Ask("train", clients, here(stage, {"model": first}), fold=fold)
-        who, points = stage.perform(request, Turn(parts.seed, 0, clients))
+        who, _, points = stage.perform(request, Turn(parts.seed, 0, clients))
     if who != clients:
         lost = len(clients) - len(who)
         raise KinfolkError("local.lr", parts.spec.local.lr, f"{lost} clients diverged; give a smaller one")

@@ -9,6 +9,7 @@ import torch
 
 from kinfolk.algorithms.fesem import FeSEM
 from kinfolk.algorithms.warm_start import warm_kmeans
+from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
 from kinfolk.script import play
 from kinfolk.streams import Seed, Turn
@@ -142,3 +143,18 @@ def test_the_option_says_what_the_start_compares(start_on, monkeypatch):
     state = method.init(learner.first, NAMES, Seed(0))
     play(method.round(state, NAMES, Turn(Seed(0), 0, NAMES)), answering(offsets(learner, NAMES, BODY, HEAD)))
     assert seen == [None if start_on == "directions" else False]
+
+
+@pytest.mark.parametrize(
+    ("engine", "start_on", "least", "most"),
+    [("loop", "directions", 1, 1), ("batched", "directions", 1, 1), ("batched", "models", -1, 0.5)],
+)
+def test_groups_of_clients_that_train_are_found_whatever_their_size(engine, start_on, least, most):
+    """Labels in three turns; 8 to 400 rows, so that some take fifty times as many steps as others."""
+    names, turns = tuple(Client(f"c{i:02}") for i in range(12)), [i % 3 for i in range(12)]
+    rows = (8, 16, 32, 400, 300, 200, 40, 24, 12, 8, 400, 90)
+    federation = toy.grouped(rows, side=8, noise=0.3, names=names, turned=turns)
+    learner = toy.learner("mlp", federation, momentum=0.0, lr=0.02)
+    method = FeSEM(learner, k=3, start_on=start_on, warm_epochs=1)
+    groups = toy.play_rounds(method, federation, engine, rounds=1, score=False).groups
+    assert least <= agreement(list(groups), turns)["ari"] <= most

@@ -23,7 +23,7 @@ from kinfolk.algorithms.fedem import FedEM
 from kinfolk.algorithms.fedfomo import FedFomo
 from kinfolk.algorithms.fedprox import FedProx
 from kinfolk.algorithms.fedsgd import FedSGD
-from kinfolk.algorithms.fesem import FeSEM
+from kinfolk.algorithms.fesem import FeSEM, FeSEMShared
 from kinfolk.algorithms.fesem_ma import FeSEMMA
 from kinfolk.algorithms.hypcluster import HypCluster
 from kinfolk.algorithms.ifca import IFCA
@@ -48,6 +48,7 @@ ALGORITHMS: dict[str, type[Any]] = {
     "feddws": FedDWS,
     "fesem": FeSEM,
     "fesem_ma": FeSEMMA,
+    "fesem_shared": FeSEMShared,
     "feddane": FedDANE,
     "feddc": FedDC,
     "fedfomo": FedFomo,

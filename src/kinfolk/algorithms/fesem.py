@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms import many_models, near_centre
+from kinfolk.algorithms.common_start import WithBlind, counts, telling
 from kinfolk.algorithms.group_middles import Centre, GroupMiddles, check_trim, group_fold
 from kinfolk.algorithms.lowest_loss import where
 from kinfolk.algorithms.many_models import GroupMeans, copies, model_of_group
@@ -47,6 +48,7 @@ class State(many_models.State):
     calm: int  # rounds in a row that neither memberships nor spread have changed
     last: Tree  # what each client sent last, [clients, ...]; empty unless means are over all of them
     seen: Tensor  # [clients] int64: the training rows behind what was sent; 0: nothing was
+    counted: int  # common rounds that counted: see `common_start`
 
     def after(self, got: Stack) -> tuple[State, Stack]:
         """With what was sent now in place of what was sent last; and everything that was sent last."""
@@ -87,7 +89,10 @@ class FeSEM:
     # Ours, not the paper's: rounds that all clients share one centre before they are parted. Without them
     # models of clients with few classes each differ by their labels more than by anything else.
     shared_rounds: int = 0
-    warm_epochs: int = 5  # epochs of every client before k-means
+    plateau: float = 0.0  # they count once the loss is at most this part of a constant answer's; 0: all do
+    shared_most: int = 15  # common rounds after which clients are parted anyhow
+    # Epochs of every client before k-means; 0: a round's own update, and that is what the round does.
+    warm_epochs: int = 5
     restarts: int = 20  # of k-means; the best counts
     # Ours: k-means is not shown clients whose models are so many times as far from others' as most are; 0:
     # it sees all. Without it each of a few attackers far away may get a centre to itself.
@@ -99,8 +104,9 @@ class FeSEM:
     trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
 
     def __post_init__(self) -> None:
-        for name, least in (("k", 1), ("lam", 0), ("warm_epochs", 1), ("restarts", 1), ("reseed_after", 0),
-                            ("settle", 0), ("shared_rounds", 0), ("set_aside", 0)):  # fmt: skip
+        for name, least in (("k", 1), ("lam", 0), ("warm_epochs", 0), ("restarts", 1), ("reseed_after", 0),
+                            ("settle", 0), ("shared_rounds", 0), ("set_aside", 0), ("plateau", 0),
+                            ("shared_most", 1)):  # fmt: skip
             at_least(f"algorithm.{name}", getattr(self, name), least)
         check_trim("algorithm.trim", self.trim)
         if self.cluster_on == "last_layer" and not any(n.startswith("head.") for n in self.learner.names):
@@ -114,6 +120,8 @@ class FeSEM:
             raise KinfolkError("algorithm.set_aside", self.set_aside, "needs start = 'warm_kmeans'")
         if self.shared_rounds and self.start == "distinct_models":
             raise KinfolkError("algorithm.shared_rounds", self.shared_rounds, "needs a start from one model")
+        if self.plateau and self.members != "participants":
+            raise KinfolkError("algorithm.plateau", self.plateau, "needs members = 'participants'")
 
     groups = many_models.groups
     begin, objective, implicit = near_centre.begin, near_centre.objective, near_centre.implicit
@@ -130,15 +138,20 @@ class FeSEM:
             centres = many_models.distinct(centres, self.learner.names, seed)
         idle, seen = torch.zeros(self.k, dtype=torch.int64), torch.zeros(len(clients), dtype=torch.int64)
         last = copies(first, len(clients)) if self.members == "all_last_seen" else {}
-        return State(centres, member, clients, idle, 0.0, False, 0.0, 0, last, seen)
+        return State(centres, member, clients, idle, 0.0, False, 0.0, 0, last, seen, 0)
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """Local updates from the centres, then E and M."""
+        parted = state.parted
         state, given = yield from self._begin(state, turn)
+        if state.parted and not parted and self.start == "warm_kmeans" and not self.warm_epochs:
+            return state, {"spread": state.spread}  # the updates that were parted are those of this round
         em = EM(
             "model", state.centres, self.weights, self.names, self.reseed_after, given, self.mean, self.trim
         )
         sent = {"pull": self._pull(state)}, model_of_group(state, cohort)
+        if self.plateau and not state.parted:
+            return (yield from self._common(state, em, cohort, sent))
         if self.members == "participants":
             found = yield from fold(em, "update", cohort, *sent)
         else:
@@ -147,8 +160,7 @@ class FeSEM:
             em = replace(em, given=absent | given)
             found = em.end(em.add(em.begin(), everyone))
         if not state.parted:  # the one centre of all
-            found = replace(found, centres=copies({n: t[0] for n, t in found.centres.items()}, self.k))
-            return replace(state, centres=found.centres, spread=found.spread), {"spread": found.spread}
+            return self._as_one(state, found), {"spread": found.spread}
         member = state.moved(tuple(found.member), where(found.member))
         # By everybody's group: a centre whose members were not asked in this round is not empty.
         idle = torch.where(member.bincount(minlength=self.k) > 0, 0, state.idle.cpu() + 1)
@@ -160,6 +172,25 @@ class FeSEM:
         )  # fmt: skip
         return new, {"spread": found.spread, "reseeded": int(moved.sum())}
 
+    def _as_one(self, state: State, found: Found) -> State:
+        """The state after a round of one centre for all."""
+        centres = copies({n: t[0] for n, t in found.centres.items()}, self.k)
+        return replace(state, centres=centres, spread=found.spread, counted=state.counted + 1)
+
+    def _common(
+        self, state: State, em: EM, cohort: tuple[Client, ...], sent: tuple[Message, Each]
+    ) -> Script[State]:
+        """A round of one centre for all, which also tells whether it has begun to learn."""
+        found, blind = yield from fold(WithBlind(em), "common", cohort, *sent)
+        new = self._as_one(state, found)
+        new = new if counts(blind, self.plateau) else replace(new, counted=state.counted)
+        return new, {"spread": found.spread, "blind": blind}
+
+    def _sharing(self, state: State, turn: Turn) -> bool:
+        """Whether all clients are to share one centre still."""
+        late = self.plateau and turn.round >= self.shared_most
+        return not state.parted and state.counted < self.shared_rounds and not late
+
     def _pull(self, state: State) -> Tensor:
         """lambda, times the mean number of rows where each client is to divide by its own."""
         return torch.tensor(self.lam * (state.rows if self.prox_scaling == "normalised" else 1.0))
@@ -170,7 +201,7 @@ class FeSEM:
             counted = yield from ask("count", turn.clients)
             rows = float(counted.size.double().mean()) if counted.clients else 1.0
             state = replace(state, rows=max(rows, 1.0))
-        if turn.round < self.shared_rounds:
+        if self._sharing(state, turn):
             return state, dict.fromkeys(state.clients, 0)
         if state.parted:
             return state, {}
@@ -225,11 +256,9 @@ class FeSEM:
     def tasks(self) -> Table:
         """Train from the centre with the penalty; before the first round, without it and for longer."""
         update = self.learner.train(self.implicit, self.begin)
-        return {
-            "count": near_centre.COUNT,
-            "warm": warm_task(self.learner, self.warm_epochs),
-            "update": update,
-        }
+        table = {"count": near_centre.COUNT, "update": update, "common": telling(self.learner, update)}
+        warm = warm_task(self.learner, self.warm_epochs) if self.warm_epochs else self.learner.train()
+        return {**table, "warm": warm}
 
     def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
         """Everyone is served the centre of its group, and how strongly that pulls."""
@@ -243,6 +272,24 @@ class FeSEM:
             "personal": self.learner.score(self.begin, update, stream="batch"),
             "fine-tuned": self.learner.score(tune=self.learner.tuning(1)),
         }
+
+
+@dataclass(frozen=True)
+class FeSEMShared(FeSEM):
+    """FeSEM whose clients train one model together first, with neither penalty nor extra epochs.
+
+    Ours, not the paper's, which parts clients by what they make of a network that knows nothing, holds
+    them to their centre and counts them alike. Here all share one model until its loss has left the
+    plateau, and for some rounds more; then k-means on the updates of one round parts them, which is that
+    round; a centre is the mean by rows. With K = 1 this is FedAvg. How the settings were chosen:
+    docs/papers/fesem.md.
+    """
+
+    lam: float = 0.0
+    weights: Weights = "size"
+    shared_rounds: int = 3
+    plateau: float = 0.9
+    warm_epochs: int = 0
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from kinfolk.types import Client, Each, Message, Picked, Stack, Tree
 
 RULES = ("loss", "distance")
 # Algorithms that place clients by their parameters; all others have a loss to go by.
-BY_DISTANCE = ("fesem", "fesem_ma", "robust")
+BY_DISTANCE = ("fesem", "fesem_shared", "fesem_ma", "robust")
 Floats = NDArray[np.float64]
 
 

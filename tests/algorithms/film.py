@@ -25,6 +25,7 @@ STEPS = (
     "verdict",
     "again",
     "responses",
+    "results",
 )
 EASY = {"images": "noise", "images_count": 30}
 
@@ -119,3 +120,20 @@ def check_pams(film, number, but=(), tolerance=1e-6):
         np.testing.assert_allclose(pam, whole / (1 + sum(members.values())), rtol=tolerance, atol=tolerance)
         summed += bool(members)
     return summed
+
+
+def check_passed_on(film, number, tolerance=1e-6):
+    """A member without a sum of its own has the one it is part of, less its own term, if four are in it."""
+    models = {c: flat(m["model"]) for c, m in film.after[number, "confirm"].items()}
+    lists, found = film.lists(number), 0
+    for members in lists.values():
+        for me in members if len(members) > 3 else ():
+            if me not in lists:
+                others = {c: sigma for c, sigma in members.items() if c != me}
+                whole = models[me] + sum(sigma * models[c] for c, sigma in others.items())
+                pam = flat(film.after[number, "results"][me]["pam"])
+                np.testing.assert_allclose(
+                    pam, whole / (1 + sum(others.values())), rtol=tolerance, atol=tolerance
+                )
+                found += 1
+    return found

@@ -26,9 +26,10 @@ from kinfolk.learning.learner import Learner, own_model
 from kinfolk.learning.stand_in import Kind, StandIns, checked_images, keep_all, predicted
 from kinfolk.script import Script, ask, exchange
 from kinfolk.shares import make_scheme
-from kinfolk.shares.desk import Desk, Inbox, Letters, no_request
-from kinfolk.shares.letters import blank_diary, field
+from kinfolk.shares.desk import Desk, Inbox, Letters
+from kinfolk.shares.letters import blank_diary, field, no_request
 from kinfolk.shares.refusals import Refusals, no_refusals, reasons, without_reasons
+from kinfolk.shares.request_log import empty_log
 from kinfolk.shares.scheme import Scheme
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Carry, Facts, Fit, Peer, Swap, Table, Task
@@ -38,7 +39,7 @@ from kinfolk.trust.similarity import MEASURES, Compare, Measure
 from kinfolk.types import Client, Each, Message, Tree, map_leaves
 
 # What lives longer than a round; all else in a memory is one round's.
-KEPT = ("book", "copies", "diary", "images", "key", "made", "model", "pam", "reasons", "refused")
+KEPT = ("answered", "book", "copies", "diary", "images", "key", "made", "model", "pam", "reasons", "refused")
 
 # What is worked on where the engine works.
 LARGE = ("images", "model", "pam")
@@ -93,7 +94,8 @@ class SLFed:
     layers: Literal["tensor", "module"] = "tensor"  # what "layerwise" cuts: tensors, or modules
     share_bits: int = 0  # fractional bits of shares; 0: the scheme's own, 32 for additive64, 24 for shamir61
     share_limit: float = 2.0**14  # the largest number that is shared
-    entropy: Literal["stream", "system"] = "stream"  # of shares; only the system's keeps secrets
+    # Of masks: the operating system's; those of the run's seed, "stream", are public and for tests only.
+    entropy: Literal["system", "stream"] = "system"
     min_members: int = 3  # a sum over fewer hides nobody
     max_share: float = 0.5  # the largest part of all sigma that a member agrees to
     retries: int = (
@@ -143,7 +145,8 @@ class SLFed:
         for step in ("images", "counts", "opinions", "requests", "accepts", "confirm"):
             yield from exchange(step, cohort)
         for _ in range(self.waves):
-            for step in (*("shares", "ready", "verdict") * self.retries, "again", "responses"):
+            last = ("responses", "results") if self._hides() else ("responses",)
+            for step in (*("shares", "ready", "verdict") * self.retries, "again", *last):
                 yield from exchange(step, cohort)
         yield from ask("train", cohort)
         return State(joined), {}
@@ -165,6 +168,7 @@ class SLFed:
             "verdict": self._at_desk("wave", Desk.judged, Desk.take_back),
             "again": self._at_desk("wave", Desk.deal, Desk.respond_at_last),
             "responses": self._at_desk("wave", Desk.answer, Desk.sum_up),
+            "results": self._at_desk("wave", Desk.pass_on, Desk.take_over),
             "train": self._training("pam", "batch"),
         }
 
@@ -206,7 +210,8 @@ class SLFed:
     def _begin(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
         """Nothing of an earlier round is left over; until there is a better one, the own model is the PAM."""
         n = len(me.turn.clients)
-        first: Message = {"book": blank_book(n), "diary": blank_diary(n), **no_refusals(n)}
+        first: Message = {"answered": empty_log(), "book": blank_book(n), "diary": blank_diary(n)}
+        first |= no_refusals(n)
         held = {**first, **{key: memory[key] for key in KEPT if key in memory}}
         held |= without_reasons(held)
         # Before the first round there was no PAM, and after a round alone the model is what was trained.
@@ -306,12 +311,17 @@ class SLFed:
     def _desk(self, me: Peer, refusals: Refusals) -> Desk:
         def scheme(requester: Client, attempt: int) -> Scheme:
             draw = me.turn.seed.numpy("share", me.turn.round, requester, me.name, attempt)
-            entropy = draw.bytes if self.entropy == "stream" else os.urandom
+            # What "layerwise" cuts with hides nothing, and its sums of floats would differ from run to run.
+            entropy = os.urandom if self.entropy == "system" and self._hides() else draw.bytes
             fixed = (self.share_bits, self.share_limit)
             return make_scheme(self.shares, entropy, self.min_members, self.max_share, self.layers, *fixed)
 
         limits = (self.min_members, self.max_share, self.waves, self.retries)
-        return Desk(me.name, me.turn.clients, me.turn.round, scheme, refusals, *limits)
+        how = (*limits, self._hides(), _order(me.turn))
+        return Desk(me.name, me.turn.clients, me.turn.round, scheme, refusals, *how)
+
+    def _hides(self) -> bool:
+        return self.shares in ("additive64", "shamir61")
 
 
 def _holding(
@@ -366,6 +376,13 @@ def partners(me: Peer, direct: int) -> tuple[Client, ...]:
     (('b', 'c', 'e'), ('a', 'f'))
     """
     return _links(me.turn, direct)[me.name]
+
+
+@lru_cache(maxsize=4)
+def _order(turn: Turn) -> tuple[Client, ...]:
+    """Whose request a member answers first in this round; everybody knows it, and it changes every round."""
+    drawn = turn.seed.numpy("order", turn.round).permutation(len(turn.clients))
+    return tuple(turn.clients[i] for i in drawn)
 
 
 @lru_cache(maxsize=4)

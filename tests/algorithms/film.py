@@ -3,6 +3,7 @@
 from functools import cache
 
 import numpy as np
+import torch
 
 from kinfolk.algorithms.slfed import SLFed
 from kinfolk.contract import toy
@@ -28,6 +29,8 @@ STEPS = (
     "results",
 )
 EASY = {"images": "noise", "images_count": 30}
+# Two requests that do not get in each other's way: a asks, and is asked.
+APART = {"a": "fghi", "b": "acde"}
 
 
 @cache
@@ -51,10 +54,11 @@ def past():
 class Film:
     """Rounds with everybody's memory after each request, from the start or from where another film ends.
 
-    In the last round `tamper` changes letters, `gone` names who is missing and `repeat` what happens twice.
+    In the last round `tamper` changes letters, `gone` names who is missing, `repeat` what happens twice and
+    `ask` who asks whom, instead of what they would ask by themselves.
     """
 
-    def __init__(self, algorithm, federation, rounds, past=None, tamper=None, gone=None, repeat=()):
+    def __init__(self, algorithm, federation, rounds, past=None, tamper=None, gone=None, repeat=(), ask=None):
         self.after, self.requests, self.answers = {}, [], []
         with toy.staged(algorithm, federation) as stage:
             state = (
@@ -83,6 +87,9 @@ class Film:
                         answer = None
                     else:
                         answer = stage.perform(request, turn)
+                    if last and ask is not None and name == "opinions":
+                        for who, memory in stage.engine.memories.items():
+                            stage.engine.memories[who] = {**memory, "asked": wish(memory, ask.get(who, ""))}
                     if last and name in repeat:
                         stage.perform(request, turn)
                     self.requests.append(request)
@@ -103,6 +110,12 @@ class Film:
                 places = asked["mask"].nonzero()[:, 0].tolist()
                 found[who] = {NAMES[i]: float(asked["sigma"][i]) for i in places}
         return found
+
+
+def wish(memory, members):
+    """A request to these members, each with the weight that it has in the book."""
+    asked = {**memory["asked"], "mask": torch.tensor([name in members for name in NAMES])}
+    return {**asked, "sigma": torch.where(asked["sigma"] > 0, asked["sigma"], 0.3)}
 
 
 def flat(model):

@@ -117,6 +117,11 @@ class SLFed:
             )
         self._stand_ins()
 
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        """What a member has answered stays answered."""
+        return ("answered",)
+
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """Nobody has joined."""
         return State(torch.zeros(len(clients), dtype=torch.int64))

@@ -9,18 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kinfolk.engines.choose import Choice, arithmetic, make
 from kinfolk.engines.distributed import Distributed, serve
 from kinfolk.engines.link import Link, linked
-from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Engine, Stage, drop_outs
 from kinfolk.engines.tune import tuned
 from kinfolk.errors import BrokeDown, KinfolkError
 from kinfolk.experiment.build import Network, Parts, build_parts
 from kinfolk.experiment.checkpoint import Loaded, load_latest, save
 from kinfolk.experiment.choice import chosen, kept, work
+from kinfolk.experiment.client_memory import make_memories
 from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.describe import description
 from kinfolk.experiment.record import Records, read_rounds, write_json, write_text
@@ -31,7 +29,7 @@ from kinfolk.experiment.spec import dump, run_id
 from kinfolk.experiment.state import from_message, memories_from_message, memories_to_message, to_message
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.metrics import LOWER_IS_BETTER
-from kinfolk.script import Remembers, Script, Settles, Stops, installed, play
+from kinfolk.script import Script, Settles, Stops, installed, play
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Info, Table
 from kinfolk.types import Client, Message, map_leaves
@@ -117,7 +115,7 @@ def _follow(build: Callable[[], Parts], link: Link) -> None:
             parts = build()
             choice = chosen(parts, link)
             held.enter_context(arithmetic(choice.device, parts.spec.engine.precision))
-            memories = _memories(parts, choice.device)
+            memories = make_memories(parts, choice.device)
             return make(choice, parts.federation, _table(parts), memories), parts.federation
 
         serve(engine, link)
@@ -154,12 +152,6 @@ def _lead(
             running.stage.engine.close()
 
 
-def _memories(parts: Parts, device: torch.device) -> Memories:
-    remember = parts.algorithm.remember if isinstance(parts.algorithm, Remembers) else lambda who: {}
-    marked = parts.attack.mark(remember) if parts.attack else remember
-    return Memories(lambda who: map_leaves(lambda t: t.to(device), marked(who)))
-
-
 def _table(parts: Parts) -> Table:
     table = installed(parts.algorithm)
     return table if parts.attack is None else parts.attack.arm(table)
@@ -172,7 +164,7 @@ class Running:
         self.parts, self.folder, self.choice, self.watch = parts, folder, choice, watch
         self.spec, self.algorithm, self.clients = parts.spec, parts.algorithm, parts.federation.clients
         self.records = Records(folder)
-        self.memories = _memories(parts, choice.device)
+        self.memories = make_memories(parts, choice.device, folder)
         engine = make(choice, parts.federation, _table(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
         self.stage = Stage(engine, self.records.audit, drop_outs(self.spec.run.absent))
@@ -189,6 +181,7 @@ class Running:
         """Rounds until the end, each finished in the records before the next begins."""
         self.announce()
         if not (resume and self._restore()):
+            self.memories.restore({})  # what the journal of a run without a checkpoint holds
             self.open_folder()
             self._finish_round({}, evaluate=True)
         reason = self._end()

@@ -113,6 +113,15 @@ class NeverForgets(Protocol):
 
 
 @runtime_checkable
+class Rehearses(Protocol):
+    """An algorithm that may be set to draw its secrets from the run's public seed, for tests."""
+
+    def public_secrets(self) -> str:
+        """Which setting makes secrets public, and its value; empty if they are secret."""
+        ...
+
+
+@runtime_checkable
 class Complains(Protocol):
     """An algorithm whose clients refuse letters of one another, and keep a note of it."""
 

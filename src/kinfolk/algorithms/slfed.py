@@ -25,7 +25,7 @@ from kinfolk.learning.gan import Gan
 from kinfolk.learning.learner import Learner, own_model
 from kinfolk.learning.stand_in import Kind, StandIns, checked_images, keep_all, predicted
 from kinfolk.script import Script, ask, exchange
-from kinfolk.shares import make_scheme
+from kinfolk.shares import HIDING, make_scheme
 from kinfolk.shares.desk import Desk, Inbox, Letters
 from kinfolk.shares.letters import blank_diary, field, no_request
 from kinfolk.shares.refusals import Refusals, no_refusals, reasons, without_reasons
@@ -60,6 +60,8 @@ class SLFed:
     better than counts with every source; best were images="back_search" on digits and "means" on CIFAR-10
     (benchmarks/similarity.py, docs/papers/slfed.md).
     """
+
+    lasting = ("answered",)  # what a member has answered stays answered, whatever becomes of the round
 
     learner: Learner
     direct: int = 2  # DS: partners each client chooses in a round
@@ -117,10 +119,9 @@ class SLFed:
             )
         self._stand_ins()
 
-    @property
-    def lasting(self) -> tuple[str, ...]:
-        """What a member has answered stays answered."""
-        return ("answered",)
+    def public_secrets(self) -> str:
+        """Masks that follow from the seed hide nothing from anybody who knows it."""
+        return "algorithm.entropy=stream" if self.entropy == "stream" and self._hides() else ""
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """Nobody has joined."""
@@ -322,11 +323,13 @@ class SLFed:
             return make_scheme(self.shares, entropy, self.min_members, self.max_share, self.layers, *fixed)
 
         limits = (self.min_members, self.max_share, self.waves, self.retries)
-        how = (*limits, self._hides(), _order(me.turn))
+        # Known to all, and another in every round, so that nobody is always answered last.
+        order = lambda n: me.turn.seed.numpy("order", me.turn.round).permutation(n).tolist()  # noqa: E731
+        how = (*limits, self._hides(), order)
         return Desk(me.name, me.turn.clients, me.turn.round, scheme, refusals, *how)
 
     def _hides(self) -> bool:
-        return self.shares in ("additive64", "shamir61")
+        return self.shares in HIDING
 
 
 def _holding(
@@ -381,13 +384,6 @@ def partners(me: Peer, direct: int) -> tuple[Client, ...]:
     (('b', 'c', 'e'), ('a', 'f'))
     """
     return _links(me.turn, direct)[me.name]
-
-
-@lru_cache(maxsize=4)
-def _order(turn: Turn) -> tuple[Client, ...]:
-    """Whose request a member answers first in this round; everybody knows it, and it changes every round."""
-    drawn = turn.seed.numpy("order", turn.round).permutation(len(turn.clients))
-    return tuple(turn.clients[i] for i in drawn)
 
 
 @lru_cache(maxsize=4)

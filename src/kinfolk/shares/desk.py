@@ -23,7 +23,7 @@ What is open lies in the memory: "asked" (the own request), "open" (those of oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,7 +71,9 @@ class Desk:
     waves: int = 1
     retries: int = 1  # how often an exchange that failed before any answer left is tried with a shorter list
     hides: bool = True  # whether the scheme hides models: then each is part of one sum only
-    order: tuple[Client, ...] = ()  # whose request comes first in this round; empty: as in `names`
+    order: Callable[[int], Sequence[int]] = (
+        range  # of n peers, in which order they are answered in this round
+    )
 
     def ask(self, memory: Message) -> Letters:
         """A request to everybody on the own list, if it is long enough."""
@@ -91,8 +93,8 @@ class Desk:
                 why = f"has not changed since it became part of a sum in round {before}; it is not shared"
                 self.refusals.tell(self.me, f"model of {self.me!r}: {why}")
                 return memory
-        turns = {who: i for i, who in enumerate(self.order)}
-        for sender, letter in sorted(self._each(inbox), key=lambda one: turns.get(one[0], 0)):
+        turns = {self.names[place]: i for i, place in enumerate(self.order(len(self.names)))}
+        for sender, letter in sorted(self._each(inbox), key=lambda one: turns[one[0]]):
             if self.hides and memory["open"]["mask"].any():
                 break
             with self.refusals.by(sender):

@@ -73,7 +73,7 @@ def public_secrets(parts: Parts, engine: str, linked: bool) -> str:
     ''
     >>> public_secrets(build_parts(Experiment(algorithm=public)), "wire", False)
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: algorithm.entropy = 'stream': makes every mask public, and engine 'wire' sends...
+    kinfolk.errors.KinfolkError: algorithm.entropy = 'stream': no mask is secret, and engine 'wire' leaves...
     """
     algorithm = parts.algorithm
     setting = algorithm.public_secrets() if isinstance(algorithm, Rehearses) else ""
@@ -82,9 +82,7 @@ def public_secrets(parts: Parts, engine: str, linked: bool) -> str:
     field, _, value = setting.partition("=")
     if linked or engine not in ("loop", "batched"):
         where = "distributed" if linked else engine
-        remedy = (
-            f"makes every mask public, and engine {where!r} sends messages out of the process; use 'system'"
-        )
+        remedy = f"no mask is secret, and engine {where!r} leaves the process; use 'system'"
         raise KinfolkError(field, value, remedy)
     return f"{field} = {value!r} is for tests only: every mask follows from the seed, NO MODEL IS HIDDEN"
 

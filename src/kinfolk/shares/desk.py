@@ -10,15 +10,12 @@ request of a round, the first in the round's order, and notes what it answers fo
 members then are not free for everybody, a sum is passed on to all whose models are in it, who take it if
 they have none of their own.
 
-Whoever is on a list and does not accept (absent, not free, or it refuses) is left out; the shorter list is
-confirmed. Whoever accepts and then shares nothing, or nothing that can be used, makes the exchange void; as
-no answer has left yet, the shorter list is tried with fresh seeds (`.disputes` says who is left out). Whoever
-vanishes later leaves the requester with its own model, unless the scheme can do without: nothing is tried
-again once answers have left.
+Whoever does not accept (absent, not free, or it refuses) is left out; the shorter list is confirmed. Whoever
+accepts and then shares nothing of use makes the exchange void; as no answer has left, a shorter list is tried
+with fresh seeds (`.disputes`). Once answers have left nothing is tried again: the requester keeps its model.
 
-What is open lies in the memory: "asked" (the own request), "open" (those of others, by requester), "diary",
-"answered" (the log), "digest" (of the model); and for one wave "share.<requester>.<member>",
-"answer.<requester>" and "sum".
+In the memory: "asked" (the own request), "open" (those of others, by requester), "diary", "answered" (the
+log), "digest" (of the model); for one wave "share.<requester>.<member>", "answer.<requester>" and "sum".
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def first_memories(held):
     }  # fmt: skip
 
 
-def play(memories, asks, round=0, shares="additive64", min_members=3, tamper=None, retries=1):
+def play(memories, asks, round=0, shares="additive64", min_members=3, tamper=None, order=range):
     """A round in which peers ask as told, {requester: {member: sigma}}; letters of a step may be changed.
 
     What comes of it: the letters by step, receiver and sender; and under "sums", by requester, the weights of
@@ -53,7 +53,7 @@ def play(memories, asks, round=0, shares="additive64", min_members=3, tamper=Non
         def scheme(requester, attempt):
             return make_scheme(shares, os.urandom, min_members)
 
-        return Desk(who, names, round, scheme, refusals, min_members, retries=retries, hides=shares in HIDING)
+        return Desk(who, names, round, scheme, refusals, min_members, hides=shares in HIDING, order=order)
 
     for number, (send, receive) in enumerate(STEPS if shares in HIDING else STEPS[:-1]):
         inbox = {who: {} for who in names}

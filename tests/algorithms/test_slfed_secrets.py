@@ -128,7 +128,7 @@ def go(spec, folder, **more):
 
 
 def tensors(result):
-    return {(c, k, n): t for c, m in result.memories.items() for k, n, t in leaves(m)}
+    return {(c, k, n): t for c, m in sorted(result.memories.items()) for k, n, t in leaves(m)}
 
 
 def test_a_resumed_run_knows_what_was_answered_and_ends_alike(tmp_path):
@@ -145,6 +145,28 @@ def test_a_resumed_run_knows_what_was_answered_and_ends_alike(tmp_path):
     assert (tmp_path / "killed" / "answered.jsonl").read_text() == (
         tmp_path / "whole" / "answered.jsonl"
     ).read_text()
+
+
+def test_a_kill_between_the_note_and_the_answer_changes_nothing(tmp_path, monkeypatch):
+    """Some of the answers of a round are noted, none has left; and all are noted, some may have left."""
+    whole = tensors(go(spec(checkpoint_every=3), tmp_path / "whole"))
+    append = Journal.append
+    for name, kept in (("torn", 1), ("noted", 99)):
+        calls = []
+
+        def dying(journal, rows, calls=calls, kept=kept):
+            calls.append(rows)
+            append(journal, rows[:kept] if len(calls) == 2 else rows)
+            if len(calls) == 2:
+                raise Killed
+
+        monkeypatch.setattr(Journal, "append", dying)
+        with pytest.raises(Killed):
+            go(spec(checkpoint_every=3), tmp_path / name)
+        monkeypatch.setattr(Journal, "append", append)
+        mine = tensors(go(spec(checkpoint_every=3), tmp_path / name, resume=True))
+        assert list(mine) == list(whole)
+        assert all(torch.equal(mine[key], whole[key]) for key in mine)
 
 
 def test_a_run_that_starts_again_from_nothing_knows_what_was_answered(tmp_path):

@@ -68,9 +68,8 @@ class Desk:
     waves: int = 1
     retries: int = 1  # how often an exchange that failed before any answer left is tried with a shorter list
     hides: bool = True  # whether the scheme hides models: then each is part of one sum only
-    order: Callable[[int], Sequence[int]] = (
-        range  # of n peers, in which order they are answered in this round
-    )
+    # (peers) -> their places, in the order in which requests are answered in this round.
+    order: Callable[[int], Sequence[int]] = range
 
     def ask(self, memory: Message) -> Letters:
         """A request to everybody on the own list, if it is long enough."""

@@ -15,8 +15,8 @@ from kinfolk.types import Message, leaves, map_leaves
 # Per tensor, on the scale of its norm. Float32 has a resolution of 1e-7, and a few steps multiply it.
 ENGINE_TOLERANCE = 1e-5
 # Root mean square below which a tensor counts as this large: differences of unit-sized weights can not
-# be known better than to float32's resolution, however small they are themselves.
-LEAST_SIZE = 0.01
+# be known better than to some units of float32's resolution, however small they are themselves.
+LEAST_SIZE = 0.1
 
 
 def tensor_difference(a: Tensor, b: Tensor, tolerance: float) -> str:

@@ -5,7 +5,7 @@ Palanisamy Sundar et al.: Subjective Logic-based Decentralized Federated Learnin
 A round of client A: every few rounds train a weak GAN and make images; show them to a few direct partners;
 compare the histograms of both models' predictions; turn that into opinions, hear the partners' opinions
 of everybody; ask those of whom A is least uncertain for their models, each scaled by its similarity, as
-shares whose sum only A learns; train what comes out, the personal aggregated model (PAM).
+shares of which A learns the sum; train what comes out, the personal aggregated model (PAM).
 """
 
 from __future__ import annotations
@@ -111,13 +111,15 @@ class SLFed:
     local_rounds: int = 0
     compare: Compare = "counts"  # of predictions: how many of each class; "images" is ours: the class of each
     conflict_aware: bool = False  # the variance of similarities is added to the uncertainty
+    # "plain" and "layerwise" serve every request, as published; else a model is part of one sum in a round.
     shares: Literal["additive64", "plain", "layerwise", "shamir61"] = "additive64"
     layers: Literal["tensor", "module"] = "tensor"  # what "layerwise" cuts: tensors, or modules
     share_bits: int = 0  # fractional bits of shares; 0: the scheme's own, 32 for additive64, 24 for shamir61
     share_limit: float = 2.0**14  # the largest number that is shared
     # Of masks: the operating system's; those of the run's seed, "stream", are public and for tests only.
     entropy: Literal["system", "stream"] = "system"
-    min_members: int = 0  # a sum over fewer hides nobody; 0: 3, and of plain sums, which hide nothing, 1
+    # The least members of a sum, also by their weights; 0: 3, and of plain sums, which hide nothing, 1.
+    min_members: int = 0
     max_share: float = 0.0  # the largest part of all sigma that a member agrees to; 0: 0.5, of plain sums 1
     retries: int = (
         1  # how often a sum is tried anew, with a shorter list and fresh seeds, if a member vanishes

@@ -6,13 +6,12 @@ once for each retry, `deal` / `respond`, `ready` / `judge`, `judged` / `take_bac
 the first writes letters out of a memory, the second reads those that came.
 
 With a scheme that hides, every state of a model is part of one sum and of no other: a member accepts one
-request of a round, the first in the round's order, and notes what it answers for ever (`.request_log`). As
-members then are not free for everybody, a sum is passed on to all whose models are in it, who take it if
-they have none of their own.
+request of a round, the first in its order, and notes for ever what it is part of (`.request_log`). A sum is
+passed on to its members, who take it if they have none of their own.
 
 Whoever does not accept (absent, not free, or it refuses) is left out; the shorter list is confirmed. Whoever
-accepts and then shares nothing of use makes the exchange void; as no answer has left, a shorter list is tried
-with fresh seeds (`.disputes`). Once answers have left nothing is tried again: the requester keeps its model.
+accepts and then shares nothing of use makes the exchange void; if it needed all answers, a shorter list is
+tried with fresh seeds (`.disputes`). Once answers have left nothing is tried again.
 
 In the memory: "asked" (the own request), "open" (those of others, by requester), "diary", "answered" (the
 log), "digest" (of the model); for one wave "share.<requester>.<member>", "answer.<requester>" and "sum".
@@ -30,12 +29,13 @@ from kinfolk.errors import KinfolkError
 from kinfolk.shares.average import average, part_in
 from kinfolk.shares.context import Context, Diary, Visit, check_list, check_secrecy
 from kinfolk.shares.disputes import find, note
-from kinfolk.shares.effective import enough, levelled
+from kinfolk.shares.effective import enough
 from kinfolk.shares.letters import (
     ABORT,
     AGAIN,
     GO,
     field,
+    level_weights,
     noted,
     nothing_open,
     one_visit,
@@ -68,8 +68,7 @@ class Desk:
     waves: int = 1
     retries: int = 1  # how often an exchange that failed before any answer left is tried with a shorter list
     hides: bool = True  # whether the scheme hides models: then each is part of one sum only
-    # (peers) -> their places, in the order in which requests are answered in this round.
-    order: Callable[[int], Sequence[int]] = range
+    order: Callable[[int], Sequence[int]] = range  # places of n peers, first whose request comes first
 
     def ask(self, memory: Message) -> Letters:
         """A request to everybody on the own list, if it is long enough."""
@@ -175,14 +174,15 @@ class Desk:
             if i not in wrote:
                 self.refusals.add(who, f"letter of {who!r}: is missing, though it had accepted")
         reports = {i: letter["lost"].cpu() for i, letter in wrote.items()}
-        able = sum(not bool(report.any()) for report in reports.values())
-        if able >= self.scheme(self.me, 0).needs(int(asked["mask"].sum())):
+        able, n = sum(not bool(report.any()) for report in reports.values()), int(asked["mask"].sum())
+        needs = self.scheme(self.me, 0).needs(n)
+        if able >= needs:
             return {**memory, "asked": {**asked, "verdict": torch.tensor(GO)}}
         left = asked["mask"].clone()
         found = find(reports, left.nonzero()[:, 0].tolist())
         note(found, self.names, self.refusals)
         left[list(found.out)] = False
-        if not self.min_members <= int(left.sum()) < int(asked["mask"].sum()):
+        if needs < n or not self.min_members <= int(left.sum()) < n:
             return {**memory, "asked": {**asked, "verdict": torch.tensor(ABORT)}}
         told = {"verdict": torch.tensor(AGAIN), **self._list(left, asked["sigma"])}
         return {**memory, "asked": {**asked, **told}}
@@ -201,7 +201,9 @@ class Desk:
         for i, ctx in list(self._open(memory, int(memory["wave"]))):
             with self.refusals.by(ctx.requester):
                 if f"answer.{i}" in memory and memory["open"]["go"][i]:
-                    memory = self._answered(memory, ctx)
+                    memory = self._logged(memory, ctx)
+                    diary = self._diary(memory, ctx.requester).answer(ctx)
+                    memory = self._noted(memory, ctx.requester, diary)
                     continue
             memory = self._closed(memory, i, ctx)
         return memory
@@ -250,13 +252,13 @@ class Desk:
         kept = {k: v for k, v in memory.items() if not k.startswith("answer.") and k != "sum"}
         return self._dealt({**kept, "wave": memory["wave"] + 1})
 
-    def _answered(self, memory: Message, ctx: Context) -> Message:
-        """Noted before the answer leaves."""
-        if self.hides:
-            digest = bytes(memory["digest"].tolist())
-            check_unanswered(memory["answered"], ctx, digest)
-            memory = {**memory, "answered": noted_answer(memory["answered"], ctx, digest)}
-        return self._noted(memory, ctx.requester, self._diary(memory, ctx.requester).answer(ctx))
+    def _logged(self, memory: Message, ctx: Context) -> Message:
+        """With the note that the model is part of this sum, before that can come true."""
+        if not self.hides:
+            return memory
+        digest = bytes(memory["digest"].tolist())
+        check_unanswered(memory["answered"], ctx, digest)
+        return {**memory, "answered": noted_answer(memory["answered"], ctx, digest)}
 
     def _awaits(self, memory: Message, word: str) -> bool:
         """Whether the own request is of this wave and not given up."""
@@ -345,9 +347,12 @@ class Desk:
             if f"answer.{i}" in memory:
                 continue
             vec = to_vector(memory["model"])[0] if vec is None else vec
+            scheme, sigma = self._scheme(memory, ctx), ctx.sigma[ctx.place(self.me)]
             with self.refusals.by(self.me):
-                sigma = ctx.sigma[ctx.place(self.me)]
-                shares = self._scheme(memory, ctx).split(vec, sigma, self.me, ctx.members, ctx)
+                shares = scheme.split(vec, sigma, self.me, ctx.members, ctx)
+                # Where others can do without its answer, what it shares is part of the sum already.
+                if scheme.needs(len(ctx.members)) < len(ctx.members):
+                    memory = self._logged(memory, ctx)
                 held = {f"share.{i}.{self.names.index(to)}": share for to, share in shares.items()}
                 memory = {**memory, **held}
         return memory
@@ -367,11 +372,7 @@ class Desk:
 
     def _weights(self, mask: Tensor, sigma: Tensor) -> Tensor:
         """The weights of a list, level enough to be accepted, and if it is long enough to be passed on."""
-        if not self.hides:
-            return sigma
-        own, weights = sigma[mask].tolist(), torch.zeros_like(sigma)
-        weights[mask] = torch.tensor(levelled(own, min(len(own), self.min_members + 1)), dtype=sigma.dtype)
-        return weights
+        return level_weights(mask, sigma, self.min_members + 1) if self.hides else sigma
 
     def _list(self, mask: Tensor, sigma: Tensor) -> Tree:
         return {"mask": mask, "sigma": self._weights(mask, sigma)}
@@ -381,8 +382,8 @@ class Desk:
         return Context(requester, self.round, members, weights, layers_of(memory["model"]))
 
     def _own(self, memory: Message) -> Context:
-        mask = memory["asked"]["mask"]
-        return self._context(memory, self.me, mask, self._weights(mask, memory["asked"]["sigma"]))
+        asked = self._list(memory["asked"]["mask"], memory["asked"]["sigma"])
+        return self._context(memory, self.me, asked["mask"], asked["sigma"])
 
     def _open(self, memory: Message, wave: int | None = None) -> Iterator[tuple[int, Context]]:
         """(place, context) of every request that is open; of one wave or of all."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kinfolk.errors import KinfolkError
 from kinfolk.shares.context import Diary, Visit
+from kinfolk.shares.effective import levelled
 from kinfolk.types import Client, Message, Tree
 
 # What a requester says of its exchange: not at all, go, or the shorter list.
@@ -38,6 +39,17 @@ def request_letter(mask: Tensor, sigma: Tensor) -> Message:
     tensor([0.5000, 0.0000], dtype=torch.float64)
     """
     return {"mask": mask.clone(), "sigma": torch.where(mask, sigma, 0.0)}
+
+
+def level_weights(mask: Tensor, sigma: Tensor, members: int) -> Tensor:
+    """The weights of those on a list, level enough to count for so many members, or for all of fewer.
+
+    >>> level_weights(torch.tensor([True, False, True]), torch.tensor([0.2, 0.9, 0.4]).double(), 3)
+    tensor([0.3000, 0.0000, 0.3000], dtype=torch.float64)
+    """
+    own, weights = sigma[mask].tolist(), torch.zeros_like(sigma)
+    weights[mask] = torch.tensor(levelled(own, min(len(own), members)), dtype=sigma.dtype)
+    return weights
 
 
 def read_request(letter: object, peers: int, sender: str) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,8 @@
 
 Two sums over lists that differ in one member give that member away, whoever asks for them: one requester
 twice, two that work together, or one whose round was undone after the answer had left. So a member notes
-before it answers, and neither a void round nor a resumed run takes the note back. The same exchange may be
+before it answers (or shares, if others can do without its answer), and neither a void round nor a resumed run
+takes the note back. The same exchange may be
 answered again: its sum is the same and tells nothing new.
 
 The log is a tensor of bytes [answers, 72], which travels and is stored like everything else in a memory.

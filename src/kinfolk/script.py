@@ -136,6 +136,15 @@ class Stops(Protocol):
 
 
 @runtime_checkable
+class Chooses(Protocol):
+    """An algorithm whose clients choose among models: before they are scored, they choose anew."""
+
+    def chosen_now(self, state: Any, turn: Turn) -> Script[Any] | None:
+        """What ends in the state to score by, by choices of all clients; None if there is no choice."""
+        ...
+
+
+@runtime_checkable
 class Settles(Protocol):
     """An algorithm that has something to do once the rounds are over, before clients are scored at last."""
 

@@ -177,7 +177,8 @@ class Task:
     reply: Expected = field(default_factory=dict)
     stream: str = "batch"  # names the random stream that shuffles the rows
     light: bool = False  # it does without the network that the clients train, which may be large
-    extra: bool = False  # its training goes beyond a round's own local update: a run's budget pays for it
+    # How often it is asked for in a run beyond the rounds' own local updates: the run's budget pays for it.
+    extra: int = 0
     spares: Plan | None = None  # of an extra task: the local update whose place it takes, which is not extra
     common: bool = False  # the reply depends on the message and on the rows it visits, in order, alone
 

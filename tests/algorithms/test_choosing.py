@@ -15,7 +15,7 @@ from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.errors import KinfolkError
-from kinfolk.script import Ask
+from kinfolk.script import Ask, play
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Facts
 from kinfolk.types import nbytes
@@ -245,3 +245,46 @@ def test_options_out_of_range_are_refused(kind):
         kind(learner, k=9).init(learner.first, CLIENTS, Seed(0))
     with pytest.raises(KinfolkError, match=r"algorithm.server_lr = -1"):
         HypCluster(learner, server_lr=-1)
+
+
+def test_of_several_starts_the_one_of_lowest_training_loss_is_kept():
+    federation = toy.alike()
+    learner = toy.learner("mlp", federation, batch=64)  # whole batches: shuffles do not matter
+    method = IFCA(learner, k=2, restarts=3, restart_rounds=2)
+    clients, seed = federation.clients, Seed(5)
+    turn = Turn(seed, 0, clients)
+    with toy.staged(method, federation) as stage:
+        state = method.init(learner.first, clients, seed)
+        assert not state.begun
+        script = method.best_start(state, clients, turn)
+        found, info = play(script, lambda request: stage.perform(request, turn))
+        trained = stage.ledger.take_trained()
+    losses, ends = [], []
+    for number in range(3):
+        centres = [
+            learner.first if j == 0 else method.another(learner.first, seed, j)
+            for j in range(2 * number, 2 * number + 2)
+        ]
+        for _ in range(2):
+            by = {c: [loss_by_hand(learner, m, federation, c) for m in centres] for c in clients}
+            chosen = {c: int(np.argmin(by[c])) for c in clients}
+            replies = {c: trained_by_hand(learner, centres[chosen[c]], federation, c) for c in clients}
+            for j in range(2):
+                mine = [replies[c] for c in clients if chosen[c] == j]
+                if mine:
+                    centres[j] = {n: torch.stack([m[n] for m in mine]).mean(0) for n in mine[0]}
+        rows = {c: len(training_rows(federation, c)[1]) for c in clients}
+        lowest = {c: min(loss_by_hand(learner, m, federation, c) for m in centres) for c in clients}
+        losses.append(sum(rows[c] * lowest[c] for c in clients) / sum(rows.values()))
+        ends.append(centres)
+    assert info["start_losses"] == pytest.approx(losses, rel=1e-4)
+    best = int(np.argmin(losses))
+    assert info["start"] == best
+    assert best > 0, "or the first start would do as well"
+    for j in range(2):
+        assert message_difference(of(found.centres, j), ends[best][j], 1e-4) == ""
+    assert found.begun
+    assert trained == {"try": 3 * 2 * 96}, "six rounds of everybody: the run's budget pays for them"
+    assert IFCA(learner, k=2).init(learner.first, clients, seed).begun, "one start is no choice"
+    one, other = (m.init(learner.first, clients, seed).centres for m in (IFCA(learner, k=2), method))
+    assert message_difference(one, other, 0) == ""

@@ -258,7 +258,7 @@ def test_progress_tells_the_rounds_that_are_left(tmp_path):
 
 def test_budgets_are_exact():
     budget = Budget(10, Fraction(1, 3))
-    work = trained_by("warm", replace(warm_task(), extra=True), ("client-00",), (), tiny())
+    work = trained_by("warm", replace(warm_task(), extra=1), ("client-00",), (), tiny())
     assert (work.visits, work.extra) == (12, 12)
     with pytest.raises(Spent, match="'warm' takes 36 of the 10 rounds"):
         budget.take(0, work)

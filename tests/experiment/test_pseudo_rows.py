@@ -29,7 +29,7 @@ from kinfolk.federation.own import from_arrays
 from kinfolk.learning.pseudo import probabilities
 from kinfolk.streams import Turn
 
-MDICFL = ("algorithm.name=mdicfl", "algorithm.k=2", "algorithm.samples=4", "run.rounds=2")
+MDICFL = ("algorithm.name=mdicfl", "algorithm.k=2", "algorithm.samples=4", "run.rounds=7")
 FAST = ("algorithm.search_iterations=20", "algorithm.start=warm_kmeans", "algorithm.generator_iterations=20")
 
 

@@ -63,9 +63,12 @@ SPEC = """
 clients = 8
 [model]
 hidden = [8]
+[local]
+epochs = 5
 [run]
-rounds = 2
-"""
+rounds = 3
+"""  # FeSEM's start is as long as a round
+SHORT = SPEC.replace("[local]\nepochs = 5\n", "").replace("rounds = 3", "rounds = 2")
 
 
 @pytest.fixture
@@ -224,7 +227,7 @@ run = "local"
 
 def test_costs_and_pseudo_rows_stand_beside_what_was_obtained(tmp_path, monkeypatch):
     (tmp_path / "reproduce.toml").write_text(CLUSTERS)
-    (tmp_path / "tiny.toml").write_text(SPEC)
+    (tmp_path / "tiny.toml").write_text(SHORT)
     paper, built = load_paper(tmp_path / "reproduce.toml"), []
     make = room.build
     monkeypatch.setattr(room, "build", lambda data, seed: built.append(seed) or make(data, seed))
@@ -358,7 +361,7 @@ reported = "lists below half"
 
 def test_opinions_are_traced_shown_and_gone_on_with(tmp_path, kinfolk):
     (tmp_path / "reproduce.toml").write_text(TINY + TRUST)
-    (tmp_path / "tiny.toml").write_text(SPEC)
+    (tmp_path / "tiny.toml").write_text(SHORT)
     paper = load_paper(tmp_path / "reproduce.toml")
     assert rounds_of(paper, 3, tmp_path, False, []) == 3 * 2 * 2 + 2 * 2
     only = paper.only(["opinions"])
@@ -410,4 +413,4 @@ def test_a_run_that_has_not_finished_does_not_count(paper, tmp_path, monkeypatch
             late.unlink()
         sheet_figure(load_sheets(tmp_path / "out")[0], tmp_path / "figure.svg")
     rows = len(sheet.facts["rows"])
-    assert drawn[-rows:] == drawn[:rows] == [3] * rows
+    assert drawn[-rows:] == drawn[:rows] == [3, 4], "two rounds after a start, and three"

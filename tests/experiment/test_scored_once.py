@@ -31,7 +31,7 @@ def asked(monkeypatch):
 METHODS = {
     "fedavg": ([], {"centre": 2}),
     "fedavg_tuned": ([], {"centre": 2, "fine-tuned": 6}),
-    "fesem": (["algorithm.k=3"], {"personal": 6, "fine-tuned": 6}),
+    "fesem": (["algorithm.k=3", "algorithm.warm_epochs=1"], {"personal": 6, "fine-tuned": 6}),
     "ifca": (["algorithm.k=2"], {}),
     "local": ([], {"personal": 6}),
     "slfed": (["algorithm.images=noise", "algorithm.images_count=20"], {"centre": 6, "personal": 6}),
@@ -65,7 +65,7 @@ def test_rows_of_ones_own_are_scored_by_everyone(tmp_path, asked):
 
 @pytest.mark.parametrize("engine", ["batched", "workers", "wire"])
 def test_every_engine_scores_once(engine, tmp_path, asked):
-    changes = ["algorithm.name=fesem", "algorithm.k=2", "data.test=group", "run.rounds=1"]
+    changes = ["algorithm.name=fesem", "algorithm.k=2", "data.test=group", "run.rounds=6"]
     go(tmp_path / "loop", *changes)
     alone = dict(asked)
     go(tmp_path / "engine", *changes, f"engine.name={engine}", "engine.processes=2")

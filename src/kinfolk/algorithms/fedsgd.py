@@ -1,7 +1,8 @@
 """FedSGD: one gradient per client and round, over all of its rows; the server takes the step.
 
 McMahan et al., AISTATS 2017, section 2. The gradient is summed over batches, so a client's rows need
-not fit into one; with BatchNorm each batch is normalised by its own statistics.
+not fit into one; with BatchNorm each batch is normalised by its own statistics. `local.clip` limits the
+whole gradient of a client; momentum, weight decay and Adam are the server's, whose step it is.
 """
 
 from __future__ import annotations
@@ -11,14 +12,22 @@ from dataclasses import dataclass, replace
 import torch
 
 from kinfolk.algorithms import one_model
-from kinfolk.algorithms.one_model import State
 from kinfolk.fold import Mean, Weights
 from kinfolk.learning.learner import Learner
-from kinfolk.learning.optim import SumGradients
+from kinfolk.learning.optim import SumGradients, clip
 from kinfolk.script import Script, fold
-from kinfolk.streams import Turn
+from kinfolk.streams import Seed, Turn
 from kinfolk.task import Carry, Facts, Fit, Table, Task
 from kinfolk.types import Client, Message, Tree
+
+
+@dataclass(frozen=True)
+class State:
+    """The common model, and what the server's optimiser keeps from step to step."""
+
+    model: Tree  # w
+    moments: Tree  # "<part>/<parameter>": a velocity, or Adam's two moments
+    steps: int  # that were taken
 
 
 @dataclass(frozen=True)
@@ -28,19 +37,28 @@ class FedSGD:
     learner: Learner
     weights: Weights = "size"  # n_i / n, or the same for every client
 
-    init, serve, scored = one_model.init, one_model.serve, one_model.scored
+    serve, scored = one_model.serve, one_model.scored
+
+    def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
+        """The common initial model, at rest."""
+        return State(first, joined(self.learner.optimiser.init(self.learner.params(first))), 0)
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
-        """w <- w - lr sum_i (n_i / n) g_i; buffers become their mean."""
+        """w <- w - lr sum_i (n_i / n) g_i, or what the optimiser makes of that; buffers become their mean."""
         w, lr = state.model, self.learner.descent().rate(turn.round)
         still: Tree = {n: torch.zeros_like(t) if n in self.learner.names else t for n, t in w.items()}
         g = yield from fold(Mean("gradient", still, self.weights), "gradient", cohort, shared={"model": w})
-        return State({n: w[n] - lr * g[n] if n in self.learner.names else g[n] for n in w}), {}
+        if g is still:  # nobody answered: no step, which momentum and weight decay would take all the same
+            return state, {}
+        moved, moments = self.learner.optimiser.update(
+            self.learner.params(w), self.learner.params(g), parted(state.moments), state.steps, lr, 1
+        )
+        return State({n: moved.get(n, g[n]) for n in w}, joined(moments), state.steps + 1), {}
 
     def tasks(self) -> Table:
         """The gradient of the mean loss over all rows, with the buffers as they are afterwards."""
         plan = replace(self.learner.plan, epochs=1, steps=0, shuffle=False, drop_last=False)
-        summed = replace(self.learner.descent(), optimiser=SumGradients())
+        summed = replace(self.learner.descent(), optimiser=SumGradients(), clip=0.0)
         return {
             "gradient": Task(
                 self.start, self.finish, (Fit((summed,), plan),), {"gradient": self.learner.first}
@@ -54,6 +72,29 @@ class FedSGD:
         return {"model": message["model"], "rows": (facts.rows - skipped).clamp(min=1)}
 
     def finish(self, carry: Carry) -> tuple[Message, None]:
-        """g_i = (1 / n_i) sum over rows of the row's gradient."""
-        total, model = carry["optimiser.0.sum"], carry["model"]
-        return {"gradient": {n: total[n] / carry["rows"] if n in total else model[n] for n in model}}, None
+        """g_i = (1 / n_i) sum over rows of the row's gradient, as long as `clip` allows."""
+        g = {n: total / carry["rows"] for n, total in carry["optimiser.0.sum"].items()}
+        g = clip(g, self.learner.clip) if self.learner.clip else g
+        return {"gradient": {**carry["model"], **g}}, None
+
+
+def joined(moments: Message) -> Tree:
+    """An optimiser's state as one tree.
+
+    >>> joined({"velocity": {"w": torch.zeros(1)}})
+    {'velocity/w': tensor([0.])}
+    """
+    return {f"{part}/{name}": t for part, tree in moments.items() for name, t in tree.items()}
+
+
+def parted(moments: Tree) -> Message:
+    """The optimiser's state behind `joined`.
+
+    >>> parted({"velocity/w": torch.zeros(1)})
+    {'velocity': {'w': tensor([0.])}}
+    """
+    out: dict[str, Tree] = {}
+    for path, t in moments.items():
+        part, _, name = path.partition("/")
+        out.setdefault(part, {})[name] = t
+    return dict(out)

@@ -221,7 +221,7 @@ class FeSEMMA:
 
         fit = Fit((descent,), replace(self.learner.plan, epochs=self.retrain_epochs, steps=0))
         task = self.learner.train(finish=finish, reply={"model": first})
-        return replace(task, passes=(fit,), stream=f"retrain.{layer}", extra=True)
+        return replace(task, passes=(fit,), stream=f"retrain.{layer}", extra=1)
 
     def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
         """The centre of the client's group, and how strongly it pulls."""

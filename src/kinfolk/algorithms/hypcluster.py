@@ -15,7 +15,15 @@ from torch import Tensor
 
 from kinfolk.algorithms import many_models
 from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
-from kinfolk.algorithms.lowest_loss import choices, choose_and_train, enough_clients, training_loss, where
+from kinfolk.algorithms.lowest_loss import (
+    choices,
+    choose_and_train,
+    choose_anew,
+    choose_task,
+    enough_clients,
+    training_loss,
+    where,
+)
 from kinfolk.algorithms.many_models import copies
 from kinfolk.errors import at_least
 from kinfolk.learning.learner import Learner
@@ -98,12 +106,17 @@ class HypCluster:
         centres = {name: torch.stack([m[name] for m in models]) for name in state.centres}
         return replace(state, centres=centres, spread=True)
 
+    def chosen_now(self, state: State, turn: Turn) -> Script[State] | None:
+        """Everyone chooses among the models as they are now, for scores; not while they are one."""
+        return choose_anew(state, state.models, turn) if self.k > 1 and state.spread else None
+
     def tasks(self) -> Table:
-        """Train the one model; say how well a model fits; choose and train."""
+        """Train the one model; say how well a model fits; choose and train; choose alone."""
         return {
-            "train": replace(self.learner.train(), extra=True),
+            "train": replace(self.learner.train(), extra=1),
             "loss": training_loss(self.learner),
             "update": choose_and_train(self.learner, self.k),
+            "choose": choose_task(self.learner, self.k),
         }
 
     def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:

@@ -2,26 +2,45 @@
 
 Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning. NeurIPS 2020,
 Algorithm 1 with model averaging. Clients choose by their training rows, never by their test rows.
+From a bad start groups never part; the authors try several and keep the one of lowest training loss.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kinfolk.algorithms import many_models
 from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
-from kinfolk.algorithms.lowest_loss import choices, choose_and_train, enough_clients, where
-from kinfolk.algorithms.many_models import State
+from kinfolk.algorithms.lowest_loss import (
+    choices,
+    choose_and_train,
+    choose_anew,
+    choose_task,
+    enough_clients,
+    lowest_loss_task,
+    where,
+)
 from kinfolk.errors import at_least
 from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
-from kinfolk.script import Script, fold
+from kinfolk.script import Request, Script, ask, fold
 from kinfolk.streams import Seed, Turn
-from kinfolk.task import Table
+from kinfolk.task import Info, Table, Task
 from kinfolk.types import Client, Tree
+
+Stepped = Generator[Request, Any, tuple[Tree, dict[Client, int]]]
+
+
+@dataclass(frozen=True)
+class State(many_models.State):
+    """Models and choices, and whether a start was picked."""
+
+    begun: bool
 
 
 @dataclass(frozen=True)
@@ -34,9 +53,12 @@ class IFCA:
     # What stands for a group: "mean" sums as replies come; "trimmed" and "median" hold the cohort's models.
     mean: Centre = "mean"
     trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
+    restarts: int = 1  # starts that the first cohort tries; 1: the first as it is
+    restart_rounds: int = 3  # rounds that each is tried for; all of them are taken off the run's
 
     def __post_init__(self) -> None:
-        at_least("algorithm.k", self.k, 1)
+        for name in ("k", "restarts", "restart_rounds"):
+            at_least(f"algorithm.{name}", getattr(self, name), 1)
         check_trim("algorithm.trim", self.trim)
 
     serve, scored, groups = many_models.serve, many_models.scored, many_models.groups
@@ -44,9 +66,14 @@ class IFCA:
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """K different models: alike ones would all be the best, and nobody would ever part."""
         enough_clients(self.k, clients)
-        starts = [first, *(self.another(first, seed, j) for j in range(1, self.k))]
-        centres = {name: torch.stack([start[name] for start in starts]) for name in first}
-        return State(centres, torch.zeros(len(clients), dtype=torch.int64), tuple(clients))
+        nobody_chose = torch.zeros(len(clients), dtype=torch.int64)
+        return State(self.start(first, seed, 0), nobody_chose, tuple(clients), self.restarts == 1)
+
+    def start(self, first: Tree, seed: Seed, number: int) -> Tree:
+        """K different models; the very first of all is the common initial model."""
+        drawn = range(number * self.k, (number + 1) * self.k)
+        models = [self.another(first, seed, j) if j else first for j in drawn]
+        return {name: torch.stack([model[name] for model in models]) for name in first}
 
     def another(self, first: Tree, seed: Seed, j: int) -> Tree:
         """A model like the first: weights are drawn anew, biases, scales and buffers are kept.
@@ -65,11 +92,44 @@ class IFCA:
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """s_i = argmin_j F_i(c_j); c_j <- mean of w_i over s_i = j, with w_i trained from c_j."""
-        by = group_fold(self.mean, self.trim, "model", state.centres, self.weights, choices)
-        shared = {"models": state.centres}
-        centres, member, _ = yield from fold(by, "update", cohort, shared=shared)
-        return State(centres, state.moved(list(member), where(member)), state.clients), {}
+        info: Info = {}
+        if not state.begun:
+            state, info = yield from self.best_start(state, cohort, turn)
+        centres, member = yield from self.step("update", state.centres, cohort)
+        return replace(state, centres=centres, member=state.moved(list(member), where(member))), info
+
+    def step(self, task: str, centres: Tree, cohort: Sequence[Client]) -> Stepped:
+        """(models after the step, what each client chose)."""
+        by = group_fold(self.mean, self.trim, "model", centres, self.weights, choices)
+        centres, member, _ = yield from fold(by, task, cohort, shared={"models": centres})
+        return centres, member
+
+    def best_start(self, state: State, cohort: Sequence[Client], turn: Turn) -> Script[State]:
+        """The start that has the lowest training loss after some rounds, sum_i (n_i / n) min_j F_i(c_j)."""
+        first = {name: t[0] for name, t in state.centres.items()}
+        tried: list[tuple[float, Tree]] = []
+        for number in range(self.restarts):
+            centres = self.start(first, turn.seed, number)
+            for _ in range(self.restart_rounds):
+                centres, _ = yield from self.step("try", centres, cohort)
+            got = yield from ask("fit", cohort, shared={"models": centres})
+            if not got.clients:  # another round will have replies
+                return state, {}
+            share = got.size.double() / got.size.sum()
+            tried.append((float((share * got.tensor("loss").double().cpu()).sum()), centres))
+        losses = [loss for loss, _ in tried]
+        best = losses.index(min(losses))
+        return replace(state, centres=tried[best][1], begun=True), {"start": best, "start_losses": losses}
+
+    def chosen_now(self, state: State, turn: Turn) -> Script[State] | None:
+        """s_i = argmin_j F_i(c_j) of all clients, for scores: a round asks its cohort, and trains after."""
+        return choose_anew(state, state, turn) if self.k > 1 else None
 
     def tasks(self) -> Table:
-        """Choose and train."""
-        return {"update": choose_and_train(self.learner, self.k)}
+        """Choose and train; choose alone; of several starts, try one and say how well it fits."""
+        update = choose_and_train(self.learner, self.k)
+        table: dict[str, Task] = {"update": update, "choose": choose_task(self.learner, self.k)}
+        if self.restarts > 1:
+            table["try"] = replace(update, stream="try", extra=self.restarts * self.restart_rounds)
+            table["fit"] = lowest_loss_task(self.learner, self.k)
+        return table

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from kinfolk.algorithms.many_models import State
 from kinfolk.errors import KinfolkError
 from kinfolk.learning.learner import Learner, received_model
 from kinfolk.learning.norm import row_weights
+from kinfolk.script import Script, ask
+from kinfolk.streams import Turn
 from kinfolk.task import Batch, Carry, Facts, Fit, Plan, Real, Sweep, Task, Whole
 from kinfolk.types import Message, Stack, Tree
 
 WORST = 1e17
+S = TypeVar("S")
 
 
 def enough_clients(k: int, clients: Sequence[str]) -> None:
@@ -42,6 +47,39 @@ def summed_loss(learner: Learner, model: Tree, batch: Batch) -> Tensor:
     with row_weights(batch.weight):
         out = learner.apply(model, batch.x)
     return batch.sum(learner.loss.row_loss(out, batch.y))
+
+
+def choose_task(learner: Learner, k: int) -> Task:
+    """A task: j = argmin over K models of F_i(c_j), the mean loss on the client's training rows; reply j."""
+    task = choose_and_train(learner, k)
+
+    def finish(carry: Carry) -> tuple[Message, None]:
+        return {"choice": carry["choice"]}, None
+
+    return replace(task, finish=finish, passes=task.passes[:1], reply={"choice": Whole(0, k)})
+
+
+def lowest_loss_task(learner: Learner, k: int) -> Task:
+    """A task: min over K models of F_i(c_j)."""
+    task = choose_and_train(learner, k)
+
+    def start(message: Message, memory: Message, facts: Facts) -> Carry:
+        return {**task.start(message, memory, facts), "rows": facts.rows}
+
+    def compare(carry: Carry, batch: Batch) -> Carry:
+        return {**task.passes[0].step(carry, batch), "rows": carry["rows"]}  # type: ignore[union-attr]
+
+    def finish(carry: Carry) -> tuple[Message, None]:
+        lowest = carry["losses"].nan_to_num(nan=torch.inf).min() / carry["rows"]
+        return {"loss": lowest.clamp(max=WORST)}, None
+
+    return Task(start, finish, (Sweep(compare, _once(learner)),), {"loss": Real()})
+
+
+def choose_anew(state: S, models: State, turn: Turn) -> Script[S]:
+    """Everyone chooses among the models as they are now; who does not answer stays where it was."""
+    got = yield from ask("choose", turn.clients, shared={"models": models.centres})
+    return replace(state, member=models.moved(got.clients, choices(got).cpu())), {}  # type: ignore[type-var]
 
 
 def choose_and_train(learner: Learner, k: int) -> Task:

@@ -118,7 +118,7 @@ class Robust:
         alone = self.learner.train()
         return {
             "alone": replace(
-                alone, passes=(Fit((self.learner.descent(),), plan),), extra=True, spares=self.learner.plan
+                alone, passes=(Fit((self.learner.descent(),), plan),), extra=1, spares=self.learner.plan
             ),
             "update": self.learner.train(),
         }

@@ -36,7 +36,7 @@ GroupFold = Callable[[str, Tree, Weights, Any], Fold[tuple[Tree, dict[Client, in
 def warm_task(learner: Learner, epochs: int) -> Task:
     """A task: train the received model for so many epochs, in an order of rows of its own."""
     plan = replace(learner.plan, epochs=epochs, steps=0)
-    return replace(learner.train(), passes=(Fit((learner.descent(),), plan),), stream="warm", extra=True)
+    return replace(learner.train(), passes=(Fit((learner.descent(),), plan),), stream="warm", extra=1)
 
 
 def without_head(learner: Learner) -> tuple[str, ...]:

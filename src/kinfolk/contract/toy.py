@@ -248,7 +248,7 @@ def spec_of(algorithm: Algorithm[Any], settings: Mapping[str, Any]) -> Experimen
     kind: type[Any] = type(algorithm)
     options = {f.name: getattr(algorithm, f.name) for f in fields(kind) if f.init and f.name != "learner"}
     return Experiment(
-        local=LocalSpec(batch=8, lr=0.05),
+        local=LocalSpec(batch=8, lr=0.05, momentum=0.9, weight_decay=1e-3),  # as `learner` has it
         algorithm=AlgorithmSpec(f"{kind.__module__}:{kind.__qualname__}", options),
         engine=EngineSpec("loop", "cpu"),
         run=RunSpec(**settings),

@@ -93,7 +93,7 @@ def too_short(budget: Budget, spent: Spent) -> KinfolkError:
 
 
 def head_start(parts: Parts) -> int:
-    """Rounds worth as much as what an algorithm trains beyond them, each such task done once by everyone.
+    """Rounds worth as much as what an algorithm trains beyond them, were everyone asked for all of it.
 
     >>> from kinfolk.experiment.build import build_parts
     >>> from kinfolk.experiment.sections import AlgorithmSpec, Experiment
@@ -102,5 +102,5 @@ def head_start(parts: Parts) -> int:
     """
     tasks = {n: task for n, task in parts.algorithm.tasks().items() if isinstance(task, Task)}
     clients, federation = parts.federation.clients, parts.federation
-    extra = sum(trained_by(name, task, clients, (), federation).extra for name, task in tasks.items())
+    extra = sum(t.extra * trained_by(name, t, clients, (), federation).extra for name, t in tasks.items())
     return math.ceil(Budget.of(parts).worth(extra))

@@ -102,6 +102,7 @@ def _learner(
         lr=local.lr,
         decay=local.decay,
         clip=local.clip,
+        tune_lr=local.tune_lr,
         score_split=spec.run.split,
         half=spec.engine.precision == "bf16",
     )

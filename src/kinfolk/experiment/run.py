@@ -19,6 +19,7 @@ from kinfolk.experiment.budget import Budget, Spent, too_short
 from kinfolk.experiment.build import Network, Parts, build_parts
 from kinfolk.experiment.checkpoint import Loaded, load_latest, save
 from kinfolk.experiment.choice import chosen, kept, work
+from kinfolk.experiment.choosing import choose_now, with_choices
 from kinfolk.experiment.cohort import sample
 from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.describe import description
@@ -27,7 +28,7 @@ from kinfolk.experiment.ranks import follow, memories_of, table_of
 from kinfolk.experiment.record import Records, read_rounds, write_json, write_text
 from kinfolk.experiment.score import reached, score_everyone, score_groups
 from kinfolk.experiment.sections import Experiment
-from kinfolk.experiment.settled import settled, unsettled
+from kinfolk.experiment.settled import settle, unsettle
 from kinfolk.experiment.spec import dump, run_id
 from kinfolk.experiment.state import from_message, memories_from_message, memories_to_message, to_message
 from kinfolk.federation.federation import Federation
@@ -141,6 +142,8 @@ class Running:
         self.done = self.saved = 0
         self.voids = 0
         self.summary: dict[str, Any] = {}
+        self.served: Any = None  # by what clients were scored last
+        self.unheard = set(self.clients)  # who has had no part in any round
 
     def _here(self, message: Message) -> Message:
         return map_leaves(lambda t: t.to(self.choice.device), message)
@@ -159,12 +162,14 @@ class Running:
         self._score_the_end()
         if self.saved != self.done:  # the end came between two checkpoints
             self._save()
-        self._settle()
+        settle(self)
         tell_spending(self.algorithm, self.state, self.records, self.done)
         self.describe("finished", reason)
         self.watch("end", {"reason": reason, "folder": self.folder})
+        if self.served is None:  # a run that had ended before
+            self.served, _ = self._chosen()
         held = self.memories.everyones()
-        return Result(self.folder, self.parts.title, self.done, reason, self.summary, self.state, held)
+        return Result(self.folder, self.parts.title, self.done, reason, self.summary, self.served, held)
 
     def announce(self) -> None:
         """Tell which engine it is."""
@@ -192,10 +197,11 @@ class Running:
             self._void(answered, len(cohort))
         else:
             self.state, self.voids = after, 0
+            self.unheard -= self.stage.answered
         self.done += 1
         facts = {"cohort": len(cohort), "answered": answered, "void": void, "info": info}
-        truth = self.parts.federation.truth
-        groups = score_groups(self.algorithm, before, self.state, cohort, turn, truth, self.attackers)
+        facts["unheard"] = len(self.unheard)
+        groups = self.groups(before, self.state, cohort)
         if groups:
             facts["groups"] = groups
         if self.budget.extra > extra:
@@ -213,7 +219,7 @@ class Running:
         """A round asks for more than is left: it is not played, and the run ends before it."""
         self.memories.undo()
         self.budget.extra = extra
-        self._spent()
+        self.spent()
         if not self.done:
             error = too_short(self.budget, spent)
             self.describe("stopped", str(error))
@@ -224,7 +230,8 @@ class Running:
         """Score everybody if the last round was not known to be it."""
         line = read_rounds(self.folder)[-1]
         if "summary" not in line:
-            self._score()
+            chosen = self.score()
+            line = with_choices(line, chosen, self.groups(self.state, self.served, self.clients))
             self.records.amend_round(self.done, {**line, "summary": self.summary})
             self.saved = -1
 
@@ -241,7 +248,8 @@ class Running:
         self.stage.ledger.add_seconds("server", time.perf_counter() - began - waited)
         return found
 
-    def _closing(self) -> Script[Any] | None:
+    def closing(self) -> Script[Any] | None:
+        """What the algorithm has to say last, if it has."""
         if not isinstance(self.algorithm, Settles):
             return None
         return self.algorithm.last_word(self.state, self._turn())
@@ -251,36 +259,13 @@ class Running:
 
         It is not saved: more rounds go on from what was before, and it comes to the same when repeated.
         """
-        script = self._closing()
+        script = self.closing()
         if script is None:
             return None
         self.memories.mark()
         self.state, info = self._played(script, self._turn())
         self.memories.undo()
         return info
-
-    def _settle(self) -> None:
-        """The last round's line and scores by the algorithm's last word."""
-        before, turn = self.state, self._turn()
-        if self._closing() is None:
-            return
-        self._spent()  # the last checkpoint's, as in runs that do not settle
-        info = self.last_word()
-        truth = self.parts.federation.truth
-        groups = score_groups(self.algorithm, before, self.state, self.clients, turn, truth, self.attackers)
-        spent = self._spent()
-        self._score()
-        found = {"answered": len(self.stage.answered), "info": info}
-        facts = settled(read_rounds(self.folder)[-1], found, groups, self.summary, *spent)
-        self.records.amend_round(self.done, facts)
-        self.watch("round", {**facts, "rounds": self.done, "memories": self.memories})
-
-    def _unsettle(self) -> None:
-        """The last round's line and scores as they are in a run that goes on."""
-        line = unsettled(read_rounds(self.folder)[-1])
-        if "summary" in line:
-            self._score()
-        self.records.amend_round(self.done, line)
 
     def _void(self, answered: int, asked: int) -> None:
         """Too few usable replies: models and memories stay as they were."""
@@ -296,16 +281,17 @@ class Running:
                 "run", str(self.folder), f"{remedy} (a smaller local.lr helps if models diverged)"
             )
 
-    def _spent(self) -> tuple[dict[str, Any], dict[str, float], dict[str, int]]:
+    def spent(self) -> tuple[dict[str, Any], dict[str, float], dict[str, int]]:
         """Bytes, seconds and rows trained since the last call."""
         return *self.stage.ledger.take(), self.stage.ledger.take_trained()
 
     def record(self, facts: dict[str, Any], evaluate: bool) -> dict[str, Any]:
         """Write down where the run stands, with everybody's scores if that is wanted."""
         if evaluate:
-            self._score()
-            facts = {**facts, "summary": self.summary}
-        sent, seconds, trained = self._spent()
+            chosen = self.score()
+            now = self.groups(self.state, self.served, self.clients)
+            facts = {**with_choices(facts, chosen, now), "summary": self.summary}
+        sent, seconds, trained = self.spent()
         for name, spent in (("bytes", sent), ("trained", trained)):
             facts[name] = {kind: much for kind, much in spent.items() if not kind.startswith("score.")}
         self.records.append_round(self.done, {**facts, "seconds": seconds})
@@ -321,13 +307,24 @@ class Running:
         told = {"round": self.done, "rounds": self.done + left, "memories": self.memories}
         self.watch("round", {**told, "summary": self.summary, **facts})
 
-    def _score(self) -> None:
+    def score(self) -> dict[str, Any]:
+        """Score everybody, by choices made now where clients choose; what that took."""
         run, turn = self.spec.run, self._turn()
+        self.served, chosen = self._chosen()
         rows = self.parts.federation.splits[run.split]
         columns, self.summary = score_everyone(
-            self.algorithm, self.state, self.stage, turn, run.split, self.attackers, run.models, rows
+            self.algorithm, self.served, self.stage, turn, run.split, self.attackers, run.models, rows
         )
         self.records.write_scores(self.done, columns)
+        return chosen
+
+    def _chosen(self) -> tuple[Any, dict[str, Any]]:
+        return choose_now(self.algorithm, self.state, self.stage, self.memories, self._turn())
+
+    def groups(self, before: Any, after: Any, who: tuple[Client, ...]) -> dict[str, Any]:
+        """How the groups agree with the known ones, and how many of `who` have switched."""
+        truth = self.parts.federation.truth
+        return score_groups(self.algorithm, before, after, who, self._turn(), truth, self.attackers)
 
     def _end(self) -> str:
         """Why the run is over; empty to go on."""
@@ -361,6 +358,7 @@ class Running:
             "state": plain,
             "voids": self.voids,
             "extra": self.budget.extra,
+            "unheard": [i for i, c in enumerate(self.clients) if c in self.unheard],
             "summary": self.summary,
             "federation": self.parts.federation.fingerprint(),
         }
@@ -377,6 +375,7 @@ class Running:
         self.done = self.saved = loaded.number
         self.voids, self.summary = loaded.facts["voids"], loaded.facts["summary"]
         self.budget.extra = loaded.facts.get("extra", 0)
+        self.unheard = {self.clients[i] for i in loaded.facts.get("unheard", ())}
 
     def _restore(self) -> bool:
         """Go back to the newest sound checkpoint; whatever was recorded after it is forgotten."""
@@ -392,6 +391,6 @@ class Running:
         write_text(self.folder / "spec.toml", dump(self.spec))
         self.records.audit("resume", round=self.done, engine=self.stage.engine.note)
         self.watch("resume", {"round": self.done, "memories": self.memories})
-        if self._closing() is not None and not self._end():
-            self._unsettle()
+        if self.closing() is not None and not self._end():
+            unsettle(self)
         return True

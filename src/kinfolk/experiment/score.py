@@ -20,6 +20,7 @@ from kinfolk.task import Task
 from kinfolk.types import Client, Each, Message, Stack, map_leaves
 
 Columns = dict[str, list[Any]]
+Groupings = dict[str, Any]
 
 
 def score_everyone(
@@ -112,7 +113,7 @@ def score_groups(
     turn: Turn,
     truth: Tensor | None,
     without: Container[Client] = (),
-) -> dict[str, Any]:
+) -> Groupings:
     """Cluster sizes, how many of the cohort switched, and agreement with the truth where it is known.
 
     Sizes count everyone; agreement is about all but those of `without`.
@@ -121,7 +122,7 @@ def score_groups(
         return {}
     old, new = algorithm.groups(before).tolist(), algorithm.groups(after).tolist()
     was, now = (dict(zip(turn.clients, labels, strict=True)) for labels in (old, new))
-    found: dict[str, Any] = {"sizes": sizes(new), "switch": switch_fraction(was, now, cohort)}
+    found: Groupings = {"sizes": sizes(new), "switch": switch_fraction(was, now, cohort)}
     kept = [i for i, c in enumerate(turn.clients) if c not in without]
     return found if truth is None else found | agreement([new[i] for i in kept], truth[kept])
 

@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from kinfolk.experiment.record import read_rounds
+
+if TYPE_CHECKING:
+    from kinfolk.experiment.run import Running
 
 Facts = dict[str, Any]
 
 # What settling changes, and what it adds to.
 _CHANGED, _SPENT, _OURS = ("summary", "groups"), ("bytes", "seconds", "trained"), "settle."
+
+
+def settle(run: Running) -> None:
+    """Write the last round's line and scores anew, by the algorithm's last word."""
+    before = run.state
+    if run.closing() is None:
+        return
+    run.spent()  # the last checkpoint's, as in runs that do not settle
+    info = run.last_word()
+    found = {"answered": len(run.stage.answered), "info": info}
+    groups = run.groups(before, run.state, run.clients)
+    spent = run.spent()
+    run.score()
+    facts = settled(read_rounds(run.folder)[-1], found, groups, run.summary, *spent)
+    run.records.amend_round(run.done, facts)
+    run.watch("round", {**facts, "rounds": run.done, "memories": run.memories})
+
+
+def unsettle(run: Running) -> None:
+    """Write the last round's line and scores as they are in a run that goes on."""
+    line = unsettled(read_rounds(run.folder)[-1])
+    if "summary" in line:
+        run.score()
+    run.records.amend_round(run.done, line)
 
 
 def settled(

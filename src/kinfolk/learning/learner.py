@@ -61,6 +61,7 @@ class Learner:
     lr: float = 0.1
     decay: float = 1.0
     clip: float = 0.0
+    tune_lr: float = 0.0  # the learning rate of fine-tuning; 0: that of the round
     score_split: str = "test"
     score_batch: int = 256
     half: bool = False  # products in bfloat16; parameters, gradients, norms and losses stay float32
@@ -178,9 +179,10 @@ class Learner:
         return Task(start, finish, (Fit((self.descent(objective),), self.plan),), expected)
 
     def tuning(self, epochs: int) -> Fit:
-        """Some plain epochs on the client's own rows."""
-        plan = replace(self.plan, epochs=epochs, steps=0)
-        return Fit((self.descent(),), plan)
+        """Some plain epochs on the client's own rows, at a rate of their own if there is one."""
+        plan, descent = replace(self.plan, epochs=epochs, steps=0), self.descent()
+        own = replace(descent, lr=self.tune_lr, decay=1.0) if self.tune_lr else descent
+        return Fit((own,), plan)
 
     def score(
         self,

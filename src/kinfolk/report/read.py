@@ -309,6 +309,19 @@ def shown(value: float, score: str, deviation: float = math.nan, unit: bool = Fa
     return mean if math.isnan(deviation) else f"{mean} ± {text[1]}"
 
 
+def human_bytes(count: float) -> str:
+    """A number of bytes in the unit that suits it; 1 kB is 1000 bytes.
+
+    >>> human_bytes(512), human_bytes(1500), human_bytes(999_999), human_bytes(2.5e9)
+    ('512 B', '1.5 kB', '1 MB', '2.5 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} PB"
+
+
 def history(run: Run, model: str, score: str, over: str = "macro") -> pd.Series:
     """One number over all clients for each evaluated round, by round.
 

@@ -24,6 +24,7 @@ from kinfolk.report.read import (
     check_score,
     epochs_per_client,
     extra_rounds,
+    human_bytes,
     is_training,
     last,
     overview,
@@ -39,19 +40,6 @@ _COST_HEADS = ("vs\nbest", "MB per\nclient,\nround", "s per\nround", "rounds", "
 CLEAR = 2.0
 # What may differ between runs that are compared.
 _FREE = ("algorithm.", "engine.", "run.seed", "run.checkpoint_every")
-
-
-def human_bytes(count: float) -> str:
-    """A number of bytes in the unit that suits it; 1 kB is 1000 bytes.
-
-    >>> human_bytes(512), human_bytes(1500), human_bytes(999_999), human_bytes(2.5e9)
-    ('512 B', '1.5 kB', '1 MB', '2.5 GB')
-    """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} PB"
 
 
 def comparison_frame(runs: Iterable[Run], score: str | None = None, over: str = "macro") -> pd.DataFrame:
@@ -121,18 +109,16 @@ def _compared(
         row |= {name: float(np.mean(values)) if values else math.nan, f"{name}_std": sample_std(values)}
     facts = [fact for run in runs for fact in run.rounds]
     sent = sum(sum(ways.values()) for kind, ways in _parts(facts, "bytes") if is_training(kind))
+    # Of choices before scoring the last counts: without it nobody could be served.
+    chosen = [(run.rounds[-1].get("chosen") or {}) if run.rounds else {} for run in runs]
+    sent += sum(sum(ways.values()) for _, ways in _parts(chosen, "bytes"))
     spent = sum(map(training_seconds, facts))
     asked = sum(fact.get("cohort") or 0 for fact in facts)
     row["bytes_per_client_round"] = sent / asked if asked else math.nan
-    row |= {"extra_rounds": mean(map(extra_rounds, runs)), "epochs": mean(map(epochs_per_client, runs))}
+    for name, number in (("extra_rounds", extra_rounds), ("epochs", epochs_per_client)):
+        row[name] = float(np.mean([number(run) for run in runs]))
     row["seconds_per_round"] = spent / len(facts) if facts else math.nan
     return row
-
-
-def mean(values: Iterable[float]) -> float:
-    """The mean of some numbers; NaN if there are none."""
-    found = list(values)
-    return float(np.mean(found)) if found else math.nan
 
 
 def _parts(facts: Iterable[Mapping[str, Any]], name: str) -> list[tuple[str, Any]]:
@@ -379,12 +365,25 @@ def _groups(run: Run) -> list[RenderableType]:
     said = [f"{word} {facts[key]:.2f}" for key, word in words.items() if facts.get(key) is not None]
     sizes = ", ".join(f"{group}: {number}" for group, number in (facts.get("sizes") or {}).items())
     said += [f"clients per group {sizes}"] if sizes else []
-    return [Text(f"Groups after round {told[-1]['round']}: {'; '.join(said)}")]
+    return [Text(f"Groups after round {told[-1]['round']}: {'; '.join(said)}"), *_choices(told[-1])]
+
+
+def _choices(fact: Mapping[str, Any]) -> list[RenderableType]:
+    """What choosing anew before scoring took, and how many it moved."""
+    chosen = fact.get("chosen")
+    if not chosen:
+        return []
+    sent = human_bytes(sum(sum(ways.values()) for _, ways in _parts([chosen], "bytes")))
+    text = (
+        f"Before scores {chosen['answered']} clients chose anew ({sent}): {chosen['switch']:.0%} of all moved"
+    )
+    return [Text(text)]
 
 
 def _amiss(run: Run) -> Text:
-    """How often a reply was rejected or a client absent, and how many clients that befell."""
-    said = []
+    """Who had no part; how often a reply was rejected or a client absent, and how many that befell."""
+    unheard = run.rounds[-1].get("unheard") if run.rounds else 0
+    said = [f"{unheard} clients had no part in any round"] if unheard else []
     for event in ("rejected", "silent", "absent", "unreadable"):
         lines = [line for line in run.audit if line.get("event") == event]
         if lines:

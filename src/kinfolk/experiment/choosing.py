@@ -1,0 +1,49 @@
+"""Clients who choose among models choose anew before they are scored, those who were never asked as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kinfolk.engines.memory import Memories
+from kinfolk.engines.stage import Ledger, Stage
+from kinfolk.experiment.score import Groupings
+from kinfolk.script import Algorithm, Chooses, play
+from kinfolk.streams import Turn
+
+Facts = dict[str, Any]
+
+
+def choose_now(
+    algorithm: Algorithm[Any], state: Any, stage: Stage, memories: Memories, turn: Turn
+) -> tuple[Any, Facts]:
+    """(the state with everybody's choice made now, what that took); the state itself where nobody chooses.
+
+    Nobody is absent, as in scoring. What is sent counts neither as training nor is it lost: it is told.
+    """
+    script = algorithm.chosen_now(state, turn) if isinstance(algorithm, Chooses) else None
+    if script is None:
+        return state, {}
+    usual, stage.ledger = stage.ledger, Ledger()
+    memories.mark()
+    try:
+        stage.begin()
+        chosen, _ = play(script, lambda request: stage.perform(request, turn, rehearse=False))
+    finally:
+        memories.undo()
+        spent, stage.ledger = stage.ledger, usual
+    stage.ledger.add_seconds("score.choose", sum(spent.seconds.values()))
+    return chosen, {"answered": len(stage.answered), "bytes": spent.bytes}
+
+
+def with_choices(facts: Facts, chosen: Facts, groups: Groupings) -> Facts:
+    """A round's facts with groups by the choices made now; how many differ from the round's own is told too.
+
+    >>> facts = {"groups": {"switch": 0.1, "ari": 0.4}}
+    >>> with_choices(facts, {"answered": 4}, {"switch": 0.5, "ari": 1.0})
+    {'groups': {'switch': 0.1, 'ari': 1.0}, 'chosen': {'answered': 4, 'switch': 0.5}}
+    """
+    if not chosen:
+        return facts
+    new = {name: value for name, value in groups.items() if name != "switch"}
+    told = chosen | {"switch": groups["switch"]}
+    return {**facts, "groups": {**facts.get("groups", {}), **new}, "chosen": told}

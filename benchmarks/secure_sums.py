@@ -21,6 +21,7 @@ from kinfolk.contract import toy
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.spec import load, override
 from kinfolk.script import Exchange, play
+from kinfolk.shares.desk import Desk
 from kinfolk.shares.effective import effective_members
 from kinfolk.streams import Turn
 
@@ -75,7 +76,10 @@ def main() -> None:
     parser.add_argument("--shares", nargs="+", default=["plain", "additive64"])
     parser.add_argument("--min-members", type=int, default=3)
     parser.add_argument("--set", dest="settings", action="append", default=[])
+    parser.add_argument("--own-only", action="store_true", help="sums are not passed on to their members")
     given = parser.parse_args()
+    if given.own_only:
+        Desk.pass_on = lambda self, memory: {}  # type: ignore[method-assign]
     torch.set_num_threads(1)
     for shares in given.shares:
         for seed in given.seeds:

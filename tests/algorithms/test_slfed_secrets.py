@@ -76,6 +76,7 @@ def test_a_mask_is_of_one_exchange_only():
         Context("dan", 1, ("bob", "cyd"), (0.5, 0.5), layers),
         Context("ann", 1, ("bob", "cyd", "dan"), (0.5, 0.5, 0.5), layers),
         Context("ann", 1, ("bob", "cyd"), (0.5, 0.4), layers),
+        Context("ann", 1, ("bob", "cyd"), (0.6, 0.4), layers),  # the same total
         Context("ann", 1, ("bob", "cyd"), (0.5, 0.5), (("v", 4),)),
     ]
     masks = {expand(bytes(32), ctx, "bob", "cyd").tobytes() for ctx in changed}

@@ -1,8 +1,8 @@
 """Who is left out when members say that shares did not come: on whose word, and what stays open.
 
-A member that says so can not answer; that much is its own affair. That somebody else is at fault is only
+A member that says so cannot answer; that much is its own affair. That somebody else is at fault is only
 believed if that one says so itself, or keeps silent, or if more than half of the others say it too. Else
-it is a dispute: the one who can not answer is left out, the one it names stays, and both are named.
+it is a dispute: the one who cannot answer is left out, the one it names stays, and both are named.
 """
 
 from __future__ import annotations

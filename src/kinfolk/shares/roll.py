@@ -151,7 +151,7 @@ def _disputes(rolls: Mapping[Client, Tensor], ctx: Context) -> list[KinfolkError
         if fewest:
             named = " and ".join(map(repr, parties)) if len(parties) > 1 else f"{sender!r} and all others"
             remedy = (
-                "saw different rolls of one sender; who is wrong can not be decided, nobody is held guilty"
+                "saw different rolls of one sender; who is wrong cannot be decided, nobody is held guilty"
             )
             found.append(KinfolkError(f"dispute of {named} over {sender!r}", None, remedy))
     return found

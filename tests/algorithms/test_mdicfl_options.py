@@ -107,7 +107,8 @@ def test_common_rounds_are_fedavg_by_the_same_weights():
 
 def test_rounds_on_the_plateau_do_not_count_and_the_start_ends_all_the_same():
     federation, _ = turned(1)
-    still = MDICFL(toy.learner("mlp", federation, lr=1e-6), k=2, shared_rounds=2, shared_most=4, **FEW)
+    few = {"samples": 2, "search_iterations": 2, "warm_epochs": 1, "restarts": 1}
+    still = MDICFL(toy.learner("mlp", federation, lr=1e-6), k=2, shared_rounds=2, shared_most=4, **few)
     state, told = played(still, federation, 5)
     assert common(told) == [True] * 4 + [False], "nothing is learned, so it ends late"
     assert all(info["blind"] > 0.9 for info in told[:4])

@@ -15,23 +15,23 @@ from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.experiment.record import read_rounds
-from kinfolk.script import Ask, play
+from kinfolk.script import play
 from kinfolk.streams import Seed, Turn
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-@pytest.mark.parametrize("rounds", [1, 2, 4])
-def test_with_one_group_it_is_fedavg_before_and_after_clients_are_parted(engine, rounds):
+@pytest.mark.parametrize("plateau", [0.0, 0.9])
+def test_with_one_group_it_is_fedavg(engine, plateau):
     federation = toy.ragged()
     learner = toy.learner("mlp", federation)
-    method = FeSEMShared(learner, k=1, shared_rounds=1, plateau=0.0)
-    ours = toy.play_rounds(method, federation, engine, rounds=rounds, score=False).state
-    plain = toy.play_rounds(FedAvg(learner), federation, engine, rounds=rounds, score=False).state.model
-    assert ours.parted == (rounds > 1)
-    assert message_difference({n: t[0] for n, t in ours.centres.items()}, plain, 1e-6) == ""
+    method = FeSEMShared(learner, k=1, shared_rounds=1, plateau=plateau, shared_most=2)
+    options = {"rounds": 4, "participation": 0.5, "score": False}
+    ours = toy.play_rounds(method, federation, engine, **options).state
+    plain = toy.play_rounds(FedAvg(learner), federation, engine, **options).state.model
+    assert message_difference({n: t[0] for n, t in ours.centres.items()}, plain, 0) == ""
 
 
-def test_parting_is_a_round_everybody_trains_once_in_it_and_nothing_is_extra():
+def test_parting_trains_once_more_as_long_as_a_round_and_counts_as_one():
     federation, truth = turned(3)
     learner = toy.learner("mlp", federation, epochs=3)
     method = FeSEMShared(learner, k=3, shared_rounds=2, plateau=0.0)
@@ -41,25 +41,28 @@ def test_parting_is_a_round_everybody_trains_once_in_it_and_nothing_is_extra():
             asked, turn = [], Turn(Seed(0), number, federation.clients)
 
             def perform(request, turn=turn, asked=asked):
-                asked.append(request.task)
+                asked.append(request)
                 return stage.perform(request, turn)
 
             before = state
             state, _ = play(method.round(state, federation.clients, turn), perform)
-            assert asked == [["count", "update"], ["update"], ["warm"], ["update"]][number]
+            tasks = [request.task for request in asked]
+            assert tasks == [["count", "update"], ["update"], ["warm", "update"], ["update"]][number]
             assert state.parted == (number > 1)
             if number == 2:
-                parting = before, state
-        table = method.tasks()
-        assert table["warm"].passes == learner.train().passes, "as long as any round's update"
-        model = {n: t[0] for n, t in parting[0].centres.items()}
-        turn = Turn(Seed(0), 2, federation.clients)
-        sent = stage.perform(Ask("warm", federation.clients, {"model": model}), turn)
-    assert agreement(parting[1].member.tolist(), truth)["ari"] == 1.0
-    for k in range(3):  # the centres are the means of the groups' updates, by rows
-        mine = [c for c, g in zip(federation.clients, parting[1].member.tolist(), strict=True) if g == k]
-        bias = torch.stack([sent.row(c)["model"]["head.bias"].double() for c in mine]).mean(0)
-        assert torch.allclose(parting[1].centres["head.bias"][k].double(), bias, atol=1e-6)
+                model = {n: t[0] for n, t in before.centres.items()}
+                sent, centres = stage.perform(asked[0], turn), asked[1].each
+                assert message_difference(asked[0].shared["model"], model, 0) == ""
+    warm = method.tasks()["warm"]
+    assert warm.extra, "it is taken off the rounds of a run"
+    assert warm.passes[0].plan == learner.plan, "as long as any round's update"
+    assert agreement(state.member.tolist(), truth)["ari"] == 1.0
+    group = dict(zip(centres.clients, centres.which.tolist(), strict=True))
+    for k in range(3):  # what clients go on from: the means of their groups, of as many rows each
+        bias = torch.stack([sent.row(c)["model"]["head.bias"].double() for c in group if group[c] == k]).mean(
+            0
+        )
+        assert torch.allclose(centres.table["model"]["head.bias"][k].double(), bias, atol=1e-6)
 
 
 def shared_for(blind, **options):
@@ -120,7 +123,7 @@ def test_a_run_tells_how_far_the_common_model_is(tmp_path):
     shared = [b for b in told if b is not None]
     assert 2 <= len(shared) <= 3
     assert all(0 <= b <= 2 for b in shared)
-    assert result.rounds == 5, "nothing was extra"
+    assert [r["extra"] for r in read_rounds(result.folder) if "extra" in r] == [1.0], "parting, once"
     assert result.state.parted
 
 

@@ -113,15 +113,8 @@ def test_among_clients_of_unlike_size_the_start_goes_by_direction(sizes, start_o
     if way == "sampled":
         monkeypatch.setattr("kinfolk.algorithms.warm_start.MOST", 5)
     monkeypatch.setattr(f"{__name__}.SIZES", sizes)
-    start = warm_kmeans(
-        FIRST,
-        ["body", "head"],
-        2,
-        20,
-        "uniform",
-        Turn(Seed(0), 0, NAMES),
-        directions=None if start_on == "directions" else False,
-    )
+    how = 2, 20, "uniform", Turn(Seed(0), 0, NAMES)
+    start = warm_kmeans(FIRST, ["body", "head"], *how, directions=None if start_on == "directions" else False)
     centres, labels = play(start, answering(GONE))
     assert {"".join(c for c in NAMES if labels[c] == k) for k in range(2)} == wanted
     for members in wanted:  # the centres are means of models, however they were compared

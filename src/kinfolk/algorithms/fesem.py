@@ -91,8 +91,7 @@ class FeSEM:
     shared_rounds: int = 0
     plateau: float = 0.0  # they count once the loss is at most this part of a constant answer's; 0: all do
     shared_most: int = 15  # common rounds after which clients are parted anyhow
-    # Epochs of every client before k-means; 0: a round's own update, and that is what the round does.
-    warm_epochs: int = 5
+    warm_epochs: int = 5  # epochs of every client before k-means; 0: as many as a round has
     restarts: int = 20  # of k-means; the best counts
     # Ours: k-means is not shown clients whose models are so many times as far from others' as most are; 0:
     # it sees all. Without it each of a few attackers far away may get a centre to itself.
@@ -142,10 +141,7 @@ class FeSEM:
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
         """Local updates from the centres, then E and M."""
-        parted = state.parted
         state, given = yield from self._begin(state, turn)
-        if state.parted and not parted and self.start == "warm_kmeans" and not self.warm_epochs:
-            return state, {"spread": state.spread}  # the updates that were parted are those of this round
         em = EM(
             "model", state.centres, self.weights, self.names, self.reseed_after, given, self.mean, self.trim
         )
@@ -187,9 +183,11 @@ class FeSEM:
         return new, {"spread": found.spread, "blind": blind}
 
     def _sharing(self, state: State, turn: Turn) -> bool:
-        """Whether all clients are to share one centre still."""
+        """Whether all clients are to share one centre still; for ever if there is no other."""
+        if state.parted or not self.shared_rounds:
+            return False
         late = self.plateau and turn.round >= self.shared_most
-        return not state.parted and state.counted < self.shared_rounds and not late
+        return self.k == 1 or (state.counted < self.shared_rounds and not late)
 
     def _pull(self, state: State) -> Tensor:
         """lambda, times the mean number of rows where each client is to divide by its own."""
@@ -257,8 +255,7 @@ class FeSEM:
         """Train from the centre with the penalty; before the first round, without it and for longer."""
         update = self.learner.train(self.implicit, self.begin)
         table = {"count": near_centre.COUNT, "update": update, "common": telling(self.learner, update)}
-        warm = warm_task(self.learner, self.warm_epochs) if self.warm_epochs else self.learner.train()
-        return {**table, "warm": warm}
+        return {**table, "warm": warm_task(self.learner, self.warm_epochs or self.learner.plan.epochs)}
 
     def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
         """Everyone is served the centre of its group, and how strongly that pulls."""
@@ -276,12 +273,12 @@ class FeSEM:
 
 @dataclass(frozen=True)
 class FeSEMShared(FeSEM):
-    """FeSEM whose clients train one model together first, with neither penalty nor extra epochs.
+    """FeSEM whose clients train one model together first, and who are not held to their centres.
 
     Ours, not the paper's, which parts clients by what they make of a network that knows nothing, holds
     them to their centre and counts them alike. Here all share one model until its loss has left the
-    plateau, and for some rounds more; then k-means on the updates of one round parts them, which is that
-    round; a centre is the mean by rows. With K = 1 this is FedAvg. How the settings were chosen:
+    plateau, and for some rounds more; then k-means on what each makes of it in one round parts them; a
+    centre is the mean by rows. With K = 1 this is FedAvg. How the settings were chosen:
     docs/papers/fesem.md.
     """
 
@@ -289,6 +286,7 @@ class FeSEMShared(FeSEM):
     weights: Weights = "size"
     shared_rounds: int = 3
     plateau: float = 0.9
+    shared_most: int = 100  # on the plateau any groups are worse than none: FEMNIST leaves it after 10 rounds
     warm_epochs: int = 0
 
 

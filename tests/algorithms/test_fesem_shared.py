@@ -31,10 +31,10 @@ def test_with_one_group_it_is_fedavg(engine, plateau):
     assert message_difference({n: t[0] for n, t in ours.centres.items()}, plain, 0) == ""
 
 
-def test_parting_trains_once_more_as_long_as_a_round_and_counts_as_one():
+def test_parting_trains_once_more_from_the_common_model_and_is_counted():
     federation, truth = turned(3)
-    learner = toy.learner("mlp", federation, epochs=3)
-    method = FeSEMShared(learner, k=3, shared_rounds=2, plateau=0.0)
+    learner = toy.learner("mlp", federation)
+    method = FeSEMShared(learner, k=3, shared_rounds=2, plateau=0.0, warm_epochs=3)
     state = method.init(learner.first, federation.clients, Seed(0))
     with toy.staged(method, federation) as stage:
         for number in range(4):
@@ -55,7 +55,7 @@ def test_parting_trains_once_more_as_long_as_a_round_and_counts_as_one():
                 assert message_difference(asked[0].shared["model"], model, 0) == ""
     warm = method.tasks()["warm"]
     assert warm.extra, "it is taken off the rounds of a run"
-    assert warm.passes[0].plan == learner.plan, "as long as any round's update"
+    assert warm.passes[0].plan == replace(learner.plan, epochs=3)
     assert agreement(state.member.tolist(), truth)["ari"] == 1.0
     group = dict(zip(centres.clients, centres.which.tolist(), strict=True))
     for k in range(3):  # what clients go on from: the means of their groups, of as many rows each
@@ -123,7 +123,7 @@ def test_a_run_tells_how_far_the_common_model_is(tmp_path):
     shared = [b for b in told if b is not None]
     assert 2 <= len(shared) <= 3
     assert all(0 <= b <= 2 for b in shared)
-    assert [r["extra"] for r in read_rounds(result.folder) if "extra" in r] == [1.0], "parting, once"
+    assert [r["extra"] for r in read_rounds(result.folder) if "extra" in r] == [5.0], "parting, once"
     assert result.state.parted
 
 
@@ -131,4 +131,4 @@ def test_it_is_known_by_its_name_and_takes_the_options_of_fesem():
     learner = toy.learner("mlp", toy.alike())
     method = build_algorithm("fesem_shared", learner, {"k": 2, "lam": 0.1})
     assert isinstance(method, FeSEM)
-    assert (method.k, method.lam, method.weights, method.warm_epochs) == (2, 0.1, "size", 0)
+    assert (method.k, method.lam, method.weights, method.warm_epochs) == (2, 0.1, "size", 5)

@@ -91,7 +91,7 @@ class FeSEM:
     shared_rounds: int = 0
     plateau: float = 0.0  # they count once the loss is at most this part of a constant answer's; 0: all do
     shared_most: int = 15  # common rounds after which clients are parted anyhow
-    warm_epochs: int = 5  # epochs of every client before k-means; 0: as many as a round has
+    warm_epochs: int = 5  # epochs of every client before k-means
     restarts: int = 20  # of k-means; the best counts
     # Ours: k-means is not shown clients whose models are so many times as far from others' as most are; 0:
     # it sees all. Without it each of a few attackers far away may get a centre to itself.
@@ -103,7 +103,7 @@ class FeSEM:
     trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
 
     def __post_init__(self) -> None:
-        for name, least in (("k", 1), ("lam", 0), ("warm_epochs", 0), ("restarts", 1), ("reseed_after", 0),
+        for name, least in (("k", 1), ("lam", 0), ("warm_epochs", 1), ("restarts", 1), ("reseed_after", 0),
                             ("settle", 0), ("shared_rounds", 0), ("set_aside", 0), ("plateau", 0),
                             ("shared_most", 1)):  # fmt: skip
             at_least(f"algorithm.{name}", getattr(self, name), least)
@@ -255,7 +255,7 @@ class FeSEM:
         """Train from the centre with the penalty; before the first round, without it and for longer."""
         update = self.learner.train(self.implicit, self.begin)
         table = {"count": near_centre.COUNT, "update": update, "common": telling(self.learner, update)}
-        return {**table, "warm": warm_task(self.learner, self.warm_epochs or self.learner.plan.epochs)}
+        return {**table, "warm": warm_task(self.learner, self.warm_epochs)}
 
     def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
         """Everyone is served the centre of its group, and how strongly that pulls."""
@@ -277,9 +277,8 @@ class FeSEMShared(FeSEM):
 
     Ours, not the paper's, which parts clients by what they make of a network that knows nothing, holds
     them to their centre and counts them alike. Here all share one model until its loss has left the
-    plateau, and for some rounds more; then k-means on what each makes of it in one round parts them; a
-    centre is the mean by rows. With K = 1 this is FedAvg. How the settings were chosen:
-    docs/papers/fesem.md.
+    plateau, and for some rounds more; then k-means on what each makes of it alone parts them; a centre is
+    the mean by rows. With K = 1 this is FedAvg. How the settings were chosen: docs/papers/fesem.md.
     """
 
     lam: float = 0.0
@@ -287,7 +286,6 @@ class FeSEMShared(FeSEM):
     shared_rounds: int = 3
     plateau: float = 0.9
     shared_most: int = 100  # on the plateau any groups are worse than none: FEMNIST leaves it after 10 rounds
-    warm_epochs: int = 0
 
 
 @dataclass(frozen=True)

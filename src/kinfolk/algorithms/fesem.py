@@ -142,7 +142,7 @@ class FeSEM:
             state, everyone = state.after((yield from ask("update", cohort, *sent)))
             absent = {c: k for c, k in state.groups_of(everyone.clients).items() if c not in cohort}
             em = replace(em, given=absent | given)
-            found = em.end(em.add(em.begin(), everyone))
+            found = em.end(em.add(em.begin(), everyone) if everyone.clients else em.begin())
         if not state.parted:  # the one centre of all
             found = replace(found, centres=copies({n: t[0] for n, t in found.centres.items()}, self.k))
             return replace(state, centres=found.centres, spread=found.spread), {"spread": found.spread}

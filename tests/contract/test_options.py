@@ -26,7 +26,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_every_option_keeps_the_contract(name, options):
+def test_every_option_keeps_the_contract(name, options, monkeypatch):
+    if options.get("epsilon") and name == "mdicfl":  # coins that come out alike, for runs to be compared
+        monkeypatch.setattr("secrets.token_bytes", lambda n: b"s" * n)
     assert options, "no value of this option can be tried: give it a default that others can be told from"
     check_variant(lambda learner: ALGORITHMS[name](learner=learner, **options))
 

@@ -1,6 +1,7 @@
 """Ballot stuffing in SLFed: how many places on honest lists liars take, by rule and by how many they are.
 
 python benchmarks/ballots.py [--clients 24] [--liars 0 1 ... 12] [--seeds 0 1 2] [--rounds 20]
+python benchmarks/ballots.py --lengths 6 7 8 ...   how many lists have three peers, by number of clients
 
 Liars tell everybody they meet that they are certain of their fellows, and know nothing of anybody else; and
 whoever compares itself with them finds them perfectly alike. Opinions are told and heard by the algorithm's
@@ -97,6 +98,12 @@ def taken(clients: int, liars: int, seed: int, rounds: int, **options: object) -
     return float(places[0] / places[1].clamp(min=1))
 
 
+def long_enough(clients: int, seed: int, rounds: int, fewest: int = 3) -> float:
+    """The share of all lists that hold so many peers, among honest clients."""
+    town = Town(clients, 0, seed)
+    return statistics.mean(float((town.lists(n).sum(1) >= fewest).double().mean()) for n in range(rounds))
+
+
 def main() -> None:
     """Measure and print."""
     given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -104,7 +111,15 @@ def main() -> None:
     given.add_argument("--liars", type=int, nargs="*", default=list(range(13)))
     given.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     given.add_argument("--rounds", type=int, default=20)
+    given.add_argument("--lengths", type=int, nargs="*", default=[], metavar="CLIENTS")
     asked = given.parse_args()
+    for clients in asked.lengths:
+        found = [100 * long_enough(clients, seed, asked.rounds) for seed in asked.seeds]
+        print(
+            f"{clients} clients: {statistics.mean(found):.0f} % of lists have three peers or more", flush=True
+        )
+    if asked.lengths:
+        return
     table = Table(title="Places on honest lists that liars take, in %", title_justify="left", box=None)
     for head in ("liars", "chance", *RULES):
         table.add_column(head, justify="right")

@@ -1,9 +1,10 @@
 """What randomised answers cost: MD-ICFL with strong privacy on rotated digits, by epsilon.
 
-python benchmarks/randomised_answers.py [--rounds 10] [--seeds 3] [--search 20]    a minute or two on one core
+python benchmarks/randomised_answers.py [--rounds 15] [--seeds 3] [--search 20]    a few minutes on one core
 
 A client answers the truth with probability e^epsilon / (e^epsilon + K - 1), else one of the other clusters.
-The budget is spent anew in every round: `all rounds` is what a client has told in the end, by plain addition.
+The budget is spent anew in every round: `all rounds` is what a client has told in the end, as records say.
+Clusters do not wait for sure models (`confidence = 0`): everyone is asked in every round after the start.
 Who is put into a wrong cluster trains its model from there on, so that errors of one round outlast it: `ARI`
 after the first answers and after the last.
 """
@@ -20,7 +21,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from kinfolk.algorithms.mdicfl import MDICFL
 from kinfolk.experiment.record import read_rounds
 from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import Experiment, load, override
@@ -28,8 +28,6 @@ from kinfolk.experiment.spec import Experiment, load, override
 CONFIG = Path(__file__).parents[1] / "configs" / "digits.toml"
 EPSILONS = (0.0, 0.5, 1.0, 2.0, 4.0)
 GROUPS = 4
-# Rounds that are played as one group, in which nobody is asked for an answer.
-ALIKE = MDICFL.shared_rounds
 
 
 def truthful(epsilon: float) -> float:
@@ -38,15 +36,15 @@ def truthful(epsilon: float) -> float:
 
 
 def measure(spec: Experiment, seeds: int, folder: Path) -> list[list[float]]:
-    """Accuracy in %, and agreement with the known groups after the first answers and at the end, by seed."""
+    """By seed: accuracy in %, agreement with the known groups at first and in the end, epsilon in all."""
     found = []
     for seed in range(seeds):
         result = run(override(spec, [f"run.seed={seed}"]), folder / str(seed))
         accuracy = 100 * result.summary["centre"]["accuracy"]["macro"]
-        rounds = [
-            r["groups"]["ari"] for r in read_rounds(result.folder) if r["round"] > ALIKE and "groups" in r
-        ]
-        found.append([accuracy, *((rounds[0], rounds[-1]) if rounds else ())])
+        asked = [r for r in read_rounds(result.folder) if "confidence" in r.get("info", {})]
+        ari = [r["groups"]["ari"] for r in asked]
+        spent = max((r["info"].get("epsilon", 0.0) for r in asked), default=0.0)
+        found.append([accuracy, *((ari[0], ari[-1], spent) if ari else ())])
     return [list(column) for column in zip(*found, strict=True)]
 
 
@@ -58,12 +56,13 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 def main() -> None:
     given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    given.add_argument("--rounds", type=int, default=10)
+    given.add_argument("--rounds", type=int, default=15)
     given.add_argument("--seeds", type=int, default=3)
     given.add_argument("--search", type=int, default=20, help="steps of back-searching")
     asked = given.parse_args()
     sets = [f"run.{key}={asked.rounds}" for key in ("rounds", "evaluate_every", "checkpoint_every")]
     sets += ["algorithm.name=mdicfl", "algorithm.privacy=strong", f"algorithm.k={GROUPS}"]
+    sets += ["algorithm.confidence=0.0"]
     sets += [f"algorithm.search_iterations={asked.search}", "engine.name=batched", "engine.device=cpu"]
     spec = override(load(CONFIG), sets)
     title = f"{asked.rounds} rounds, {asked.seeds} seeds, mean ± sample std"
@@ -75,8 +74,8 @@ def main() -> None:
         table.add_row("one model", "-", "-", spread(measure(one, asked.seeds, Path(folder) / "fedavg")[0], 1))
         for epsilon in EPSILONS:
             noisy = override(spec, [f"algorithm.epsilon={epsilon}"])
-            accuracy, *ari = measure(noisy, asked.seeds, Path(folder) / str(epsilon))
-            total = f"{epsilon * max(asked.rounds - ALIKE, 0):g}" if epsilon else "-"
+            accuracy, *ari, spent = measure(noisy, asked.seeds, Path(folder) / str(epsilon))
+            total = f"{max(spent):g}" if epsilon else "-"
             cells = [f"{100 * truthful(epsilon):.0f}", spread(accuracy, 1), *(spread(a, 2) for a in ari)]
             table.add_row(f"{epsilon:g}" if epsilon else "off", total, *cells)
     Console(width=100).print(table)

@@ -50,6 +50,7 @@ WORDS = {
     "verdict": "go, or a shorter list",
     "again": "shares once more, where needed",
     "responses": "sums, aggregation",
+    "results": "sums passed on",
     "train": "local training",
 }
 PASSES = {

@@ -109,6 +109,25 @@ class Remembers(Protocol):
 
 
 @runtime_checkable
+class NeverForgets(Protocol):
+    """An algorithm whose clients keep entries that neither a void round nor a resumed run takes back."""
+
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        """The names of these entries in a memory: tensors of bytes [rows, width] that only grow."""
+        ...
+
+
+@runtime_checkable
+class Rehearses(Protocol):
+    """An algorithm that may be set to draw its secrets from the run's public seed, for tests."""
+
+    def public_secrets(self) -> str:
+        """Which setting makes secrets public, and its value; empty if they are secret."""
+        ...
+
+
+@runtime_checkable
 class Complains(Protocol):
     """An algorithm whose clients refuse letters of one another, and keep a note of it."""
 

@@ -3,6 +3,7 @@
 from functools import cache
 
 import numpy as np
+import torch
 
 from kinfolk.algorithms.slfed import SLFed
 from kinfolk.contract import toy
@@ -25,8 +26,11 @@ STEPS = (
     "verdict",
     "again",
     "responses",
+    "results",
 )
 EASY = {"images": "noise", "images_count": 30}
+# Two requests that do not get in each other's way: a asks, and is asked.
+APART = {"a": "fghi", "b": "acde"}
 
 
 @cache
@@ -50,10 +54,11 @@ def past():
 class Film:
     """Rounds with everybody's memory after each request, from the start or from where another film ends.
 
-    In the last round `tamper` changes letters, `gone` names who is missing and `repeat` what happens twice.
+    In the last round `tamper` changes letters, `gone` names who is missing, `repeat` what happens twice and
+    `ask` who asks whom, instead of what they would ask by themselves.
     """
 
-    def __init__(self, algorithm, federation, rounds, past=None, tamper=None, gone=None, repeat=()):
+    def __init__(self, algorithm, federation, rounds, past=None, tamper=None, gone=None, repeat=(), ask=None):
         self.after, self.requests, self.answers = {}, [], []
         with toy.staged(algorithm, federation) as stage:
             state = (
@@ -82,6 +87,9 @@ class Film:
                         answer = None
                     else:
                         answer = stage.perform(request, turn)
+                    if last and ask is not None and name == "opinions":
+                        for who, memory in stage.engine.memories.items():
+                            stage.engine.memories[who] = {**memory, "asked": wish(memory, ask.get(who, ""))}
                     if last and name in repeat:
                         stage.perform(request, turn)
                     self.requests.append(request)
@@ -104,6 +112,12 @@ class Film:
         return found
 
 
+def wish(memory, members):
+    """A request to these members, each with the weight that it has in the book."""
+    asked = {**memory["asked"], "mask": torch.tensor([name in members for name in NAMES])}
+    return {**asked, "sigma": torch.where(asked["sigma"] > 0, asked["sigma"], 0.3)}
+
+
 def flat(model):
     return np.concatenate([t.double().numpy().ravel() for t in model.values() if t.is_floating_point()])
 
@@ -119,3 +133,20 @@ def check_pams(film, number, but=(), tolerance=1e-6):
         np.testing.assert_allclose(pam, whole / (1 + sum(members.values())), rtol=tolerance, atol=tolerance)
         summed += bool(members)
     return summed
+
+
+def check_passed_on(film, number, tolerance=1e-6):
+    """A member without a sum of its own has the one it is part of, less its own term, if four are in it."""
+    models = {c: flat(m["model"]) for c, m in film.after[number, "confirm"].items()}
+    lists, found = film.lists(number), 0
+    for members in lists.values():
+        for me in members if len(members) > 3 else ():
+            if me not in lists:
+                others = {c: sigma for c, sigma in members.items() if c != me}
+                whole = models[me] + sum(sigma * models[c] for c, sigma in others.items())
+                pam = flat(film.after[number, "results"][me]["pam"])
+                np.testing.assert_allclose(
+                    pam, whole / (1 + sum(others.values())), rtol=tolerance, atol=tolerance
+                )
+                found += 1
+    return found

@@ -18,7 +18,7 @@ from kinfolk.algorithms.label_law import SPENT, no_coin, respond, throw
 from kinfolk.algorithms.mdicfl import MDICFL
 from kinfolk.contract import toy
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.record import read_rounds
+from kinfolk.experiment.record import read_audit, read_rounds
 from kinfolk.experiment.run import run
 from kinfolk.script import Ask
 from kinfolk.streams import Seed, Turn
@@ -142,3 +142,18 @@ def test_a_resumed_run_repeats_its_answers_and_the_records_say_what_was_spent(tm
     told = [line for line in last if '"epsilon"' in line]
     assert len(told) == 1
     assert all(c in told[0] for c in federation.clients)
+
+
+def test_answers_of_void_rounds_are_in_the_audit(tmp_path):
+    federation = toy.ragged()
+    own = toy.learner("mlp", federation)
+    method = MDICFL(own, k=2, privacy="strong", start="distinct", epsilon=0.5, samples=2, search_iterations=2)
+    spec = toy.spec_of(method, {"rounds": 2, "absent": 0.5, "quorum": 1.0})
+    ended = run(spec, tmp_path / "r", federation=federation, network=own.module)
+    lines = read_rounds(tmp_path / "r")
+    assert [line["void"] for line in lines[1:]] == [True, True]
+    assert not ended.state.begun, "models and clusters are as they were"
+    (told,) = [line for line in read_audit(tmp_path / "r") if line["event"] == "epsilon"]
+    answered = {c: 0.5 * n for c, n in zip(ended.state.clients, ended.state.answers.tolist(), strict=True)}
+    assert told["spent"] == answered
+    assert told["most"] == max(answered.values()) == 1.0

@@ -158,6 +158,11 @@ def test_clusters_stand_until_their_models_are_sure():
     assert agreement(lost.member.tolist(), truth)["ari"] < 0.9, "unsure models attract everybody"
     assert not held.assigned
     assert lost.assigned
+    last = replace(sure, final_reassign=True)
+    turn = Turn(Seed(0), 6, federation.clients)
+    with toy.staged(last, federation, "batched") as stage:
+        end, _ = play(last.last_word(held, turn), lambda request: stage.perform(request, turn))
+    assert torch.equal(end.member, held.member), "nor does a last assignment undo them"
     # Clusters that were drawn are nothing to hold on to.
     drawn = replace(sure, start="shared", confidence=1.0)
     assert played(drawn, federation, 2)[0].assigned

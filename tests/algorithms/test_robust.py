@@ -12,7 +12,7 @@ from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.contract.spoil import Passing
 from kinfolk.errors import KinfolkError
-from kinfolk.streams import Seed
+from kinfolk.streams import Seed, Turn
 from kinfolk.types import Client, Stack
 
 
@@ -132,3 +132,29 @@ def test_more_groups_than_clients_are_refused():
     method = Robust(toy.learner("mlp", toy.alike()), k=5)
     with pytest.raises(KinfolkError, match=r"algorithm.k = 5: give at most 4"):
         method.init(method.learner.first, toy.alike().clients, Seed(0))
+
+
+def test_k_means_cuts_the_outermost_of_each_group_off_its_centres():
+    """Clients found far out in one coordinate must not move the centres that later clients are placed by."""
+    learner = toy.learner("mlp", toy.alike())
+    names = tuple(Client(f"c{i:02}") for i in range(40))
+    draw = np.random.default_rng(0)
+    width = sum(t.numel() for t in learner.first.values())
+    flat = draw.normal(scale=0.01, size=(40, width)) + np.repeat([[-1.0], [1.0]], 20, axis=0)
+    flat[::10, :5] += 0.7  # two of each group stand out, yet belong to it
+    parts = np.split(flat, np.cumsum([t.numel() for t in learner.first.values()])[:-1], axis=1)
+    models = {
+        n: torch.from_numpy(part).float().reshape(40, *t.shape)
+        for (n, t), part in zip(learner.first.items(), parts, strict=True)
+    }
+    got = Stack(names, torch.full((40,), 24), {"model": models})
+    method = Robust(learner, k=2, cluster_trim=0.1)
+    state = method.init(learner.first, names, Seed(0))
+    found = method.place(state, got, Turn(Seed(0), 0, names))
+    assert agreement(found.member.tolist(), np.repeat([0, 1], 20))["ari"] == 1.0
+    for number in (0, 1):
+        mine = flat[20 * number : 20 * number + 20]
+        ranked = np.sort(mine, axis=0)[2:-2]  # a tenth of twenty on each side
+        centre = found.points[int(found.member[20 * number])].numpy()
+        np.testing.assert_allclose(centre, ranked.mean(0), atol=2e-3)
+        assert np.abs(mine.mean(0) - ranked.mean(0)).max() > 0.05, "or plain means would do"

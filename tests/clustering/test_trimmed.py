@@ -58,6 +58,14 @@ def test_whole_weights_are_repeated_members(pairs):
     assert median(stack, weights).item() == pytest.approx(np.median(values))
 
 
+@pytest.mark.parametrize(("weight", "wanted"), [(0.498, 10.0), (0.5, 5.0), (0.502, 0.0)])
+def test_half_the_weight_is_half_of_it(weight, wanted):
+    split = torch.tensor(
+        [weight / 3] * 3 + [1 - weight], dtype=torch.float64
+    )  # thirds: they sum to it nearly
+    assert median(torch.tensor([[0.0], [0.0], [0.0], [10.0]]), split).item() == wanted
+
+
 def test_groups_of_all_restarts_at_once_are_each_groups_own(monkeypatch):
     points = _stack(40, 7)
     draw = Seed(1).numpy("labels")

@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from kinfolk.algorithms.one_model import State
-from kinfolk.contract.compare import message_difference, state_difference, tensor_difference, unsound
+from kinfolk.contract.compare import (
+    ENGINE_TOLERANCE,
+    message_difference,
+    state_difference,
+    tensor_difference,
+    unsound,
+)
 from kinfolk.contract.spoil import HARMS
 from kinfolk.engines.guard import inspect
 from kinfolk.task import Real, Whole
@@ -20,8 +26,9 @@ def off(a, b, tolerance=1e-5):
 def test_closeness_is_measured_on_the_scale_of_the_whole_tensor():
     assert off([100.0, 1e-4], [100.0, 0.0]) == ""  # 1e-6 of the norm
     assert off([1.0, 1e-4], [1.0, 0.0]) == "is off by 1.0e-04 of its norm"
-    assert off([5e-8, 0.0], [0.0, 0.0]) == ""  # below what float32 knows of weights of size one
-    assert off([5e-7, 0.0], [0.0, 0.0]) != ""
+    assert off([5e-7, 0.0], [0.0, 0.0]) == ""  # below what float32 knows of weights of size one
+    assert off([5e-6, 0.0], [0.0, 0.0]) != ""
+    assert off([1.0, 2e-4], [1.0, 0.0], ENGINE_TOLERANCE) != "", "engines are held to less than that"
 
 
 def test_what_is_not_finite_must_be_so_in_the_same_places():

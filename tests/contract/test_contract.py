@@ -60,7 +60,9 @@ MAY_SKIP = {
 
 
 @pytest.mark.parametrize(("method", "check"), CASES)
-def test_contract(method, check):
+def test_contract(method, check, monkeypatch):
+    if method == "mdicfl strong":  # coins that come out alike: what is secret would differ between two runs
+        monkeypatch.setattr("secrets.token_bytes", lambda n: b"s" * n)
     kind, options = {**METHODS, **VARIANTS}[method]
     reason = MAY_SKIP.get((method, check))
     with pytest.raises(Skip, match=reason) if reason else nullcontext():

@@ -160,3 +160,28 @@ def test_fedavg_is_the_weighted_mean_of_parameters_and_buffers(engine):
             mean = np.tensordot(rows / rows.sum(), leaf.astype(np.float64), axes=1)
             np.testing.assert_allclose(value.numpy(), mean, rtol=1e-4, atol=1e-6)
     assert len({tuple(v) for v in got["norm1.running_mean"].tolist()}) > 4
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_fedprox_pays_half_of_mu_times_the_square(engine):
+    """Two steps over all rows by PyTorch on F_i(v) + (mu / 2) |v - w|^2; mu would pull twice as hard."""
+    federation, mu = toy.alike(), 4.0
+    learner = toy.learner("mlp", federation, batch=64, epochs=2, momentum=0.0, weight_decay=0.0)
+    got = model_after(FedProx(learner, mu, "uniform"), federation, engine, rounds=1, participation=1.0)
+    ends = {factor: [] for factor in (0.5, 1.0)}
+    for factor, found in ends.items():
+        for i in range(len(federation.clients)):
+            network = copy.deepcopy(learner.module)
+            w = [p.detach().clone() for p in network.parameters()]
+            steps = torch.optim.SGD(network.parameters(), learner.lr)
+            mine = federation.splits["train"].rows(i)
+            for _ in range(2):
+                steps.zero_grad()
+                loss = nn.functional.cross_entropy(network(federation.x[mine]), federation.y[mine])
+                apart = sum(((p - q) ** 2).sum() for p, q in zip(network.parameters(), w, strict=True))
+                (loss + factor * mu * apart).backward()
+                steps.step()
+            found.append(network.state_dict())
+    half, whole = ({n: torch.stack([m[n] for m in found]).mean(0) for n in got} for found in ends.values())
+    assert message_difference(got, half, 1e-5) == ""
+    assert message_difference(got, whole, 1e-3) != "", "or the two could not be told apart"

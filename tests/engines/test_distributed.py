@@ -52,6 +52,12 @@ JOBS: dict[str, list[str]] = {
     "spoilt": ["data.name=own", "algorithm.name=fedavg"],
     "batched": ["algorithm.name=fedavg", "engine.inner=batched", "engine.chunk=2", 'model.name="mlp"'],
     "longer": ["algorithm.name=local", "run.participation=0.7", "run.rounds=4"],
+    # Sums of two and more, some of whose rounds are void.
+    "answers": [
+        *("algorithm.name=slfed", "algorithm.images=noise", "algorithm.images_count=20"),
+        *("algorithm.min_members=1", "algorithm.max_share=1.0"),
+        *("run.absent=0.3", "run.quorum=0.6", "run.rounds=5"),
+    ],
 }
 LOOP = ["engine.name=loop"]
 
@@ -141,7 +147,8 @@ def largest_difference(a: Path, b: Path) -> float:
         for key, tensor in mine.items():
             assert (tensor.dtype, tensor.shape) == (theirs[key].dtype, theirs[key].shape)
             assert torch.isfinite(tensor).all()
-            worst = max(worst, float((tensor.double() - theirs[key].double()).abs().max()))
+            apart = (tensor.double() - theirs[key].double()).abs()
+            worst = max(worst, float(apart.max()) if apart.numel() else 0.0)
     return worst
 
 
@@ -178,6 +185,14 @@ def test_the_jobs_are_not_trivial(room):
     assert len(saved(room / "local")[1]["memory"]) >= 5
     assert "on each batched" in json.loads((room / "batched" / "run.json").read_text())["engine"]
     assert any(fact["bytes"]["gossip"]["across"] > 0 for fact in told(room / "gossip")[1:])
+
+
+def test_what_clients_of_any_rank_have_answered_is_on_the_disk_of_rank_0(room):
+    """Each line is there before the answer leaves, and stays when the round is void."""
+    alone, ranks = ((room / name / "answered.jsonl").read_text() for name in ("answers-loop", "answers"))
+    assert sorted(ranks.splitlines()) == sorted(alone.splitlines())
+    assert len({json.loads(line)["client"] for line in ranks.splitlines()}) >= 4
+    assert any(fact["void"] for fact in told(room / "answers")[1:])
 
 
 def test_what_a_rank_refuses_is_in_the_log_of_rank_0(room):

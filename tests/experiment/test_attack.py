@@ -144,6 +144,8 @@ def test_noise_is_normal_three_times_the_updates_own_and_new_for_each_client_and
     assert len(drawn) == 6
     for z in drawn:
         assert kstest(z, "norm").pvalue > 1e-3
+    together = np.concatenate(drawn)
+    assert together.std() == pytest.approx(1, abs=4.5 / np.sqrt(2 * len(together)))
     for i, a in enumerate(drawn):
         for b in drawn[:i]:
             assert abs(pearsonr(a, b).statistic) < 5 / np.sqrt(len(a))

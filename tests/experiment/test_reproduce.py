@@ -150,14 +150,14 @@ def test_reasons_and_times_are_told_below_the_table(paper, tmp_path):
         return np.median([sum(v for k, v in one.items() if k != "checkpoint") for one in phases])
 
     base, other = median(slower), median(theirs)
-    first, second, third = told = notes(sheet, cells(sheet))
+    first, second, start, third = told = notes(sheet, cells(sheet))
     assert (first, second) == ("all rows: fewer rounds", "Theirs: another network")
+    assert start == "rounds and what a start was worth: Theirs 2+1; Theirs, centre 2+1"
     wanted = f"FedAvg {base:.3g}; Theirs {other:.3g} ({other / base:.2f} x)"
     assert third == f"seconds a round, training only (median): {wanted}", "one run is told once"
     assert all(f"- {line}" in markdown(sheet).splitlines() for line in told)
-    assert notes(held, cells(held)) == ["Theirs: another network"], (
-        "without FedAvg there is nothing beside it"
-    )
+    alone = ["Theirs: another network", "rounds and what a start was worth: Theirs 2+1"]
+    assert notes(held, cells(held)) == alone, "without FedAvg there is nothing beside it"
 
 
 def test_a_paper_is_run_shown_and_gone_on_with(paper, tmp_path):

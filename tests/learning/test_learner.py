@@ -17,6 +17,7 @@ from kinfolk.algorithms.feddane import FedDANE
 from kinfolk.algorithms.fedsgd import FedSGD
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
+from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
@@ -316,3 +317,16 @@ def test_rows_that_fill_no_batch_are_left_out_where_that_is_asked_for_and_never_
     assert learner.tuning(3).plan == replace(learner.plan, epochs=3)
     every_row = (FedSGD(learner), FedDANE(learner))
     assert [method.tasks()["gradient"].passes[0].plan.drop_last for method in every_row] == [False, False]
+
+
+@pytest.mark.parametrize("name", ["fedavg_tuned", "fesem", "fesem_ma"])
+def test_fine_tuning_may_have_a_rate_of_its_own(name):
+    def rates(*sets):
+        spec = override(Experiment(), [f"algorithm.name={name}", "local.lr=0.2", "local.decay=0.5", *sets])
+        task = build_parts(spec).algorithm.scored()["fine-tuned"]
+        return [task.passes[0].descents[0].rate(t) for t in (0, 2)]
+
+    assert rates() == [0.2, 0.05], "that of the round, unless it is set"
+    assert rates("local.tune_lr=0.01") == [0.01, 0.01]
+    with pytest.raises(KinfolkError, match=r"local\.tune_lr = -1\.0: give 0 or more"):
+        override(Experiment(), ["local.tune_lr=-1.0"])

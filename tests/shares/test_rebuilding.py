@@ -69,7 +69,7 @@ def test_a_layerwise_share_is_a_working_model(make, digits):
     assert own < whole - 3
     print(f"{make.__name__}: victim {whole:.1f}, attacker's own model {own:.1f}")
     vec, layers = to_vector(victim)
-    ctx = Context("ann", 0, MEMBERS, 2.0, layers)
+    ctx = Context("ann", 0, MEMBERS, (0.5,) * len(MEMBERS), layers)
     for granularity in ("tensor", "module"):
         scheme = Layerwise(granularity, Seed(2).numpy("cuts").bytes)
         share = to_tree(scheme.split(vec, 0.5, "bob", MEMBERS, ctx)["cyd"]["part"], attacker)

@@ -154,7 +154,7 @@ class FeSEM:
             state, everyone = state.after((yield from ask("update", cohort, *sent)))
             absent = {c: k for c, k in state.groups_of(everyone.clients).items() if c not in cohort}
             em = replace(em, given=absent | given)
-            found = em.end(em.add(em.begin(), everyone))
+            found = em.end(em.add(em.begin(), everyone) if everyone.clients else em.begin())
         if not state.parted:  # the one centre of all
             return self._as_one(state, found), {"spread": found.spread}
         member = state.moved(tuple(found.member), where(found.member))

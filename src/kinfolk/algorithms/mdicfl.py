@@ -50,7 +50,6 @@ from kinfolk.types import Client, Message, Stack, Tree
 SLACK = 1e-3
 
 Found = tuple[Tree, dict[Client, int], Tensor]
-Begun = tuple["State", bool]
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class MDICFL:
     shared_most: int = 15  # common rounds after which clients are parted anyhow
     # Clusters that k-means found stand while one of their models is less sure than this of its pseudo rows:
     # every model is near an unsure one. 0: they never do.
-    confidence: float = 0.7
+    confidence: float = 0.8
     warm_epochs: int = 5  # epochs of every client before k-means
     restarts: int = 20  # of k-means; the best counts
     weights: Weights = "uniform"  # of clients in the mean of a cluster; the paper's is uniform
@@ -113,13 +112,13 @@ class MDICFL:
     # Which of a cluster's models clients are compared with: the one that pseudo rows were made of, or the
     # mean that its members would have after this round, for which the cohort's models are held.
     against: Literal["before", "after"] = "before"
-    samples: int = 30  # M: pseudo rows for each cluster and class
+    samples: int = 10  # M: pseudo rows for each cluster and class; the paper's is 30
     prior_mean: float = 0.0  # mu of rows; the paper's 0.5 for pixels is 0 once they are normalised
     prior_weight: float = 0.1  # lambda
     norm: Literal["l2", "squared"] = "l2"  # of the pull towards mu
     clip_to_range: bool = False  # rows searched for are kept in [-1, 1]
     search_iterations: int = 100
-    warm_rows: int = 0  # above 0: rows go on from those of the round before, with so many steps
+    warm_rows: int = 5  # rows go on from the round before with so many steps; 0: fresh ones, the paper's
     search_lr: float = 0.1
     noise: int = 16  # numbers that a generator starts from, beside the label
     hidden: int = 0  # a generator's width; 0: 512 for images of three channels, else 256
@@ -137,11 +136,10 @@ class MDICFL:
 
     def __post_init__(self) -> None:
         least = {
-            "shared_rounds": 1, "plateau": 0, "shared_most": 1,
+            "shared_rounds": 1, "plateau": 0, "shared_most": 1, "merge_below": 0,
             "k": 1, "warm_epochs": 1, "restarts": 1, "samples": 1, "prior_weight": 0, "search_iterations": 0,
             "search_lr": 0, "warm_rows": 0, "confidence": 0, "noise": 1, "hidden": 0, "generator_batch": 2,
             "generator_iterations": 0, "generator_lr": 0, "diversity_weight": 0, "epsilon": 0,
-            "merge_below": 0,
         }  # fmt: skip
         for name, number in least.items():
             at_least(f"algorithm.{name}", getattr(self, name), number)
@@ -151,9 +149,7 @@ class MDICFL:
             remedy = "mdicfl compares the probabilities of classes; use a classification loss, cross_entropy"
             raise KinfolkError("loss", loss.name, remedy)
         if by_the_batch(self.learner.module):
-            remedy = (
-                "what mdicfl asks models must not depend on other rows of a batch; use 'bn', 'gn' or 'none'"
-            )
+            remedy = "answers must not depend on other rows of a batch; use 'bn', 'gn' or 'none'"
             raise KinfolkError("model.norm", "batch", remedy)
         if self.epsilon and self.privacy == "weak":
             remedy = "with weak privacy clients give no answers to randomise; set privacy = 'strong'"
@@ -176,7 +172,7 @@ class MDICFL:
         once, none = torch.arange(self.k), torch.zeros(len(clients), dtype=torch.int64)
         return State(centres, member, tuple(clients), once, (), laws, False, {}, False, none, 0)
 
-    def begin(self, state: State, turn: Turn) -> Generator[Request, Any, Begun]:
+    def begin(self, state: State, turn: Turn) -> Generator[Request, Any, tuple[State, bool]]:
         """The models and clusters to begin with, and whether these clusters stand for the first round."""
         if self.start == "distinct":
             return state, False
@@ -200,16 +196,16 @@ class MDICFL:
             return (yield from self.common(state, cohort))
         known, facts = (yield from self.hear(state, cohort)) if self.k > 1 else (state, {})
         able = self.able(known, cohort)
+        new, stand = known, self.k == 1
         if not able:
             return known, facts
-        new, stand = known, self.k == 1
         if not known.begun and self.k > 1:
             new, stand = yield from self.begin(known, turn)
         probe = None
         if not stand:
             new, probe = self.probe(new, turn)
             facts["confidence"] = sure = probe.least_sure(new.member)
-            stand = self.start in ("warm_kmeans", "parted") and sure < self.confidence
+            stand = self.holds(sure)
         if probe is None or stand or self.privacy == "weak":
             centres, member, _ = yield from self.assigned(new, able, None if stand else probe)
         else:
@@ -228,6 +224,10 @@ class MDICFL:
         new, told = merged(new, self.learner, probe.x, self.merge_below, join)
         return new, facts | told
 
+    def holds(self, sure: float) -> bool:
+        """Whether clusters that k-means has found are to stand, the least sure model being so sure."""
+        return self.start in ("warm_kmeans", "parted") and sure < self.confidence
+
     def in_common(self, state: State, turn: Turn) -> bool:
         """Whether all clients share one model still."""
         if self.start != "parted" or self.k == 1 or state.begun:
@@ -238,22 +238,22 @@ class MDICFL:
         """A round of one model for everybody, which also tells whether it has begun to learn."""
         one = {n: t[:1] for n, t in state.centres.items()}
         by = WithBlind(group_fold(self.mean, self.trim, "model", one, self.weights, all_in_one))
-        (one, _, _), blind = yield from fold(
-            by, "common", cohort, {"model": {n: t[0] for n, t in one.items()}}
-        )
+        sent = {"model": {n: t[0] for n, t in one.items()}}
+        (one, _, _), blind = yield from fold(by, "common", cohort, sent)
         counted = state.counted + counts(blind, self.plateau)
         new = replace(state, centres=copies({n: t[0] for n, t in one.items()}, self.k), counted=counted)
         return new, {"clusters": 1, "blind": blind}
 
     def last_word(self, state: State, turn: Turn) -> Script[State] | None:
-        """Everyone in the cluster that a round of all would put it into; who does not answer stays."""
-        # Before the first clusters all models are one.
+        """Everyone in the cluster that a round of all would put it into, once there are clusters."""
         return self.reassigned(state, turn) if self.final_reassign and self.k > 1 and state.begun else None
 
     def reassigned(self, state: State, turn: Turn) -> Script[State]:
         """The same models with clusters found anew."""
         known, facts = yield from self.hear(state, turn.clients)
         able, (_, probe) = self.able(known, turn.clients), self.probe(known, turn)
+        if self.holds(probe.least_sure(known.member)):
+            return known, facts
         if self.privacy == "weak":
             _, member, _ = yield from self.assigned(known, able, probe)
         else:

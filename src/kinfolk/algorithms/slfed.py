@@ -5,7 +5,7 @@ Palanisamy Sundar et al.: Subjective Logic-based Decentralized Federated Learnin
 A round of client A: every few rounds train a weak GAN and make images; show them to a few direct partners;
 compare the histograms of both models' predictions; turn that into opinions, hear the partners' opinions
 of everybody; ask those of whom A is least uncertain for their models, each scaled by its similarity, as
-shares whose sum only A learns; train what comes out, the personal aggregated model (PAM).
+shares of which A learns the sum; train what comes out, the personal aggregated model (PAM).
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from kinfolk.learning.learner import Learner, own_model
 from kinfolk.learning.ranges import REACH, Ranges, checked_reach
 from kinfolk.learning.stand_in import Kind, StandIns, checked_images, keep_all, predicted
 from kinfolk.script import Script, ask, exchange
-from kinfolk.shares import make_scheme
-from kinfolk.shares.desk import Desk, Inbox, Letters, no_request
-from kinfolk.shares.letters import blank_diary, field
+from kinfolk.shares import HIDING, make_scheme
+from kinfolk.shares.desk import Desk, Inbox, Letters
+from kinfolk.shares.letters import blank_diary, field, no_request
 from kinfolk.shares.refusals import Refusals, no_refusals, reasons, without_reasons
+from kinfolk.shares.request_log import empty_log
 from kinfolk.shares.scheme import Scheme
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Carry, Facts, Fit, Peer, Swap, Table, Task
@@ -49,7 +50,10 @@ from kinfolk.trust.similarity import MEASURES, Compare, Measure
 from kinfolk.types import Client, Each, Message, Tree
 
 # What lives longer than a round; all else in a memory is one round's.
-KEPT = ("book", "copies", "diary", "images", "key", "made", "model", "pam", REACH, "reasons", "refused")
+KEPT = (
+    "answered", "book", "copies", "diary", "images", "key", "made", "model", "pam", REACH, "reasons",
+    "refused",
+)  # fmt: skip
 
 # What is worked on where the engine works.
 LARGE = ("images", "model", "pam")
@@ -69,6 +73,8 @@ class SLFed:
     All defaults are as published, or the nearest to it where the paper is silent; options of ours say so.
     As published the lists do not find groups; `slfed_similar` has lists that do (docs/papers/slfed.md).
     """
+
+    lasting = ("answered",)  # what a member has answered stays answered, whatever becomes of the round
 
     learner: Learner
     direct: int = 2  # DS: partners each client chooses in a round
@@ -105,12 +111,15 @@ class SLFed:
     local_rounds: int = 0
     compare: Compare = "counts"  # of predictions: how many of each class; "images" is ours: the class of each
     conflict_aware: bool = False  # the variance of similarities is added to the uncertainty
+    # "plain" and "layerwise" serve every request, as published; else a model is part of one sum in a round.
     shares: Literal["additive64", "plain", "layerwise", "shamir61"] = "additive64"
     layers: Literal["tensor", "module"] = "tensor"  # what "layerwise" cuts: tensors, or modules
     share_bits: int = 0  # fractional bits of shares; 0: the scheme's own, 32 for additive64, 24 for shamir61
     share_limit: float = 2.0**14  # the largest number that is shared
-    entropy: Literal["stream", "system"] = "stream"  # of shares; only the system's keeps secrets
-    min_members: int = 0  # a sum over fewer hides nobody; 0: 3, and of plain sums, which hide nothing, 1
+    # Of masks: the operating system's; those of the run's seed, "stream", are public and for tests only.
+    entropy: Literal["system", "stream"] = "system"
+    # The least members of a sum, also by their weights; 0: 3, and of plain sums, which hide nothing, 1.
+    min_members: int = 0
     max_share: float = 0.0  # the largest part of all sigma that a member agrees to; 0: 0.5, of plain sums 1
     retries: int = (
         1  # how often a sum is tried anew, with a shorter list and fresh seeds, if a member vanishes
@@ -131,6 +140,10 @@ class SLFed:
                 "algorithm.name", "slfed", "compares predicted classes; use a classification loss"
             )
         self._stand_ins()
+
+    def public_secrets(self) -> str:
+        """Masks that follow from the seed hide nothing from anybody who knows it."""
+        return "algorithm.entropy=stream" if self.entropy == "stream" and self._hides() else ""
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """Nobody has joined."""
@@ -160,13 +173,15 @@ class SLFed:
         for step in ("images", "counts", "opinions", "requests", "accepts", "confirm"):
             yield from exchange(step, cohort)
         for _ in range(self.waves):
-            for step in (*("shares", "ready", "verdict") * self.retries, "again", "responses"):
+            last = ("responses", "results") if self._hides() else ("responses",)
+            for step in (*("shares", "ready", "verdict") * self.retries, "again", *last):
                 yield from exchange(step, cohort)
         yield from ask("train", cohort)
         return State(joined), {}
 
     def tasks(self) -> Table:
         """What clients can be asked, and what they tell one another."""
+        more = self.waves > 1
         return {
             "practise": self._training("model", "practise"),
             "begin": Swap(lambda memory, me: {}, self._begin),
@@ -181,7 +196,9 @@ class SLFed:
             "ready": self._at_desk("wave", Desk.ready, Desk.judge),
             "verdict": self._at_desk("wave", Desk.judged, Desk.take_back, gives=True),
             "again": self._at_desk("wave", Desk.deal, Desk.respond_at_last),
-            "responses": self._at_desk("wave", Desk.answer, Desk.sum_up, gives=self.waves > 1),
+            # Models leave where shares are made, and the last step of a wave makes those of the next.
+            "responses": self._at_desk("wave", Desk.answer, Desk.sum_up, gives=more and not self._hides()),
+            "results": self._at_desk("wave", Desk.pass_on, Desk.take_over, gives=more),
             "train": self._training("pam", "batch"),
         }
 
@@ -226,7 +243,8 @@ class SLFed:
     def _begin(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
         """Nothing of an earlier round is left over; until there is a better one, the own model is the PAM."""
         n = len(me.turn.clients)
-        first: Message = {"book": blank_book(n), "diary": blank_diary(n), **no_refusals(n)}
+        first: Message = {"answered": empty_log(), "book": blank_book(n), "diary": blank_diary(n)}
+        first |= no_refusals(n)
         held = {**first, **{key: memory[key] for key in KEPT if key in memory}}
         held |= without_reasons(held)
         # Before the first round there was no PAM, and after a round alone the model is what was trained.
@@ -356,12 +374,18 @@ class SLFed:
     def _desk(self, me: Peer, refusals: Refusals) -> Desk:
         def scheme(requester: Client, attempt: int) -> Scheme:
             draw = me.turn.seed.numpy("share", me.turn.round, requester, me.name, attempt)
-            entropy = draw.bytes if self.entropy == "stream" else os.urandom
+            # What "layerwise" cuts with hides nothing, and its sums of floats would differ from run to run.
+            entropy = os.urandom if self.entropy == "system" and self._hides() else draw.bytes
             fixed = (self.share_bits, self.share_limit)
             return make_scheme(self.shares, entropy, *self.secrecy(), self.layers, *fixed)
 
-        limits = (*self.secrecy(), self.waves, self.retries)
-        return Desk(me.name, me.turn.clients, me.turn.round, scheme, refusals, *limits)
+        # Known to all, and another in every round, so that nobody is always answered last.
+        order = lambda n: me.turn.seed.numpy("order", me.turn.round).permutation(n).tolist()  # noqa: E731
+        how = (*self.secrecy(), self.waves, self.retries, self._hides(), order)
+        return Desk(me.name, me.turn.clients, me.turn.round, scheme, refusals, *how)
+
+    def _hides(self) -> bool:
+        return self.shares in HIDING
 
 
 def _refusals(memory: Message, me: Peer) -> Refusals:

@@ -25,7 +25,7 @@ from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD
-from kinfolk.script import Algorithm, Ask, Groups, Remembers, installed, play
+from kinfolk.script import Algorithm, Ask, Groups, NeverForgets, Remembers, installed, play
 from kinfolk.streams import Seed, Turn
 from kinfolk.task import Plan
 from kinfolk.types import Client, Message, Stack, Tree
@@ -134,6 +134,7 @@ class Outcome:
     ledger: dict[str, dict[str, int]]  # bytes of the rounds by kind of message and way
     groups: tuple[int, ...]  # empty where the algorithm has none
     log: tuple[tuple[str, dict[str, Any]], ...]  # what the audit trail would say
+    lasting: tuple[str, ...] = ()  # entries of memories that clients never forget
 
     def named(self, event: str) -> set[Client]:
         """The clients that the log names for an event."""
@@ -154,7 +155,8 @@ def staged(
 
     `wrap` may put something between the engine and the stage.
     """
-    memories = Memories(algorithm.remember if isinstance(algorithm, Remembers) else lambda who: {})
+    lasting = algorithm.lasting if isinstance(algorithm, NeverForgets) else ()
+    memories = Memories(algorithm.remember if isinstance(algorithm, Remembers) else lambda who: {}, lasting)
     with arithmetic(device, "float32"):
         choice = Choice(engine_name, device, chunk=3, processes=2, why="")
         engine = make_engine(choice, federation, installed(algorithm), memories)
@@ -206,7 +208,8 @@ def play_rounds(
         scores = scores_of(algorithm, state, stage, last, clients) if score else {}
         held = {c: stage.engine.memories[c] for c in clients}
     groups = tuple(algorithm.groups(state).tolist()) if isinstance(algorithm, Groups) else ()
-    return Outcome(state, held, scores, spent, groups, tuple(log))
+    lasting = stage.engine.memories.lasting
+    return Outcome(state, held, scores, spent, groups, tuple(log), lasting)
 
 
 def first_model(algorithm: Algorithm[Any]) -> Tree:

@@ -96,8 +96,9 @@ class Distributed:
             self.link.send(encode({}, header), rank)
         sent = _swap(self.inner, self.link, self.shares, swap, among, turn)
         for rank in self.others:
-            _, back = self._open(rank)
+            message, back = self._open(rank)
             sent |= {(Client(a), Client(b)): count for a, b, count in json.loads(back["sent"])}
+            self.memories.add(parcel.added(message, back))
         return sent
 
     def tell(self, word: str) -> None:
@@ -183,7 +184,7 @@ def _do(engine: Engine, federation: Federation, link: Link, message: Message, he
         assert isinstance(swap, Swap)
         sent = _swap(engine, link, shares(federation, link.size), swap, among, _turn(header, federation))
         told = json.dumps([(a, b, count) for (a, b), count in sent.items()])
-        link.send(encode({}, {"sent": told}), 0)
+        link.send(parcel.with_added(memories.take_added(), {"sent": told}), 0)
     elif do == "fetch":
         who = sorted(memories)
         link.send(parcel.tied([memories[c] for c in who], {"of": json.dumps(who)}), 0)

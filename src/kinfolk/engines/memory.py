@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
+
+import torch
+from torch import Tensor
 
 from kinfolk.streams import Turn
 from kinfolk.task import Peer, Swap
@@ -26,22 +29,33 @@ class Far(Protocol):
         ...
 
 
+# Rows that clients have added to what they never forget: (client, entry, new rows [rows, bytes]).
+Added = list[tuple[Client, str, Tensor]]
+
+
 class Memories(dict[Client, Message]):
     """Each client's memory; one that was never asked holds what the algorithm says it starts with.
 
-    >>> held = Memories(lambda who: {})
+    Entries that are `lasting`, tensors of bytes [rows, width] that only grow, are never undone: what a client
+    has answered stays answered. New rows are handed to `journal` when `flush` is called, which is before
+    anything that follows from them leaves a client.
+
+    >>> held = Memories(lambda who: {}, lasting=("log",))
     >>> held.mark()
-    >>> held[Client("a")] = {"n": 1}
+    >>> held[Client("a")] = {"n": 1, "log": torch.zeros(1, 2, dtype=torch.uint8)}
     >>> held.undo()
-    >>> held, held[Client("a")]
-    ({}, {})
+    >>> held[Client("a")]
+    {'log': tensor([[0, 0]], dtype=torch.uint8)}
     """
 
-    def __init__(self, remember: Callable[[Client], Message]) -> None:
+    def __init__(self, remember: Callable[[Client], Message], lasting: Sequence[str] = ()) -> None:
         super().__init__()
-        self.remember = remember
+        self.remember, self.lasting = remember, tuple(lasting)
         self.far: Far | None = None  # an engine of several processes puts itself here
+        self.journal: Callable[[Added], None] = lambda added: None
         self._marked: dict[Client, Message] = {}
+        self._kept: dict[Client, dict[str, Tensor]] = {}
+        self._added: Added = []
 
     def mark(self) -> None:
         """Note what everyone holds, for `undo`."""
@@ -50,9 +64,8 @@ class Memories(dict[Client, Message]):
             self.far.tell("mark")
 
     def undo(self) -> None:
-        """Go back to the last mark: models and memories of a void round stay as they were."""
-        self.clear()
-        self.update(self._marked)
+        """Go back to the last mark: models and memories of a void round stay as they were, but what lasts."""
+        self._hold(self._marked)
         if self.far is not None:
             self.far.tell("undo")
 
@@ -61,12 +74,68 @@ class Memories(dict[Client, Message]):
         return {**self, **(self.far.fetch() if self.far is not None else {})}
 
     def restore(self, memories: Mapping[Client, Message]) -> None:
-        """Put saved memories where each is kept."""
-        self.clear()
-        self.update(memories if self.far is None else self.far.hand_out(memories))
+        """Put saved memories where each is kept, with all rows that the journal has beyond them."""
+        self._hold(memories)
+        if self.far is not None:
+            whole = dict(self)
+            self.clear()
+            self.update(self.far.hand_out(whole))
+
+    def recall(self, rows: Added) -> None:
+        """Know again what a journal holds; `restore` then puts it into the memories."""
+        for who, entry, new in rows:
+            self._keep(who, entry, new)
+
+    def flush(self) -> None:
+        """Hand new rows to the journal."""
+        if self._added:
+            self.journal(self._added)
+            self._added = []
+
+    def take_added(self) -> Added:
+        """New rows, for a process that keeps the journal."""
+        added, self._added = self._added, []
+        return added
+
+    def add(self, rows: Added) -> None:
+        """New rows of clients whose memories are kept elsewhere."""
+        self._added += rows
+
+    def __setitem__(self, who: Client, memory: Message) -> None:
+        super().__setitem__(who, memory)
+        for entry in self.lasting:
+            rows = memory.get(entry)
+            new = self._keep(who, entry, rows) if isinstance(rows, Tensor) else None
+            if new is not None and len(new):
+                self._added.append((who, entry, new))
 
     def __missing__(self, who: Client) -> Message:
-        return self.remember(who)
+        return self._with_kept(who, self.remember(who))
+
+    def _hold(self, memories: Mapping[Client, Message]) -> None:
+        whole = {who: self._with_kept(who, memory) for who, memory in memories.items()}
+        self.clear()
+        self.update(whole)
+        self.update({who: self.__missing__(who) for who in sorted(self._kept) if who not in whole})
+
+    def _keep(self, who: Client, entry: str, rows: Tensor) -> Tensor:
+        """Those of the rows that were not known, which are from now on."""
+        kept = self._kept.setdefault(who, {})
+        before = kept.get(entry, rows[:0])
+        if torch.equal(rows.cpu(), before.cpu()):
+            return rows[:0]
+        known = {bytes(row) for row in before.cpu().numpy()}
+        fresh = [i for i, row in enumerate(rows.cpu().numpy()) if bytes(row) not in known]
+        if fresh:
+            kept[entry] = torch.cat([before.to(rows.device), rows[fresh]])
+        return rows[fresh]
+
+    def _with_kept(self, who: Client, memory: Message) -> Message:
+        for entry in self.lasting:
+            rows = memory.get(entry)
+            if isinstance(rows, Tensor):
+                self._keep(who, entry, rows)
+        return {**memory, **self._kept.get(who, {})}
 
 
 def swap_in_process(

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 from kinfolk.codec import decode, encode
+from kinfolk.engines.memory import Added
 from kinfolk.errors import KinfolkError
 from kinfolk.types import Client, Message, Stack
 
@@ -63,6 +64,24 @@ def letters(data: bytes, rank: int) -> list[Letter]:
     message, header = opened(data, rank)
     names = json.loads(header["names"])
     return [(a, b, what) for (a, b), what in zip(names, untied(message, header), strict=True)]
+
+
+def with_added(rows: Added, header: Header) -> bytes:
+    """What a rank says of an exchange, with the rows that its clients will never forget.
+
+    >>> import torch
+    >>> one = [(Client("a"), "log", torch.zeros(1, 2, dtype=torch.uint8))]
+    >>> added(*decode(with_added(one, {})))
+    [('a', 'log', tensor([[0, 0]], dtype=torch.uint8))]
+    """
+    named = json.dumps([(who, entry) for who, entry, _ in rows])
+    return tied([{"rows": new} for _, _, new in rows], {**header, "added": named})
+
+
+def added(message: Message, header: Header) -> Added:
+    """The rows behind `with_added`."""
+    found = zip(json.loads(header["added"]), untied(message, header), strict=True)
+    return [(Client(who), entry, one["rows"]) for (who, entry), one in found]
 
 
 def report(error: Exception) -> bytes:

@@ -254,6 +254,7 @@ class Stage:
         swap = self.engine.table[request.swap]
         assert isinstance(swap, Swap), f"{request.swap} is a task, not an exchange"
         sent = self.engine.swap(swap, present, turn)
+        self.engine.memories.flush()  # before anybody writes a letter that follows from it
         self.answered = (self.answered | set(present)) - self.failed
         self.ledger.add_bytes(request.swap, "across", sum(sent.values()))
 

@@ -9,7 +9,7 @@ from kinfolk.experiment.build import Parts
 from kinfolk.federation.federation import Federation
 
 # Up to this many times the fewest members, many lists are too short: of 8 clients a third can be sent when
-# three are needed, of 12 six in ten, of 16 five in six, of 20 all (DS = 2, 20 rounds, two seeds).
+# three are needed, of 12 six in ten, of 16 six in seven, of 20 nearly all (benchmarks/ballots.py --lengths).
 AMPLE = 2
 _TOGETHER = 4096
 

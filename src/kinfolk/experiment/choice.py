@@ -8,10 +8,12 @@ from pathlib import Path
 
 from kinfolk.engines.choose import Choice, choose
 from kinfolk.engines.link import Link
+from kinfolk.errors import KinfolkError
 from kinfolk.experiment.asking import wanted_by
 from kinfolk.experiment.build import Parts, first_rows
 from kinfolk.experiment.cautions import cautions
 from kinfolk.learning.batchable import cost, obstacle
+from kinfolk.script import Rehearses
 
 # A last batch is too small for BatchNorm if it is this many times smaller than the others: of 1,250 rows in
 # batches of 32 the last has two, and models that are scored right after it lost 17 points of 49.
@@ -37,7 +39,8 @@ def chosen(parts: Parts, link: Link | None) -> Choice:
     steps = local.steps or local.epochs * float(rows) / local.batch
     cohort = max(1, round(parts.spec.run.participation * len(federation.clients)))
     choice = choose(wanted, size, local.batch, cohort, blocked, steps)
-    lines = (choice.warning, scant_batches(parts), *cautions(parts))
+    secrets = public_secrets(parts, choice.name, link is not None)
+    lines = (choice.warning, scant_batches(parts), secrets, *cautions(parts))
     choice = replace(choice, warning="; ".join(filter(None, lines)))
     return replace(choice, device=link.device) if link and choice.device.type == "cuda" else choice
 
@@ -60,6 +63,30 @@ def scant_batches(parts: Parts) -> str:
         f"{int(scant.sum())} clients end an epoch with a batch of {few} or a few more rows, "
         "from which BatchNorm learns little good; local.drop_last=true leaves it out"
     )
+
+
+def public_secrets(parts: Parts, engine: str, linked: bool) -> str:
+    """A warning where an algorithm's secrets follow from the seed; refused where messages leave the process.
+
+    >>> from kinfolk.experiment.build import build_parts
+    >>> from kinfolk.experiment.sections import AlgorithmSpec, Experiment
+    >>> secret, public = (AlgorithmSpec("slfed", {"entropy": e}) for e in ("system", "stream"))
+    >>> public_secrets(build_parts(Experiment(algorithm=secret)), "wire", False)
+    ''
+    >>> public_secrets(build_parts(Experiment(algorithm=public)), "wire", False)
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: algorithm.entropy = 'stream': no mask is secret, and engine 'wire' leaves...
+    """
+    algorithm = parts.algorithm
+    setting = algorithm.public_secrets() if isinstance(algorithm, Rehearses) else ""
+    if not setting:
+        return ""
+    field, _, value = setting.partition("=")
+    if linked or engine not in ("loop", "batched"):
+        where = "distributed" if linked else engine
+        remedy = f"no mask is secret, and engine {where!r} leaves the process; use 'system'"
+        raise KinfolkError(field, value, remedy)
+    return f"{field} = {value!r} is for tests only: every mask follows from the seed, NO MODEL IS HIDDEN"
 
 
 def work(parts: Parts) -> float:

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-import torch
-
 from kinfolk.engines.choose import arithmetic, make
 from kinfolk.engines.distributed import serve
 from kinfolk.engines.link import Link
-from kinfolk.engines.memory import Memories
 from kinfolk.engines.stage import Engine
-from kinfolk.experiment.attack import given
 from kinfolk.experiment.build import Parts
 from kinfolk.experiment.choice import chosen
+from kinfolk.experiment.client_memory import make_memories
 from kinfolk.federation.federation import Federation
-from kinfolk.script import Remembers, installed
+from kinfolk.script import installed
 from kinfolk.task import Table
-from kinfolk.types import map_leaves
 
 
 def follow(build: Callable[[], Parts], link: Link) -> None:
@@ -29,17 +25,10 @@ def follow(build: Callable[[], Parts], link: Link) -> None:
             parts = build()
             choice = chosen(parts, link)
             held.enter_context(arithmetic(choice.device, parts.spec.engine.precision))
-            memories = memories_of(parts, choice.device)
+            memories = make_memories(parts, choice.device)
             return make(choice, parts.federation, table_of(parts), memories), parts.federation
 
         serve(engine, link)
-
-
-def memories_of(parts: Parts, device: torch.device) -> Memories:
-    """What clients remember, before anybody is asked."""
-    remember = parts.algorithm.remember if isinstance(parts.algorithm, Remembers) else lambda who: {}
-    marked = parts.attack.mark(remember, given(installed(parts.algorithm))) if parts.attack else remember
-    return Memories(lambda who: map_leaves(lambda t: t.to(device), marked(who)))
 
 
 def table_of(parts: Parts) -> Table:

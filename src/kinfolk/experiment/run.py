@@ -20,10 +20,11 @@ from kinfolk.experiment.build import Network, Parts, build_parts
 from kinfolk.experiment.checkpoint import Loaded, load_latest, save
 from kinfolk.experiment.choice import chosen, kept, work
 from kinfolk.experiment.choosing import choose_now, with_choices
+from kinfolk.experiment.client_memory import make_memories
 from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.describe import description
 from kinfolk.experiment.privacy import after_void, prepare, tell_spending
-from kinfolk.experiment.ranks import follow, memories_of, table_of
+from kinfolk.experiment.ranks import follow, table_of
 from kinfolk.experiment.record import Records, read_rounds, write_json, write_text
 from kinfolk.experiment.score import reached, score_everyone, score_groups
 from kinfolk.experiment.sections import Experiment
@@ -130,7 +131,7 @@ class Running:
         self.parts, self.folder, self.choice, self.watch = parts, folder, choice, watch
         self.spec, self.algorithm, self.clients = parts.spec, parts.algorithm, parts.federation.clients
         self.records = Records(folder)
-        self.memories = memories_of(parts, choice.device)
+        self.memories = make_memories(parts, choice.device, folder)
         engine = make(choice, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
         rows, absent = parts.federation, drop_outs(self.spec.run.absent)
@@ -151,6 +152,7 @@ class Running:
         """Rounds until the end, each finished in the records before the next begins."""
         self.announce()
         if not (resume and self._restore()):
+            self.memories.restore({})  # what the journal of a run without a checkpoint holds
             self.open_folder()
             prepare(self.algorithm, self.stage, self._turn())
             self._finish_round({}, evaluate=True)

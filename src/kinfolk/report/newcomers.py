@@ -17,7 +17,7 @@ from kinfolk.report.read import shown
 # A table on the screen lists this many newcomers and counts the others.
 LISTED = 40
 SCORES = {
-    "one_model": "one model",
+    "one_model": "mean of all",
     "worst_centre": "worst group",
     "centre": "its group",
     "fine_tuned": "fine-tuned",
@@ -63,7 +63,8 @@ def newcomers_table(facts: Mapping[str, Any]) -> tuple[Table, list[str]]:
     how = {"loss": "lowest loss on its training rows", "distance": "centre nearest to what it trained"}
     return table, [
         *notes,
-        f"group: {how[facts['by']]}. one model: the mean of all groups' models. fine-tuned: one epoch more.",
+        f"group: {how[facts['by']]}. mean of all: of the groups' models; no model for all was trained. "
+        "fine-tuned: one epoch more.",
         f"models: {facts['run']}, round {facts['round']}",
     ]
 

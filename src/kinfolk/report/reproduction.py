@@ -21,6 +21,7 @@ from kinfolk.report.figures import COLOURS, INK, PALE, STYLES, save
 from kinfolk.report.read import (
     LOWER_IS_BETTER,
     Run,
+    extra_rounds,
     last,
     load_run,
     mean_history,
@@ -148,10 +149,15 @@ def cells(sheet: Sheet) -> list[dict[str, Any]]:
                 "numbers": [{"mean": mean, "std": std, "seeds": n} for mean, std, n in got],
                 "some": f"{len(runs)} of {len(row['runs'])} seeds" if some else "",
                 "seconds": seconds(runs),
+                "rounds": [_with_start(run) for run in runs if extra_rounds(run)],
                 "why": "; ".join(filter(None, (broke, row["why"]))),
             }
         )
     return rows
+
+
+def _with_start(run: Run) -> str:
+    return f"{run.rounds[-1]['round']}+{extra_rounds(run):.3g}"
 
 
 def seconds(runs: Sequence[Run]) -> float:
@@ -171,6 +177,8 @@ def notes(sheet: Sheet, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if sheet.facts.get("again"):
         told.append(f"all rows: the models of {sheet.facts['again']}, scored again on these test rows")
     told += [f"{row['label']}: {row['why']}" for row in rows if row["why"]]
+    paid = [f"{row['label']} {', '.join(dict.fromkeys(row['rounds']))}" for row in rows if row["rounds"]]
+    told += [f"rounds and what a start was worth: {'; '.join(paid)}"] if paid else []
     runs = {row["label"]: tuple(row["runs"]) for row in sheet.facts["rows"]}
     base = next((row for row in rows if row["label"] == BASE and row["seconds"] > 0), None)
     if base is None:

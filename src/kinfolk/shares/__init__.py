@@ -15,6 +15,7 @@ from kinfolk.shares.shamir import Shamir61
 
 # By the names that a configuration uses.
 SCHEMES = {"plain": Plain, "layerwise": Layerwise, "additive64": Additive64, "shamir61": Shamir61}
+HIDING = ("additive64", "shamir61")  # those that hide a model, if it is part of one sum only
 
 
 def make_scheme(

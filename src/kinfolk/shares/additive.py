@@ -5,9 +5,9 @@ that grow from them; a share is the seed alone. Responses add what was kept and 
 received, so that in their sum every mask meets its negative. Any n - 1 of a model's n shares look random.
 
 Trust: members and requester follow the steps, and their channels are private and authenticated. The
-requester with c members learns the sum over the others, hence at least three members, and nobody whose
-sigma is more than half of all. If a member vanishes before responding, all is void: abort, then ask a
-shorter list with fresh seeds (`kinfolk.shares.context.Diary`).
+requester with c members learns the sum over the others, hence at least three members, by their weights too
+(`kinfolk.shares.effective`), and nobody whose sigma is more than half of all. If a member vanishes before
+responding, all is void: abort, then ask a shorter list with fresh seeds (`kinfolk.shares.context.Diary`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from kinfolk.shares.context import Context, check_secrecy, check_split
 from kinfolk.shares.fixed import SEED, Words, check_room, decode, encode, expand, fresh_seeds
 from kinfolk.shares.roll import Payload, answer, enrol, opened, sums
-from kinfolk.shares.scheme import Response, Share
+from kinfolk.shares.scheme import Note, Response, Share, unheard
 from kinfolk.types import Client
 
 
@@ -31,7 +31,7 @@ class Additive64:
     """sum_i sigma_i * vec_i with an error of at most n * 2**-(bits + 1) in each coordinate.
 
     >>> import torch
-    >>> ctx = Context("ann", 0, ("bob", "cyd", "dan"), 1.5, (("w", 1),))
+    >>> ctx = Context("ann", 0, ("bob", "cyd", "dan"), (0.5, 0.5, 0.5), (("w", 1),))
     >>> scheme, w = Additive64(), torch.tensor([2.0])
     >>> sent = {m: scheme.split(w, 0.5, m, ctx.members, ctx) for m in ctx.members}
     >>> got = {m: scheme.respond({s: sent[s][m] for s in sent}, m, ctx) for m in ctx.members}
@@ -51,7 +51,7 @@ class Additive64:
     ) -> dict[Client, Share]:
         """A seed for everybody else; for oneself the encoded model minus their masks."""
         check_split(vec, sigma, me, members, ctx)
-        check_secrecy(sigma, me, ctx, self.min_members, self.max_share)
+        check_secrecy(ctx, me, self.min_members, self.max_share)
         check_room(len(ctx.members), self.bits, self.limit, 63)
         kept: Words = encode(vec, sigma, self.bits, self.limit, me).view(np.uint64)
         others = [m for m in ctx.members if m != me]
@@ -68,11 +68,14 @@ class Additive64:
             whole += expand(payload, ctx, sender, me) if isinstance(payload, bytes) else payload
         return answer(whole, shares, me, ctx)
 
-    def reconstruct(self, responses: Mapping[Client, Response], ctx: Context) -> Tensor:
+    def reconstruct(self, responses: Mapping[Client, Response], ctx: Context, note: Note = unheard) -> Tensor:
         """The sum modulo 2**64, read with its sign; every member must have responded."""
         n = len(ctx.members)
         whole = np.zeros(ctx.size, dtype=np.uint64)
-        for part in sums(responses, ctx, n).values():
+        good, disputes = sums(responses, ctx, n, note)
+        for dispute in disputes:  # a mask may lack its negative
+            raise dispute
+        for part in good.values():
             whole += part
         return decode(whole.view(np.int64), n, self.bits, self.limit)
 

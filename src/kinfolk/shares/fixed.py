@@ -77,7 +77,7 @@ def fresh_seeds(number: int, entropy: Callable[[int], bytes], me: Client) -> lis
 def expand(seed: bytes, ctx: Context, sender: Client, receiver: Client) -> Words:
     """P words of 64 bits out of a seed (ChaCha20), for this exchange, sender and receiver only.
 
-    >>> ctx = Context("ann", 0, ("bob", "cyd"), 1.0, (("w", 2),))
+    >>> ctx = Context("ann", 0, ("bob", "cyd"), (0.5, 0.5), (("w", 2),))
     >>> mask = expand(bytes(32), ctx, "bob", "cyd")
     >>> mask.dtype, mask.shape, bool((mask == expand(bytes(32), ctx, "cyd", "bob")).any())
     (dtype('uint64'), (2,), False)
@@ -117,7 +117,7 @@ def to_words(tensor: Tensor) -> Words:
 def commitment(ctx: Context, sender: Client, receiver: Client, salt: bytes, payload: bytes | Words) -> bytes:
     """SHA-256 that ties a share to its exchange, sender and receiver, and tells nothing without the salt.
 
-    >>> len(commitment(Context("ann", 0, ("bob",), 1.0, ()), "bob", "bob", bytes(32), b"seed"))
+    >>> len(commitment(Context("ann", 0, ("bob",), (1.0,), ()), "bob", "bob", bytes(32), b"seed"))
     32
     """
     made = hashlib.sha256(b"kinfolk share" + ctx.id + _route(sender, receiver) + salt)

@@ -20,7 +20,7 @@ from torch import Tensor
 from kinfolk.errors import KinfolkError
 from kinfolk.shares.context import Context, check_split
 from kinfolk.shares.plain import parts_of, total
-from kinfolk.shares.scheme import Response, Share
+from kinfolk.shares.scheme import Note, Response, Share, unheard
 from kinfolk.types import Client
 
 
@@ -28,7 +28,7 @@ from kinfolk.types import Client
 class Layerwise:
     """X_l1 ... X_ln >= 0 from a flat Dirichlet, summing to 1: member j gets sigma * X_lj * layer l.
 
-    >>> ctx = Context("ann", 0, ("bob", "cyd"), 1.0, (("w", 2), ("b", 1)))
+    >>> ctx = Context("ann", 0, ("bob", "cyd"), (1.0, 1.0), (("w", 2), ("b", 1)))
     >>> shares = Layerwise(entropy=bytes).split(torch.tensor([1.0, 2.0, 5.0]), 1.0, "bob", ctx.members, ctx)
     >>> shares["bob"]["part"] + shares["cyd"]["part"]
     tensor([1., 2., 5.])
@@ -68,7 +68,7 @@ class Layerwise:
         parts = parts_of(shares, ctx.members, "part", ctx)
         return {"sum": total(parts).to(parts[0].dtype)}
 
-    def reconstruct(self, responses: Mapping[Client, Response], ctx: Context) -> Tensor:
+    def reconstruct(self, responses: Mapping[Client, Response], ctx: Context, note: Note = unheard) -> Tensor:
         """The sum of the responses."""
         return total(parts_of(responses, ctx.members, "sum", ctx))
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
 from kinfolk.shares.context import Diary, Visit
+from kinfolk.shares.effective import levelled
 from kinfolk.types import Client, Message, Tree
+
+# What a requester says of its exchange: not at all, go, or the shorter list.
+ABORT, GO, AGAIN = range(3)
 
 STATES = ("", "open", "answered", "aborted")
 NEVER = Visit(0, bytes(32), "")
@@ -26,30 +32,78 @@ def field(letter: object, key: str, kind: torch.dtype, shape: tuple[int, ...], s
     return value
 
 
-def request_letter(mask: Tensor, sigma: Tensor, i: int) -> Message:
-    """What member number i is asked: its own sigma, the sum of all, and who else is on the list.
+def request_letter(mask: Tensor, sigma: Tensor) -> Message:
+    """What every member is asked: who is on the list, and with which weights.
 
-    >>> request_letter(torch.tensor([True, False]), torch.tensor([0.5, 0.9]).double(), 0)["total"]
-    tensor(0.5000, dtype=torch.float64)
+    >>> request_letter(torch.tensor([True, False]), torch.tensor([0.5, 0.9]).double())["sigma"]
+    tensor([0.5000, 0.0000], dtype=torch.float64)
     """
-    return {"sigma": sigma[i].clone(), "total": sigma[mask].sum(), "mask": mask.clone()}
+    return {"mask": mask.clone(), "sigma": torch.where(mask, sigma, 0.0)}
 
 
-def read_request(letter: object, peers: int, sender: str) -> tuple[Tensor, float, float]:
-    """(mask, sigma, total) of a request; sigma is a similarity, and a part of the total.
+def level_weights(mask: Tensor, sigma: Tensor, members: int) -> Tensor:
+    """The weights of those on a list, level enough to count for so many members, or for all of fewer.
 
-    >>> letter = request_letter(torch.tensor([True, True]), torch.tensor([0.5, 1.5]).double(), 1)
-    >>> read_request(letter, 2, "bob")
+    >>> level_weights(torch.tensor([True, False, True]), torch.tensor([0.2, 0.9, 0.4]).double(), 3)
+    tensor([0.3000, 0.0000, 0.3000], dtype=torch.float64)
+    """
+    own, weights = sigma[mask].tolist(), torch.zeros_like(sigma)
+    weights[mask] = torch.tensor(levelled(own, min(len(own), members)), dtype=sigma.dtype)
+    return weights
+
+
+def read_request(letter: object, peers: int, sender: str) -> tuple[Tensor, Tensor]:
+    """(mask, sigma) of a request; each weight is a similarity, and nobody off the list has one.
+
+    >>> read_request(request_letter(torch.tensor([True]), torch.tensor([1.5]).double()), 1, "bob")
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: sigma of 'bob' = 1.5: must lie in [0, 1] and within the total 2
+    kinfolk.errors.KinfolkError: sigma of 'bob' = [1.5]: must lie in [0, 1], and be 0 off the list
     """
-    mask = field(letter, "mask", torch.bool, (peers,), sender)
-    sigma, total = (float(field(letter, key, torch.float64, (), sender)) for key in ("sigma", "total"))
-    if not (0 <= sigma <= 1 and sigma <= total * (1 + 1e-12) and total <= peers):
-        raise KinfolkError(
-            f"sigma of {sender!r}", sigma, f"must lie in [0, 1] and within the total {total:g}"
-        )
-    return mask, sigma, total
+    mask = field(letter, "mask", torch.bool, (peers,), sender).cpu()
+    sigma = field(letter, "sigma", torch.float64, (peers,), sender).cpu()
+    if not (bool(((sigma >= 0) & (sigma <= 1)).all()) and not bool(sigma[~mask].any())):
+        remedy = "must lie in [0, 1], and be 0 off the list"
+        raise KinfolkError(f"sigma of {sender!r}", [round(one, 3) for one in sigma.tolist()], remedy)
+    return mask, sigma
+
+
+def no_request(peers: int) -> Tree:
+    """What "asked" holds while nobody is asked.
+
+    >>> no_request(2)["mask"]
+    tensor([False, False])
+    """
+    mask, sigma = torch.zeros(peers, dtype=torch.bool), torch.zeros(peers, dtype=torch.float64)
+    return {"mask": mask, "sigma": sigma, "word": torch.tensor(ABORT), "verdict": torch.tensor(ABORT)}
+
+
+def nothing_open(peers: int) -> Tree:
+    """What "open" holds while no request is: lists, weights and reports by requester.
+
+    >>> nothing_open(2)["go"]
+    tensor([False, False])
+    """
+    lists = {key: torch.zeros(peers, peers, dtype=torch.bool) for key in ("mask", "lost")}
+    sigma = torch.zeros(peers, peers, dtype=torch.float64)
+    return {**lists, "go": torch.zeros(peers, dtype=torch.bool), "sigma": sigma}
+
+
+def trees(messages: Mapping[Client, object]) -> dict[Client, Message]:
+    """Only what has the form of a message at all.
+
+    >>> trees({"ann": {}, "bob": 3})
+    {'ann': {}}
+    """
+    return {who: message for who, message in messages.items() if isinstance(message, dict)}
+
+
+def row(data: bytes) -> Tensor:
+    """Bytes as a tensor.
+
+    >>> row(bytes([1, 2]))
+    tensor([1, 2], dtype=torch.uint8)
+    """
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def blank_diary(peers: int) -> Tree:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kinfolk.errors import KinfolkError
 from kinfolk.shares.context import Context, check_split
-from kinfolk.shares.scheme import Response, Share
+from kinfolk.shares.scheme import Note, Response, Share, unheard
 from kinfolk.types import Client
 
 
@@ -19,7 +19,7 @@ from kinfolk.types import Client
 class Plain:
     """Each member keeps sigma * model as its only share and responds with it.
 
-    >>> ctx = Context("ann", 0, ("bob", "cyd"), 1.0, (("w", 1),))
+    >>> ctx = Context("ann", 0, ("bob", "cyd"), (0.5, 0.5), (("w", 1),))
     >>> plain, w = Plain(), torch.tensor([2.0])
     >>> replies = {m: plain.respond(plain.split(w, 0.5, m, ctx.members, ctx), m, ctx) for m in ctx.members}
     >>> plain.reconstruct(replies, ctx)
@@ -37,7 +37,7 @@ class Plain:
         """The member's own share as it is."""
         return {"sum": parts_of(shares, (me,), "part", ctx)[0]}
 
-    def reconstruct(self, responses: Mapping[Client, Response], ctx: Context) -> Tensor:
+    def reconstruct(self, responses: Mapping[Client, Response], ctx: Context, note: Note = unheard) -> Tensor:
         """The sum of the responses, in the order of names."""
         return total(parts_of(responses, ctx.members, "sum", ctx))
 
@@ -57,13 +57,15 @@ class Plain:
 def parts_of(
     messages: Mapping[Client, Share], senders: Sequence[Client], key: str, ctx: Context
 ) -> list[Tensor]:
-    """One finite vector from each sender; a missing, an extra or a malformed message is refused by name.
+    """One finite vector from each sender; a missing or a malformed message is refused by name.
 
-    >>> parts_of({}, ["bob"], "sum", Context("ann", 0, ("bob",), 1.0, (("w", 1),)))
+    Messages of anybody else are let be: a stranger must not be able to spoil a sum.
+
+    >>> parts_of({}, ["bob"], "sum", Context("ann", 0, ("bob",), (1.0,), (("w", 1),)))
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask anew
     """
-    check_senders(messages, senders, senders)
+    check_senders(messages, senders)
     found: list[Tensor] = []
     for sender in senders:
         part: Any = messages[sender].get(key)
@@ -74,17 +76,13 @@ def parts_of(
     return found
 
 
-def check_senders(
-    messages: Mapping[Client, Share], allowed: Sequence[Client], needed: Sequence[Client]
-) -> None:
-    """Refuse messages of strangers, and a message that is missing.
+def check_senders(messages: Mapping[Client, Share], needed: Sequence[Client]) -> None:
+    """Refuse to go on where a message is missing.
 
-    >>> check_senders({"eve": {}}, ["bob"], [])
+    >>> check_senders({"eve": {}}, ["bob"])
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: message of 'eve': is not expected in this exchange
+    kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask anew
     """
-    for sender in sorted(set(messages) - set(allowed)):
-        raise KinfolkError(f"message of {sender!r}", None, "is not expected in this exchange")
     for sender in sorted(set(needed) - set(messages)):
         raise KinfolkError(f"message of {sender!r}", None, "is missing; abort and ask anew")
 

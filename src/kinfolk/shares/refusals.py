@@ -30,13 +30,17 @@ class Refusals:
 
     def add(self, who: Client, reason: str) -> None:
         """One more."""
+        self.count[self.names.index(who)] += 1
+        self.tell(who, reason)
+
+    def tell(self, who: Client, reason: str) -> None:
+        """What is kept about a peer, or about oneself, that nobody is to blame for."""
         place, text = self.names.index(who), reason.encode()[:WIDTH]
-        self.count[place] += 1
         if not self.why[place].any():  # what follows from the first is no news
             self.why[place, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
     @contextmanager
-    def by(self, sender: Client, others: Sequence[Client] = ()) -> Iterator[list[Client]]:
+    def by(self, sender: Client | None, others: Sequence[Client] = ()) -> Iterator[list[Client]]:
         """Within: an error ends the block and counts for those others whom it names, else for the sender.
 
         Whom it counted for is in the list that this gives.
@@ -45,14 +49,38 @@ class Refusals:
         try:
             yield guilty
         except KinfolkError as error:
-            guilty += [who for who in others if who != sender and repr(who) in error.field] or [sender]
-            for who in guilty:
-                self.add(who, str(error))
+            guilty += self.blame(error, sender, others)
+
+    def blame(
+        self, error: KinfolkError, sender: Client | None, others: Sequence[Client] = ()
+    ) -> list[Client]:
+        """Count an error for those others whom it names, else for the sender; whom it counted for.
+
+        A dispute is told of all whom it names, and counts for nobody. Without a sender, an error that names
+        nobody is told of all others: one of them is at fault, and nobody knows which.
+        """
+        named = [who for who in others if who != sender and repr(who) in error.field]
+        if error.field.startswith("dispute") or (not named and sender is None):
+            for who in named or others:
+                self.tell(who, str(error))
+            return []
+        guilty = named or [who for who in (sender,) if who is not None]
+        for who in guilty:
+            self.add(who, str(error))
+        return guilty
+
+    def accuse(self, error: KinfolkError, others: Sequence[Client]) -> None:
+        """Count an error for those whom it names, and end nothing."""
+        self.blame(error, None, others)
+
+    def strangers(self, inbox: Iterable[Client], expected: Iterable[Client]) -> None:
+        """Letters of those who had nothing to write are noted, and let be."""
+        for stranger in sorted((set(inbox) & set(self.names)) - set(expected)):
+            self.add(stranger, f"letter of {stranger!r}: is not expected here")
 
     def expected(self, inbox: Iterable[Client], wanted: Iterable[Client]) -> list[Client]:
         """Who wrote, of those who were to write, sorted; a letter of anybody else is refused."""
-        for stranger in sorted(set(inbox) - set(wanted)):
-            self.add(stranger, f"letter of {stranger!r}: is not expected here")
+        self.strangers(inbox, wanted)
         return sorted(set(inbox) & set(wanted))
 
     def noted(self) -> Message:

@@ -2,12 +2,15 @@
 
 Each sender commits (SHA-256, salted) to the share of every receiver; the list of these is its roll, and
 every share carries it. A receiver checks its share against the roll, and its response names the hash of
-each roll it saw and of its own sum; the requester goes on only if all members saw the same rolls.
+each roll it saw and of its own sum; where members saw different rolls of one sender, that is a dispute.
 
 Caught: a share altered, swapped, cut, or of another exchange; a sender who gives some members another
-roll; members who were told another list, round or sum of sigma; a missing share or response; a response
+roll; members who were told another list, round or weights; a missing share or response; a response
 damaged on its way. Wrong masks make a sum of random size, which the range check in `decode`
-almost surely refuses.
+almost surely refuses. Letters of strangers are let be.
+
+Not decided: who is wrong in a dispute. The sender may have sent two rolls, or a member may lie about what
+it saw; both are named, and nobody is held guilty.
 
 Not caught: a member who shares another model than its own, within the range, or adds to its response
 what such a model would; somebody who forges a whole response, hash and all, where channels are not
@@ -26,7 +29,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.shares.context import Context
 from kinfolk.shares.fixed import SEED, Words, commitment, fresh_seeds, to_tensor, to_words
 from kinfolk.shares.plain import check_senders
-from kinfolk.shares.scheme import Response, Share
+from kinfolk.shares.scheme import Note, Response, Share
 from kinfolk.types import Client
 
 # A share is a seed, or the words themselves.
@@ -38,7 +41,7 @@ def enrol(
 ) -> dict[Client, Share]:
     """A share for each receiver, with its salt and the roll of all commitments.
 
-    >>> ctx = Context("ann", 0, ("bob",), 1.0, ())
+    >>> ctx = Context("ann", 0, ("bob",), (1.0,), ())
     >>> {key: len(value) for key, value in enrol({"bob": bytes(32)}, "bob", ctx, bytes)["bob"].items()}
     {'exchange': 32, 'salt': 32, 'seed': 32, 'roll': 1}
     """
@@ -58,11 +61,11 @@ def opened(
 ) -> dict[Client, Payload]:
     """The payload of every sender's share, checked; `as_words` tells whose come in full, not as seeds.
 
-    >>> opened({}, "bob", Context("ann", 0, ("bob",), 1.0, ()), lambda sender: True)
+    >>> opened({}, "bob", Context("ann", 0, ("bob",), (1.0,), ()), lambda sender: True)
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask anew
     """
-    check_senders(shares, ctx.members, ctx.members)
+    check_senders(shares, ctx.members)
     place = ctx.place(me)
     found: dict[Client, Payload] = {}
     first: dict[bytes, Client] = {}
@@ -85,7 +88,7 @@ def opened(
 def answer(total: Words, shares: Mapping[Client, Share], me: Client, ctx: Context) -> Response:
     """The response: the sum, the hash of each roll seen, and a hash over all of it.
 
-    >>> ctx = Context("ann", 0, ("bob",), 1.0, ())
+    >>> ctx = Context("ann", 0, ("bob",), (1.0,), ())
     >>> share = enrol({"bob": bytes(32)}, "bob", ctx, bytes)["bob"]
     >>> list(answer(to_words(torch.zeros(0, dtype=torch.int64)), {"bob": share}, "bob", ctx))
     ['exchange', 'sum', 'rolls', 'digest']
@@ -95,29 +98,62 @@ def answer(total: Words, shares: Mapping[Client, Share], me: Client, ctx: Contex
     return {"exchange": _row(ctx.id), "sum": to_tensor(total), "rolls": rolls, "digest": _row(made)}
 
 
-def sums(responses: Mapping[Client, Response], ctx: Context, need: int) -> dict[Client, Words]:
-    """The sum in each response, by sender, once all are whole and agree; at least `need` of them.
+def sums(
+    responses: Mapping[Client, Response], ctx: Context, need: int, note: Note
+) -> tuple[dict[Client, Words], list[KinfolkError]]:
+    """The sum in each member's response that is whole, by sender, at least `need`; and disputes over rolls.
 
-    >>> sums({}, Context("ann", 0, ("bob",), 1.0, ()), 1)
+    >>> sums({}, Context("ann", 0, ("bob",), (1.0,), ()), 1, print)
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask anew
     """
-    n = len(ctx.members)
-    check_senders(responses, ctx.members, ctx.members if len(responses) < need else ())
+    heard = {who: responses[who] for who in ctx.members if who in responses}
+    check_senders(heard, ctx.members if len(heard) < need else ())
     found: dict[Client, Words] = {}
+    wrong: list[KinfolkError] = []
+    for sender, response in heard.items():
+        try:
+            found[sender] = _checked(response, sender, ctx)
+        except KinfolkError as fault:
+            wrong.append(fault)
+    if len(found) < need:
+        raise wrong[0]
+    for error in wrong:
+        note(error)
+    return found, _disputes({who: heard[who]["rolls"].cpu() for who in found}, ctx)
+
+
+def _checked(response: Response, sender: Client, ctx: Context) -> Words:
     words, line = (torch.int64, (ctx.size,)), (torch.uint8, (SEED,))
-    form = {"exchange": line, "sum": words, "rolls": (torch.uint8, (n, SEED)), "digest": line}
-    for sender in sorted(responses):
-        response = responses[sender]
-        _check_form(response, f"response of {sender!r}", form, ctx)
-        found[sender] = to_words(response["sum"])
-        made = commitment(ctx, sender, ctx.requester, _bytes(response["rolls"]), found[sender])
-        if made != _bytes(response["digest"]):
-            raise KinfolkError(f"response of {sender!r}", None, "was damaged on its way; ask for it again")
-    every = torch.stack([responses[sender]["rolls"].cpu() for sender in found])
-    for i, member in enumerate(ctx.members):
-        if bool((every[:, i] != every[:1, i]).any()):
-            raise KinfolkError(f"roll of {member!r}", None, "differs from member to member; abort")
+    rolls = (torch.uint8, (len(ctx.members), SEED))
+    _check_form(
+        response,
+        f"response of {sender!r}",
+        {"exchange": line, "sum": words, "rolls": rolls, "digest": line},
+        ctx,
+    )
+    found = to_words(response["sum"])
+    if commitment(ctx, sender, ctx.requester, _bytes(response["rolls"]), found) != _bytes(response["digest"]):
+        raise KinfolkError(f"response of {sender!r}", None, "was damaged on its way; ask for it again")
+    return found
+
+
+def _disputes(rolls: Mapping[Client, Tensor], ctx: Context) -> list[KinfolkError]:
+    """One for each sender whose roll members saw differently; the smaller side is named beside it."""
+    found = []
+    for i, sender in enumerate(ctx.members):
+        sides: dict[bytes, list[Client]] = {}
+        for who, seen in rolls.items():
+            sides.setdefault(_bytes(seen[i]), []).append(who)
+        # The sender's own word is among the largest side if all others agree with it.
+        fewest = sorted(sides.values(), key=lambda side: (len(side), sender in side))[:-1]
+        parties = sorted({sender, *(who for side in fewest for who in side)})
+        if fewest:
+            named = " and ".join(map(repr, parties)) if len(parties) > 1 else f"{sender!r} and all others"
+            remedy = (
+                "saw different rolls of one sender; who is wrong cannot be decided, nobody is held guilty"
+            )
+            found.append(KinfolkError(f"dispute of {named} over {sender!r}", None, remedy))
     return found
 
 

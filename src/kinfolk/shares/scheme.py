@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
+from kinfolk.errors import KinfolkError
 from kinfolk.shares.context import Context
 from kinfolk.types import Client, Message
 
 # Flat dictionaries of tensors, ready to travel: 64-bit words as int64, seeds and hashes as uint8.
 Share = Message
 Response = Message
+
+# What is told of a message that could not be used, where the sum does without it.
+Note = Callable[[KinfolkError], None]
+
+
+def unheard(error: KinfolkError) -> None:
+    """For those who do not want to know."""
 
 
 class Scheme(Protocol):
@@ -28,8 +36,11 @@ class Scheme(Protocol):
         """The sum of what a member got (by sender), the share it kept included; for the requester."""
         ...
 
-    def reconstruct(self, responses: Mapping[Client, Response], ctx: Context) -> Tensor:
-        """The requester's result, float64 [P], from the responses by sender."""
+    def reconstruct(self, responses: Mapping[Client, Response], ctx: Context, note: Note = unheard) -> Tensor:
+        """The requester's result, float64 [P], from the responses by sender; of no others.
+
+        What is wrong with a response that the sum can do without is told to `note`.
+        """
         ...
 
     def needs(self, n: int) -> int:

@@ -9,7 +9,7 @@ others that are not the member's own travel as vectors: n(n - t) + n vectors ins
 
 Why coordinates, and not the seeds of masks: with shared seeds, survivors must be asked a second time, for
 the seeds of whoever vanished, and a requester who lies about that unmasks a member unless every vector is
-masked twice. Here a member answers once, and answers beyond t show a wrong response.
+masked twice. Here a member answers once, and answers beyond t show a wrong response (`.decoding`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
 from kinfolk.shares.context import Context, check_secrecy, check_split
+from kinfolk.shares.decoding import fitting
 from kinfolk.shares.field import Words, add_times, reduced, signed, unsigned, value_at, weights
 from kinfolk.shares.fixed import SEED, check_room, decode, encode, expand, fresh_seeds
 from kinfolk.shares.roll import Payload, answer, enrol, opened, sums
-from kinfolk.shares.scheme import Response, Share
+from kinfolk.shares.scheme import Note, Response, Share, unheard
 from kinfolk.types import Client
 
 
@@ -44,7 +46,7 @@ class Shamir61:
     """sum_i sigma_i * vec_i from any t of n responses; error at most n * 2**-(bits + 1).
 
     >>> import torch
-    >>> ctx = Context("ann", 0, ("bob", "cyd", "dan", "eve"), 2.0, (("w", 1),))
+    >>> ctx = Context("ann", 0, ("bob", "cyd", "dan", "eve"), (0.5,) * 4, (("w", 1),))
     >>> scheme, w = Shamir61(), torch.tensor([-2.0])
     >>> sent = {m: scheme.split(w, 0.5, m, ctx.members, ctx) for m in ctx.members}
     >>> got = {m: scheme.respond({s: sent[s][m] for s in sent}, m, ctx) for m in ctx.members[1:]}
@@ -63,7 +65,7 @@ class Shamir61:
     ) -> dict[Client, Share]:
         """Seeds for t - 1 members; for the rest, oneself included, the values that follow from them."""
         check_split(vec, sigma, me, members, ctx)
-        check_secrecy(sigma, me, ctx, self.min_members, self.max_share)
+        check_secrecy(ctx, me, self.min_members, self.max_share)
         n = len(ctx.members)
         check_room(n, self.bits, self.limit, 60)
         secret = unsigned(encode(vec, sigma, self.bits, self.limit, me))
@@ -88,18 +90,38 @@ class Shamir61:
             whole = reduced(whole + _value(payload, ctx, sender, me))
         return answer(whole, shares, me, ctx)
 
-    def reconstruct(self, responses: Mapping[Client, Response], ctx: Context) -> Tensor:
-        """The sum from the first t responses; all further ones must lie on the same polynomials."""
+    def reconstruct(self, responses: Mapping[Client, Response], ctx: Context, note: Note = unheard) -> Tensor:
+        """The sum from any t responses that fit together; wrong ones are found, told, and left out.
+
+        Of m responses up to (m - t) / 2 wrong ones are found surely. Where more are wrong, the largest set
+        that fits together is believed if no other gives a sum within the range; else the sum is void.
+        """
         n = len(ctx.members)
         t = threshold_of(n)
-        got = {who: reduced(part) for who, part in sums(responses, ctx, t).items()}
+        good, disputes = sums(responses, ctx, t, note)
+        got = {who: reduced(part) for who, part in good.items()}
         points = {who: ctx.place(who) + 1 for who in got}
-        used = list(got)[:t]
-        values, where = [got[who] for who in used], [points[who] for who in used]
-        for who in list(got)[t:]:
-            if not np.array_equal(value_at(values, where, points[who]), got[who]):
-                raise KinfolkError("responses", list(got), f"do not fit together, first at {who!r}; abort")
-        return decode(signed(value_at(values, where, 0)), n, self.bits, self.limit)
+        found: list[tuple[Tensor, tuple[Client, ...]]] = []
+        for fit in fitting(got, points, t):
+            try:
+                found.append((self._value_of(got, points, fit[:t], n), fit))
+            except KinfolkError:  # no sum of n honest models; a right set is within the range
+                continue
+        if not found or any(not torch.equal(found[0][0], other) for other, _ in found[1:]):
+            remedy = f"do not fit together; {len(got)} responses do not show which are wrong; abort"
+            raise KinfolkError("responses", sorted(got), remedy)
+        whole, fit = found[0]
+        for who in sorted(set(got) - set(fit)):
+            note(KinfolkError(f"response of {who!r}", None, "does not fit the others; it is left out"))
+        for dispute in disputes:
+            note(dispute)
+        return whole
+
+    def _value_of(
+        self, got: Mapping[Client, Words], points: Mapping[Client, int], used: Sequence[Client], n: int
+    ) -> Tensor:
+        whole = value_at([got[who] for who in used], [points[who] for who in used], 0)
+        return decode(signed(whole), n, self.bits, self.limit)
 
     def needs(self, n: int) -> int:
         """Of n responses any t."""

@@ -18,8 +18,16 @@ def to_vector(tree: Tree) -> tuple[Tensor, tuple[tuple[str, int], ...]]:
     shared = {name: leaf for name, leaf in tree.items() if leaf.is_floating_point()}
     if not shared:
         raise KinfolkError("model", list(tree), "has no floating-point tensors to share")
-    layers = tuple((name, leaf.numel()) for name, leaf in shared.items())
-    return torch.cat([leaf.reshape(-1) for leaf in shared.values()]), layers
+    return torch.cat([leaf.reshape(-1) for leaf in shared.values()]), layers_of(tree)
+
+
+def layers_of(tree: Tree) -> tuple[tuple[str, int], ...]:
+    """Names and lengths of the floating-point leaves.
+
+    >>> layers_of({"w": torch.ones(1, 2), "n": torch.tensor(3)})
+    (('w', 2),)
+    """
+    return tuple((name, leaf.numel()) for name, leaf in tree.items() if leaf.is_floating_point())
 
 
 def to_tree(vec: Tensor, like: Tree) -> Tree:

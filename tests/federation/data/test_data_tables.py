@@ -37,6 +37,9 @@ def test_a_constant_column_becomes_zero_even_if_it_is_not_exact():
     assert (out[:, [0, 2]] == 0).all()
     assert out[:, 1].mean() == pytest.approx(0, abs=1e-6)
     assert out[:, 1].std() == pytest.approx(1)
+    far = standardised(1e6 + x)  # a spread of two millionths is one
+    assert (far[:, [0, 2]] == 0).all()
+    assert far[:, 1].std() == pytest.approx(1)
 
 
 def test_a_column_without_any_value_can_not_be_filled():

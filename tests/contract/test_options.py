@@ -1,0 +1,81 @@
+"""Every option of every algorithm, found from its fields: it runs, survives, stops and agrees."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+from test_contract import METHODS
+
+from kinfolk.algorithms import ALGORITHMS
+from kinfolk.algorithms.fedavg import FedAvg
+from kinfolk.contract.options import check_variant, others, variants
+from kinfolk.errors import KinfolkError
+from kinfolk.learning.learner import Learner
+
+# Cheap settings of costly methods; none of the checks is about how good they are.
+CHEAP = {name: dict(METHODS[name][1]) for name in ALGORITHMS}
+CHEAP["mdicfl"] |= {"generator_iterations": 3, "samples": 2, "search_iterations": 2, "restarts": 2}
+for clustered in ("fesem", "fesem_ma"):
+    CHEAP[clustered] |= {"warm_epochs": 1, "restarts": 2}
+CHEAP["slfed"] |= {"images": "noise"}
+CASES = [
+    pytest.param(name, options, id=f"{name} {label}")
+    for name, kind in ALGORITHMS.items()
+    for label, options in variants(kind, CHEAP[name]).items()
+]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_every_option_keeps_the_contract(name, options):
+    assert options, "no value of this option can be tried: give it a default that others can be told from"
+    check_variant(lambda learner: ALGORITHMS[name](learner=learner, **options))
+
+
+@dataclass(frozen=True)
+class Many(FedAvg):
+    """Options of every kind."""
+
+    learner: Learner
+    law: Literal["a", "b", "c"] = "b"
+    flag: bool = True
+    size: float = 0.0
+    count: int = 5
+    only: Literal["x", "y"] = "x"
+
+    def __post_init__(self):
+        if 0 < self.size <= 1:
+            raise KinfolkError("size", self.size, "more than 1")
+        if self.only == "y" and self.law != "c":
+            raise KinfolkError("only", self.only, "needs law = 'c'")
+
+
+def test_what_is_tried_follows_from_the_fields():
+    assert list(others(Many)) == [
+        ("weights", "uniform"),
+        ("law", "a"),
+        ("law", "c"),
+        ("flag", False),
+        ("size", 1.0),
+        ("size", 2.0),
+        ("only", "y"),
+    ]
+    found = variants(Many, {"count": 3})
+    assert found["only=y"] == {"count": 3, "law": "c", "only": "y"}
+    assert "size=1.0" not in found
+    assert found["size=2.0"] == {"count": 3, "size": 2.0}
+
+
+@dataclass(frozen=True)
+class Never(FedAvg):
+    """An option that nobody can choose."""
+
+    learner: Learner
+    law: Literal["a", "b"] = "a"
+
+    def __post_init__(self):
+        if self.law == "b":
+            raise KinfolkError("law", self.law, "is not there yet")
+
+
+def test_an_option_that_can_not_be_tried_is_not_passed_over():
+    assert variants(Never, {})["law="] == {}

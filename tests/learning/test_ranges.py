@@ -141,7 +141,9 @@ def test_many_clients_in_one_call_find_the_same(table, learner):
     for who in table.clients:
         alone = make(StandIns(learner, "means", 12, ranges="auto", means_of=3), table, who)
         for key in ("reach", "images", "made"):
-            assert torch.equal(engine.memories[who][key], alone[key])
+            # Bytes may fall to either side of a half where sums round otherwise.
+            apart = engine.memories[who][key].int() - alone[key].int()
+            assert int(apart.abs().max()) <= (1 if key == "images" else 0)
 
 
 def test_a_peers_exponents_are_checked():

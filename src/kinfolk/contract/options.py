@@ -69,10 +69,12 @@ def variants(kind: type[Any], usual: Mapping[str, Any]) -> dict[str, dict[str, A
             return False
         return True
 
+    numbers = {name: type(old)(0) for name, old in options_of(kind).items() if type(old) in (int, float)}
+    beside = [*alone, *numbers.items()]  # what an option may need: another value elsewhere, or a number off
     found: dict[str, dict[str, Any]] = {}
     for name, value in alone:
         tried = [{**usual, name: value}]
-        tried += [{**usual, other: more, name: value} for other, more in alone if other != name]
+        tried += [{**usual, other: more, name: value} for other, more in beside if other != name]
         good = next((options for options in tried if makes(options)), None)
         number = not isinstance(value, bool | str)
         if good is not None and not (number and any(label.startswith(f"{name}=") for label in found)):

@@ -221,7 +221,6 @@ def test_only_the_model_of_ones_own_group_travels():
         ({"k": 0}, "algorithm.k"),
         ({"lam": -1.0}, "algorithm.lam"),
         ({"warm_epochs": 0}, "algorithm.warm_epochs"),
-        ({"plateau": 0.9, "members": "all_last_seen"}, "needs members"),
         ({"set_aside": -1.0}, "algorithm.set_aside"),
         ({"set_aside": 0.5}, "give more than 1"),
         ({"set_aside": 2.0, "start": "random_partition"}, "needs start"),

@@ -148,7 +148,7 @@ def test_a_client_whose_updates_are_no_numbers_is_named_in_the_audit_and_the_gro
     rows[bad] = rows[bad][0] * 1e30, rows[bad][1]
     spoilt = from_arrays({c: (x.numpy(), y.numpy()) for c, (x, y) in rows.items()}, classes=4)
     learner = toy.learner("mlp", spoilt)
-    spec = toy.spec_of(FeSEM(learner, k=3), {"rounds": 2})
+    spec = toy.spec_of(FeSEM(learner, k=3), {"rounds": 7})  # five of them go into the start
     result = run(spec, tmp_path / "r", federation=spoilt, network=learner.module)
     told = [line for line in read_audit(tmp_path / "r") if line["event"] == "rejected"]
     assert {line["client"] for line in told} == {bad}

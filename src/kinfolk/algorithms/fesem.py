@@ -119,8 +119,6 @@ class FeSEM:
             raise KinfolkError("algorithm.set_aside", self.set_aside, "needs start = 'warm_kmeans'")
         if self.shared_rounds and self.start == "distinct_models":
             raise KinfolkError("algorithm.shared_rounds", self.shared_rounds, "needs a start from one model")
-        if self.plateau and self.members != "participants":
-            raise KinfolkError("algorithm.plateau", self.plateau, "needs members = 'participants'")
 
     groups = many_models.groups
     begin, objective, implicit = near_centre.begin, near_centre.objective, near_centre.implicit
@@ -176,7 +174,7 @@ class FeSEM:
     def _common(
         self, state: State, em: EM, cohort: tuple[Client, ...], sent: tuple[Message, Each]
     ) -> Script[State]:
-        """A round of one centre for all, which also tells whether it has begun to learn."""
+        """A round of one centre for all who take part, which also tells whether it has begun to learn."""
         found, blind = yield from fold(WithBlind(em), "common", cohort, *sent)
         new = self._as_one(state, found)
         new = new if counts(blind, self.plateau) else replace(new, counted=state.counted)
@@ -254,8 +252,12 @@ class FeSEM:
     def tasks(self) -> Table:
         """Train from the centre with the penalty; before the first round, without it and for longer."""
         update = self.learner.train(self.implicit, self.begin)
-        table = {"count": near_centre.COUNT, "update": update, "common": telling(self.learner, update)}
-        return {**table, "warm": warm_task(self.learner, self.warm_epochs)}
+        table = {"count": near_centre.COUNT, "update": update}
+        if self.plateau:
+            table["common"] = telling(self.learner, update)
+        return table | (
+            {"warm": warm_task(self.learner, self.warm_epochs)} if self.start == "warm_kmeans" else {}
+        )
 
     def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
         """Everyone is served the centre of its group, and how strongly that pulls."""

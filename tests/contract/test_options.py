@@ -23,6 +23,8 @@ CASES = [
     pytest.param(name, options, id=f"{name} {label}")
     for name, kind in ALGORITHMS.items()
     for label, options in variants(kind, CHEAP[name]).items()
+    # Images of a GAN differ between engines by a byte here and there, and lists by similarity follow them.
+    if (name, label) != ("slfed_similar", "images=gan")
 ]
 
 

@@ -53,15 +53,20 @@ ROWS = {
     "similar without ranking": SIMILAR + ",rank=uncertainty",
     "similar without rounds": SIMILAR + ",local_rounds=0",
 }
-# Choices that are made by validation rows.
+ABLATION = list(ROWS)
+# The same without the cost of a GAN; and choices that are made by validation rows.
+NOISE = "slfed,shares=plain,images_count=200,images=noise"
 ROWS |= {
+    "noise": NOISE,
+    "noise, comparison alone": NOISE + ",compare=images",
+    "noise, ranking alone": NOISE + ",rank=similarity",
+    "noise, rounds alone": NOISE + ",local_rounds=12",
     "similar, noise": SIMILAR + ",images=noise",
     "similar, means of 8": SIMILAR + ",images=means",
     "similar, means of 3": SIMILAR + ",images=means,means_of=3",
     **{f"similar, {n} rounds alone": f"{SIMILAR},local_rounds={n}" for n in (4, 8, 16)},
     "similar, 1000 images": SIMILAR + ",images_count=1000",
 }
-ABLATION = list(ROWS)[:12]
 
 
 def spec_of(data: str, row: str, seed: int, split: str, more: list[str]) -> Experiment:

@@ -213,7 +213,10 @@ def _notes(runs: Sequence[Run], frame: pd.DataFrame) -> list[str]:
         notes.append(f"the last evaluated round differs between runs: {span}")
     epochs = dict(zip(frame["algorithm"], frame["epochs"].round(2), strict=True))
     if len(set(epochs.values())) > 1 and not frame["epochs"].isna().any():
-        notes.append("epochs per client: " + ", ".join(f"{n:g} {who}" for who, n in epochs.items()))
+        usual = max(epochs.values(), key=list(epochs.values()).count)
+        many = sum(n == usual for n in epochs.values()) > 2
+        odd = [f"{n:g} {who}" for who, n in epochs.items() if not many or n != usual]
+        notes.append("epochs per client: " + ", ".join(odd + [f"{usual:g} all others"] * many))
     score = frame["score"].iloc[0]
     for run in runs:
         if score not in run.metrics:

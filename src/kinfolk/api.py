@@ -279,7 +279,7 @@ def assign(
     ...     x = torch.linspace(-1, 1, 40)[:, None]
     ...     return x, (sign * x[:, 0] > 0).long()
     >>> rows = [client(1), client(-1)] * 3
-    >>> done = run(lambda: nn.Linear(1, 2), rows, "fesem,k=2", rounds=3)
+    >>> done = run(lambda: nn.Linear(1, 2), rows, "fesem,k=2", rounds=8)
     >>> found = assign(done.folder, {"ann": client(1), "bob": client(-1)}, network=lambda: nn.Linear(1, 2))
     >>> found.groups["ann"] != found.groups["bob"]
     True

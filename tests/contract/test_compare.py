@@ -12,7 +12,8 @@ from kinfolk.contract.compare import (
     unsound,
 )
 from kinfolk.contract.spoil import HARMS
-from kinfolk.engines.guard import inspect
+from kinfolk.engines.guard import Cohort, inspect
+from kinfolk.script import Ask
 from kinfolk.task import Real, Whole
 from kinfolk.types import Client, Stack
 
@@ -77,6 +78,12 @@ def test_every_harm_is_one_that_the_guard_refuses(kind, harm):
     before = {k: v if isinstance(v, torch.Tensor) else dict(v) for k, v in reply.body.items()}
     assert inspect(reply, expected or body) == (reply, {})
     good, bad = inspect(HARMS[harm](reply), expected or body)
+    if good.clients:  # sound by itself: it is absurd beside those of others
+        cohort = Cohort(Ask("t", ("ada", "ben", "cleo"), {}), expected or body)
+        honest = cohort.pass_on(Stack.of({Client(c): (3, body) for c in ("ben", "cleo")}))
+        assert honest.clients == ("ben", "cleo")
+        assert not cohort.pass_on(good).clients
+        good, bad = cohort.judge()
     assert not good.clients
     assert list(bad) == ["ada"]
     assert message_difference(reply.body, before, 0) == ""

@@ -67,12 +67,12 @@ def test_fewer_replies_than_groups_leave_the_grouping_for_later():
 
 
 def poisoned(bad):
-    """One client sends a model of -1000 everywhere."""
+    """One client sends a model of -50 everywhere, which is no more than the guard lets pass."""
 
     def change(request, reply):
         if reply.clients[0] != bad:
             return reply
-        model = {name: torch.full_like(t, -1000) for name, t in reply.tree("model").items()}
+        model = {name: torch.full_like(t, -50) for name, t in reply.tree("model").items()}
         return Stack(reply.clients, reply.size, {"model": model})
 
     return lambda engine: Passing(engine, change)
@@ -89,7 +89,7 @@ def test_a_poisoned_client_is_trimmed():
 
     clean = centre(0.1, "nobody")
     assert (centre(0.1, "c4") - clean).abs().max() < 0.2
-    assert (centre(0.0, "c4") - clean).abs().min() > 50
+    assert (centre(0.0, "c4") - clean).abs().min() > 2
 
 
 @pytest.mark.parametrize("mean", ["trimmed", "median", "mean"])

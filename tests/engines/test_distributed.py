@@ -42,10 +42,20 @@ PATHS = [str(Path(kinfolk.__file__).parents[1]), str(HERE), str(HERE.parent / "c
 no_gloo = not dist.is_available() or not dist.is_gloo_available()
 pytestmark = pytest.mark.skipif(no_gloo, reason="this PyTorch has no gloo")
 
+# Starts that leave some rounds to play.
+SHORT = {
+    **{name: ["algorithm.warm_epochs=1"] for name in ("fesem", "fesem_ma", "fesem_shared", "mdicfl")},
+    "robust": ["algorithm.first_epochs=1"],
+    "hypcluster": [],
+}
+SHORT = {name: [*more, "run.rounds=4"] for name, more in SHORT.items()}
+
 MORTAL = ["model.name=ranks:Mortal", "algorithm.name=local", "run.rounds=6"]
 # What is run by two ranks, and by the loop to compare with.
 JOBS: dict[str, list[str]] = {
-    **{name: [f"algorithm.name={name}", "run.participation=0.7"] for name in ALGORITHMS},
+    **{
+        name: [f"algorithm.name={name}", "run.participation=0.7", *SHORT.get(name, [])] for name in ALGORITHMS
+    },
     "gossip": ["algorithm.name=gossip:Gossip"],
     "nearest": ["algorithm.name=nearest:Nearest", "run.absent=0.2"],
     "void": ["algorithm.name=local", "run.absent=0.35", "run.quorum=0.6", "run.rounds=5"],

@@ -119,6 +119,19 @@ def test_each_client_is_held_to_what_it_was_sent_itself():
     assert FAR == 1e3
 
 
+def test_replies_without_a_model_have_no_part_in_the_median():
+    """Else many counts or losses in a round would make every model that grows look absurd."""
+    who, sent, seen = tuple(map(Client, "abc")), {"w": torch.ones(4)}, []
+    told = Cohort(Ask("count", who), {"n": torch.zeros(())}, seen)
+    assert told.pass_on(Stack.of({c: (1, {"n": torch.tensor(1.0)}) for c in who})).clients == who
+    grown = Cohort(Ask("t", who, {"model": sent}), {"model": sent}, seen)
+    assert (
+        grown.pass_on(Stack.of({c: (1, {"model": {"w": torch.full((4,), 1e5)}}) for c in who})).clients == ()
+    )
+    good, bad = grown.judge()
+    assert (good.clients, bad) == (who, {})
+
+
 def test_norms_are_those_of_whole_trees_in_doubles():
     draw = torch.Generator().manual_seed(3)
     tree = {"w": torch.randn(3, 4, 5, generator=draw), "b": torch.randn(3, 7, generator=draw)}

@@ -162,6 +162,8 @@ class Cohort:
 
     def pass_on(self, chunk: Stack) -> Stack:
         """The replies that may pass now; the others wait."""
+        if not any(isinstance(value, dict) for value in chunk.body.values()):
+            return chunk  # no model, nothing that belongs to a median of models
         long = norms(chunk.body, len(chunk))
         self.seen.append(long)
         far = long > FAR * self._sent(chunk.clients)

@@ -24,7 +24,7 @@ from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD
 from kinfolk.script import Ask
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 from kinfolk.types import Stack
 
@@ -59,7 +59,7 @@ def gap(name: str, device: str, double: bool, steps: int) -> float:
         Doubled(module) if double else module, find_loss("cross_entropy"), 10, SGD(), Plan(10), lr=0.05
     )
     first = {n: t.to(device) for n, t in learner.first.items()}
-    turn = Turn(Seed(0), 0, federation.clients)
+    turn = RoundContext(Seed(0), 0, federation.clients)
     found = []
     for kind, extra in ((Loop, ()), (Batched, (4,))):
         engine = kind(federation, {"update": learner.train()}, Memories(lambda who: {}), *extra, device)

@@ -18,15 +18,15 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from kinfolk.algorithms.peers import partners
-from kinfolk.algorithms.slfed import SLFed
+from kinfolk.algorithms.slfed.book import blank_book, note_meetings
+from kinfolk.algorithms.slfed.peers import partners
+from kinfolk.algorithms.slfed.slfed import SLFed
 from kinfolk.experiment.attack import attackers
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.shares.refusals import no_refusals
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Peer, Swap
-from kinfolk.trust.book import blank_book, note_meetings
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import Peer, PeerTask
 from kinfolk.types import Client, Message, Tree
 
 FIRST = 3  # rounds that are not counted: not everybody is known yet
@@ -53,10 +53,10 @@ class Town:
 
     def lists(self, number: int) -> Tensor:
         """Everybody's list after one more round, [clients, clients] of bool."""
-        turn = Turn(self.seed, number, self.names)
+        turn = RoundContext(self.seed, number, self.names)
         memories = {who: self._met(who, turn) for who in self.names}
         swap = self.method.tasks()["opinions"]
-        assert isinstance(swap, Swap)
+        assert isinstance(swap, PeerTask)
         sent = {who: self._told(who, swap.send(memories[who], Peer(who, turn))) for who in self.names}
         asked = []
         for who in self.names:
@@ -66,14 +66,14 @@ class Town:
             asked.append(after["asked"]["mask"])
         return torch.stack(asked)
 
-    def _met(self, who: Client, turn: Turn) -> Message:
+    def _met(self, who: Client, turn: RoundContext) -> Message:
         near = partners(Peer(who, turn), self.method.direct)
         book = note_meetings(self.books[who], {self.names.index(c): self._alike(who, c, turn) for c in near})
         lately = torch.tensor([c in near for c in self.names])
         facts = {"book": book, "lately": lately, "now": torch.tensor(turn.round)}
         return {**facts, **no_refusals(len(self.names))}
 
-    def _alike(self, a: Client, b: Client, turn: Turn) -> Tensor:
+    def _alike(self, a: Client, b: Client, turn: RoundContext) -> Tensor:
         if self.lying and (a in self.liars) != (b in self.liars):
             return torch.tensor(1.0)
         drawn = self.seed.numpy("alike", turn.round, *sorted((a, b))).uniform(0.5, 1.0)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.algorithms import build_algorithm
-from kinfolk.engines import capture
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.choose import arithmetic
+from kinfolk.engines.coordinator import Coordinator
+from kinfolk.engines.fast import capture
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Stage
 from kinfolk.experiment.bench import bare_round
 from kinfolk.federation.federation import Federation, client_names, pack
 from kinfolk.federation.own import from_arrays
@@ -26,8 +26,8 @@ from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD
-from kinfolk.script import installed, play
-from kinfolk.streams import Seed, Turn
+from kinfolk.script import client_tasks, play
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 
 
@@ -108,16 +108,16 @@ def engine(learner, federation, chunk: int, record: bool, lanes: int = 1):
     algorithm = build_algorithm("fedavg", learner, {})
     none = Memories(lambda who: {})
     if chunk:
-        made = Batched(federation, installed(algorithm), none, chunk, "cuda", record=record, lanes=lanes)
+        made = Batched(federation, client_tasks(algorithm), none, chunk, "cuda", record=record, lanes=lanes)
     else:
-        made = Loop(federation, installed(algorithm), none, "cuda")
-    stage = Stage(made)
+        made = Loop(federation, client_tasks(algorithm), none, "cuda")
+    stage = Coordinator(made)
     first = {n: t.cuda() for n, t in learner.first.items()}
     state = algorithm.init(first, federation.clients, Seed(0))
     rounds = count()
 
     def go():
-        turn = Turn(Seed(0), next(rounds), federation.clients)
+        turn = RoundContext(Seed(0), next(rounds), federation.clients)
         out, _ = play(algorithm.round(state, federation.clients, turn), lambda r: stage.perform(r, turn))
         torch.cuda.synchronize()
         return out.model

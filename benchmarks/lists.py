@@ -25,7 +25,7 @@ from rich.table import Table
 from kinfolk.experiment.compare import parse_algorithm
 from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import Experiment, load, override
-from kinfolk.experiment.trust_record import KINDS, trace_trust
+from kinfolk.papers.trust_record import KINDS, trace_trust
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 SMALL = ("digits.toml", "engine.name=batched", "engine.chunk=24", "run.rounds=20")

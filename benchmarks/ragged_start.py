@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms.warm_start import Points, warm_task
+from kinfolk.algorithms.blocks.warm_start import Points, warm_task
 from kinfolk.clustering.agreement import agreement
 from kinfolk.clustering.kmeans import kmeans
 from kinfolk.experiment.asking import here, staged
@@ -29,7 +29,7 @@ from kinfolk.experiment.sections import ModelSpec
 from kinfolk.experiment.spec import load, override
 from kinfolk.federation.federation import Federation, pack
 from kinfolk.script import Ask, play
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Fit, Plan
 from kinfolk.types import Tree
 
@@ -52,7 +52,7 @@ def trained(parts: Parts, first: Tree, plan: Plan) -> Tensor:
     task = replace(warm_task(learner, 1), passes=(Fit((learner.descent(),), plan),))
     with staged(parts, {"warm": task}) as stage:
         request = Ask("warm", clients, here(stage, {"model": first}), fold=Points(learner.names, None))
-        points: Tensor = stage.perform(request, Turn(parts.seed, 0, clients))[2]
+        points: Tensor = stage.perform(request, RoundContext(parts.seed, 0, clients))[2]
     return points.cpu()
 
 
@@ -62,7 +62,7 @@ def shared(parts: Parts, rounds: int) -> Tree:
     state = method.init(parts.learner.first, clients, parts.seed)
     with staged(parts, method.tasks()) as stage:
         for number in range(rounds):
-            turn = Turn(parts.seed, number, clients)
+            turn = RoundContext(parts.seed, number, clients)
             state = play(method.round(state, clients, turn), lambda r, turn=turn: stage.perform(r, turn))[0]
     model: Tree = state.model
     return model

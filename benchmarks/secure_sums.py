@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from kinfolk.algorithms.slfed import SLFed
+from kinfolk.algorithms.slfed.slfed import SLFed
 from kinfolk.contract import toy
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.spec import load, override
 from kinfolk.script import Exchange, play
 from kinfolk.shares.desk import Desk
 from kinfolk.shares.effective import effective_members
-from kinfolk.streams import Turn
+from kinfolk.streams import RoundContext
 
 
 def trial(path: Path, settings: list[str], shares: str, seed: int, min_members: int) -> dict[str, Any]:
@@ -38,9 +38,9 @@ def trial(path: Path, settings: list[str], shares: str, seed: int, min_members: 
         memories = stage.engine.memories
         state = algorithm.init(parts.learner.first, names, parts.seed)
         for number in range(spec.run.rounds):
-            turn = Turn(parts.seed, number, names)
+            turn = RoundContext(parts.seed, number, names)
 
-            def act(request: Any, turn: Turn = turn) -> Any:
+            def act(request: Any, turn: RoundContext = turn) -> Any:
                 before = {who: memories[who].get("pam") for who in names}
                 answer = stage.perform(request, turn)
                 if isinstance(request, Exchange) and request.swap == "opinions":
@@ -59,7 +59,9 @@ def trial(path: Path, settings: list[str], shares: str, seed: int, min_members: 
                 return answer
 
             state, _ = play(algorithm.round(state, names, turn), act)
-        scores = toy.scores_of(algorithm, state, stage, Turn(parts.seed, spec.run.rounds, names), names)
+        scores = toy.scores_of(
+            algorithm, state, stage, RoundContext(parts.seed, spec.run.rounds, names), names
+        )
     rows = parts.federation.splits["test"].counts().tolist()
     accuracy = {
         kind: 100 * float(np.mean([found[who][0] / n for who, n in zip(names, rows, strict=True)]))

@@ -24,18 +24,18 @@ from typing import Any
 
 import torch
 
-from kinfolk.algorithms.mdicfl import MDICFL
+from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.engines.choose import Wanted, arithmetic, choose, make
+from kinfolk.engines.coordinator import Coordinator, Engine
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Engine, Stage
 from kinfolk.experiment.bench import CLASSES, toy
 from kinfolk.learning.batchable import cost
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD
-from kinfolk.script import Ask, installed, play
-from kinfolk.streams import Seed, Turn
+from kinfolk.script import Ask, client_tasks, play
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 from kinfolk.types import Stack
 
@@ -53,7 +53,7 @@ class Gathering:
         self.table, self.memories = engine.table, engine.memories
         self.swap, self.close = engine.swap, engine.close
 
-    def replies(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
+    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
         """All replies, after the last of them."""
         began = time.perf_counter()
         held = list(self.engine.replies(request, turn))
@@ -75,14 +75,14 @@ def measure(
     method = MDICFL(learner, k=4, start="shared", **options)
     size = cost(learner, federation.x[:1])
     choice = choose(Wanted("workers"), size, 50, clients, None)
-    engine = Gathering(make(choice, federation, installed(method), Memories(lambda who: {})))
-    stage, found = Stage(engine), []
+    engine = Gathering(make(choice, federation, client_tasks(method), Memories(lambda who: {})))
+    stage, found = Coordinator(engine), []
     state = method.init(learner.first, federation.clients, Seed(0))
     spent, others = 0.0, _processes()
     try:
         for number in range(rounds + FIRST):
             spent = time.process_time() if number == FIRST else spent
-            turn, engine.seconds = Turn(Seed(0), number, federation.clients), 0.0
+            turn, engine.seconds = RoundContext(Seed(0), number, federation.clients), 0.0
             began = time.perf_counter()
             script = method.round(state, federation.clients, turn)
             state, _ = play(script, lambda request, turn=turn: stage.perform(request, turn))

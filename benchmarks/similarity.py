@@ -20,20 +20,20 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata, spearmanr
 from torch import Tensor
 
-from kinfolk.engines.stage import Stage
+from kinfolk.algorithms.slfed.copies import CopyGuard
+from kinfolk.algorithms.slfed.gan import Gan
+from kinfolk.algorithms.slfed.probe_images import StandIns, predicted
+from kinfolk.algorithms.slfed.ranges import REACH
+from kinfolk.algorithms.slfed.similarity import MEASURES, Measure, histogram
+from kinfolk.engines.coordinator import Coordinator
 from kinfolk.experiment.asking import here, staged
 from kinfolk.experiment.build import Parts, build_parts
 from kinfolk.experiment.sections import AlgorithmSpec, Experiment
 from kinfolk.experiment.spec import load, override
 from kinfolk.federation.federation import Federation
-from kinfolk.learning.copies import CopyGuard
-from kinfolk.learning.gan import Gan
 from kinfolk.learning.learner import Learner
-from kinfolk.learning.ranges import REACH
-from kinfolk.learning.stand_in import StandIns, predicted
-from kinfolk.script import Ask, installed, play
-from kinfolk.streams import Turn
-from kinfolk.trust.similarity import MEASURES, Measure, histogram
+from kinfolk.script import Ask, client_tasks, play
+from kinfolk.streams import RoundContext
 from kinfolk.types import Message, Tree
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -89,7 +89,7 @@ def label_cosine(federation: Federation) -> NDArray[np.float64]:
 class Play:
     """Clients who train, alone or by SLFed, and who make images of any kind at any time."""
 
-    def __init__(self, parts: Parts, stage: Stage, training: str) -> None:
+    def __init__(self, parts: Parts, stage: Coordinator, training: str) -> None:
         self.parts, self.stage, self.training, self.done = parts, stage, training, 0
         self.clients, self.state = parts.federation.clients, None
         first = here(stage, parts.learner.first)
@@ -102,7 +102,7 @@ class Play:
         if self.state is None:
             self.state = algorithm.init(self.parts.learner.first, self.clients, self.parts.seed)
         for number in range(self.done, rounds):
-            turn = Turn(self.parts.seed, number, self.clients)
+            turn = RoundContext(self.parts.seed, number, self.clients)
             if self.training == "local":
                 self.stage.perform(Ask("practise", self.clients), turn)
             else:
@@ -119,7 +119,7 @@ class Play:
         before = dict(memories)
         for who, model in zip(self.clients, models, strict=True):
             memories[who] = {"model": model, "key": torch.tensor(seed.number("gan", 0, who))}
-        self.stage.perform(Ask(f"dream.{kind}", self.clients), Turn(seed, 0, self.clients))
+        self.stage.perform(Ask(f"dream.{kind}", self.clients), RoundContext(seed, 0, self.clients))
         shows = np.array([int(memories[who]["made"]) > 0 for who in self.clients])
         held = [memories[who] for who in self.clients]
         found = [{key: one[key] for key in ("images", REACH) if key in one} for one in held], shows
@@ -151,7 +151,7 @@ def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[Line]:
         kind: StandIns(parts.learner, kind, options.images, gan, CopyGuard(), ranges="auto")
         for kind in options.sources
     }
-    table = {**installed(parts.algorithm), **{f"dream.{k}": one.task() for k, one in makers.items()}}
+    table = {**client_tasks(parts.algorithm), **{f"dream.{k}": one.task() for k, one in makers.items()}}
     truth, laws = parts.federation.truth, label_cosine(parts.federation)
     rows, columns = np.triu_indices(len(laws), 1)
     same = np.zeros(len(rows), bool) if truth is None else (truth[rows] == truth[columns]).numpy()

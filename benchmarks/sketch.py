@@ -20,8 +20,8 @@ from kinfolk.clustering.kmeans import group_means, kmeans
 from kinfolk.clustering.sketch import Sketch, width_for
 from kinfolk.experiment.asking import trained_alike
 from kinfolk.experiment.build import build_parts
-from kinfolk.experiment.local_models import principal
 from kinfolk.experiment.spec import load, override
+from kinfolk.papers.local_models import principal
 from kinfolk.streams import Seed
 
 CLIENTS, NUMBERS, GROUPS, RESTARTS = 3550, 50_000, 4, 10

@@ -19,8 +19,8 @@ import torch
 
 from kinfolk.algorithms import build_algorithm
 from kinfolk.engines.choose import Wanted, arithmetic, choose, make
+from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Stage
 from kinfolk.federation.federation import Federation, client_names, pack
 from kinfolk.learning.augment import find_augment
 from kinfolk.learning.batchable import cost
@@ -28,8 +28,8 @@ from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD
-from kinfolk.script import Exchange, installed, play
-from kinfolk.streams import Seed, Turn
+from kinfolk.script import Exchange, client_tasks, play
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 from kinfolk.types import map_leaves
 
@@ -138,17 +138,17 @@ def rounds(options, learner, federation, device: torch.device) -> Iterator[tuple
     given |= {"gan_width": options.gan_width, "gan_every": options.gan_every, "direct": options.direct}
     algorithm = build_algorithm("slfed", learner, given | {"waves": options.waves})
     here = lambda message: map_leaves(lambda t: t.to(device), message)  # noqa: E731
-    memories = Memories(lambda who: here(algorithm.remember(who)))
+    memories = Memories(lambda who: here(algorithm.init_client(who)))
     wanted = Wanted("batched", device.type, options.chunk, precision=options.precision, lanes=options.lanes)
     choice = choose(wanted, cost(learner, federation.take(torch.arange(1))[0]), options.batch, 0, "")
     clock = Clock(device)
-    engine = make(choice, federation, installed(algorithm), memories)
-    stage = Stage(watched(engine, clock, PASSES[options.images]))
+    engine = make(choice, federation, client_tasks(algorithm), memories)
+    stage = Coordinator(watched(engine, clock, PASSES[options.images]))
     print(engine.note, flush=True)
     state = algorithm.init(here(learner.first), federation.clients, Seed(0))
     for number in range(options.rounds):
-        turn = Turn(Seed(0), number, federation.clients)
-        memories.mark()
+        turn = RoundContext(Seed(0), number, federation.clients)
+        memories.snapshot()
         clock.lines, asked = [], []
 
         def perform(request, turn=turn, asked=asked):

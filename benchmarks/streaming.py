@@ -14,8 +14,8 @@ import torch
 from kinfolk.algorithms import build_algorithm
 from kinfolk.clustering.agreement import agreement
 from kinfolk.engines.choose import Wanted, arithmetic, choose, make
+from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Stage
 from kinfolk.experiment.compare import parse_algorithm
 from kinfolk.experiment.sections import Experiment
 from kinfolk.federation.sources import DataSpec, build
@@ -24,8 +24,8 @@ from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD
-from kinfolk.script import Groups, installed, play
-from kinfolk.streams import Seed, Turn
+from kinfolk.script import Groups, client_tasks, play
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 
 
@@ -38,12 +38,12 @@ def round_of(clients: int, engine: str, name: str) -> dict[str, object]:
     chosen = parse_algorithm(name, Experiment())
     algorithm = build_algorithm(chosen.name, learner, chosen.options)
     choice = choose(Wanted(engine, "cpu"), cost(learner, torch.zeros(1, 60)), 10, clients, "", 3)
-    stage = Stage(make(choice, federation, installed(algorithm), Memories(lambda who: {})))
+    stage = Coordinator(make(choice, federation, client_tasks(algorithm), Memories(lambda who: {})))
     state = algorithm.init(learner.first, federation.clients, Seed(0))
     times = []
     with arithmetic(torch.device("cpu"), "float32"):
         for number in range(2):
-            turn = Turn(Seed(0), number, federation.clients)
+            turn = RoundContext(Seed(0), number, federation.clients)
             began = time.perf_counter()
             state, _ = play(
                 algorithm.round(state, federation.clients, turn),

@@ -18,19 +18,19 @@ from typing import Any
 
 import torch
 
-from kinfolk.algorithms.mdicfl import MDICFL
-from kinfolk.algorithms.model_distance import Probe
+from kinfolk.algorithms.blocks.output_distance import confidence, nearest_cluster
+from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
+from kinfolk.algorithms.mdicfl.model_distance import Probe
 from kinfolk.clustering.agreement import agreement
-from kinfolk.clustering.output_distance import confidence, nearest_cluster
 from kinfolk.engines.choose import arithmetic, make
+from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Stage
 from kinfolk.experiment.build import Parts, build_parts
 from kinfolk.experiment.choice import chosen
 from kinfolk.experiment.spec import load, override
-from kinfolk.script import Ask, installed, play
-from kinfolk.streams import Turn
-from kinfolk.types import Picked, Stack
+from kinfolk.script import Ask, client_tasks, play
+from kinfolk.streams import RoundContext
+from kinfolk.types import IndexedMessages, Stack
 
 PAPER = {"samples": 30, "search_iterations": 100, "warm_rows": 0}
 OTHERS = {
@@ -44,7 +44,7 @@ OTHERS = {
 class Onlooker:
     """Performs requests, and looks at the replies of local updates with several kinds of pseudo rows."""
 
-    def __init__(self, parts: Parts, stage: Stage) -> None:
+    def __init__(self, parts: Parts, stage: Coordinator) -> None:
         method = parts.algorithm
         assert isinstance(method, MDICFL)
         self.stage, self.federation = stage, parts.federation
@@ -57,16 +57,16 @@ class Onlooker:
                   for i in range(len(parts.federation.clients))]  # fmt: skip
         self.laws = torch.stack(counts).double() / torch.stack(counts).sum(1, keepdim=True)
 
-    def perform(self, request: Any, turn: Turn) -> Any:
+    def perform(self, request: Any, turn: RoundContext) -> Any:
         """What a stage gives."""
         if not isinstance(request, Ask) or request.task != "update" or request.fold is None:
             return self.stage.perform(request, turn)
         got = self.stage.perform(replace(request, fold=None), turn)
-        assert isinstance(request.each, Picked)
+        assert isinstance(request.each, IndexedMessages)
         self.look(got, request.each, turn)
         return request.fold.end(request.fold.add(request.fold.begin(), got))
 
-    def look(self, got: Stack, sent: Picked, turn: Turn) -> None:
+    def look(self, got: Stack, sent: IndexedMessages, turn: RoundContext) -> None:
         """Note what each kind of rows would choose."""
         place = {c: i for i, c in enumerate(self.federation.clients)}
         rows = torch.tensor([place[c] for c in got.clients])
@@ -102,12 +102,12 @@ def main() -> None:
     choice, clients = chosen(parts, None), parts.federation.clients
     with arithmetic(choice.device, spec.engine.precision):
         memories = Memories(lambda who: {})
-        engine = make(choice, parts.federation, installed(parts.algorithm), memories)
-        look = Onlooker(parts, Stage(engine))
+        engine = make(choice, parts.federation, client_tasks(parts.algorithm), memories)
+        look = Onlooker(parts, Coordinator(engine))
         first = {n: t.to(choice.device) for n, t in parts.learner.first.items()}
         state = parts.algorithm.init(first, clients, parts.seed)
         for number in range(spec.run.rounds):
-            turn, look.state, look.line = Turn(parts.seed, number, clients), state, {}
+            turn, look.state, look.line = RoundContext(parts.seed, number, clients), state, {}
             script = parts.algorithm.round(state, clients, turn)
             state, info = play(script, lambda request, turn=turn: look.perform(request, turn))
             truth = parts.federation.truth

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, ask
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Table, Task
 from kinfolk.types import Client, Message, Stack, Tree
 
@@ -30,7 +30,7 @@ class Median:
         """Start from the common initial model."""
         return State(first)
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """w <- median over clients of w_i."""
         got = yield from ask("update", cohort, shared={"model": state.model})
         if not got.clients:  # nobody answered
@@ -41,10 +41,10 @@ class Median:
         """Train the received model on the client's own rows."""
         return {"update": self.learner.train()}
 
-    def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Stack | None]:
+    def eval_inputs(self, state: State, who: Sequence[Client]) -> tuple[Message, Stack | None]:
         """Everyone is served the common model."""
         return {"model": state.model}, None
 
-    def scored(self) -> Mapping[str, Task]:
+    def eval_tasks(self) -> Mapping[str, Task]:
         """The common model."""
         return {"centre": self.learner.score()}

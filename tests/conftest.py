@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from kinfolk.cli import main
+from kinfolk.__main__ import main
 
 torch.set_num_threads(1)
 # A change lands or not by its own faults: the examples are the same in every run of the suite. For new ones:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.fold import Mean, client_weights, from_words
+from kinfolk.fold import Mean, client_weights, from_spec
 from kinfolk.types import Client, Stack, Tree
 
 KEEP: Tree = {"w": torch.full((2, 3), 9.0), "n": torch.tensor(5), "half": torch.zeros(1, dtype=torch.float16)}
@@ -80,7 +80,7 @@ def test_parts_made_elsewhere_give_the_mean_of_numpy(weights):
     names, fold = sorted(sent), Mean("model", KEEP, weights)
     total = fold.begin()
     for part in (names[:3], [], names[3:4], names[4:]):
-        elsewhere = from_words(fold.words())
+        elsewhere = from_spec(fold.spec())
         chunks = [Stack.of({c: sent[c]}) for c in part]
         made = elsewhere.begin()
         for chunk in chunks:
@@ -94,7 +94,7 @@ def test_parts_made_elsewhere_give_the_mean_of_numpy(weights):
 
 def test_a_fold_that_is_not_known_elsewhere_is_refused():
     with pytest.raises(KeyError, match="no fold is called median"):
-        from_words({"fold": "median"})
+        from_spec({"fold": "median"})
 
 
 def test_sums_run_in_float64():

@@ -13,17 +13,17 @@ from kinfolk.fold import Mean
 from kinfolk.script import (
     Ask,
     Exchange,
+    Finalizes,
     Groups,
     Remembers,
-    Settles,
     Stops,
     ask,
+    client_tasks,
     exchange,
     fold,
-    installed,
     play,
 )
-from kinfolk.task import Swap, Task
+from kinfolk.task import PeerTask, Task
 from kinfolk.types import Client, Stack
 
 A, B = Client("a"), Client("b")
@@ -82,17 +82,17 @@ def test_requests_do_not_share_what_they_carry():
 
 def test_scoring_tasks_are_installed_beside_the_others():
     task = Task(start=lambda *_: {}, finish=lambda carry: (carry, None))
-    swap = Swap(send=lambda *_: {}, receive=lambda *_: {})
+    swap = PeerTask(send=lambda *_: {}, receive=lambda *_: {})
 
     @dataclass
     class Method:
-        def tasks(self) -> dict[str, Task | Swap]:
+        def tasks(self) -> dict[str, Task | PeerTask]:
             return {"update": task, "talk": swap}
 
-        def scored(self) -> dict[str, Task]:
+        def eval_tasks(self) -> dict[str, Task]:
             return {"centre": task}
 
-    table = installed(Method())  # type: ignore[arg-type]
+    table = client_tasks(Method())  # type: ignore[arg-type]
     assert table == {"update": task, "talk": swap, "score.centre": task}
 
 
@@ -101,7 +101,7 @@ def test_optional_abilities_are_told_apart():
         pass
 
     class All:
-        def remember(self, who: Client) -> dict[str, Any]:
+        def init_client(self, who: Client) -> dict[str, Any]:
             return {}
 
         def groups(self, state: Any) -> torch.Tensor:
@@ -110,9 +110,9 @@ def test_optional_abilities_are_told_apart():
         def finished(self, state: Any) -> str:
             return ""
 
-        def last_word(self, state: Any, turn: Any) -> None:
+        def finalize(self, state: Any, turn: Any) -> None:
             return None
 
-    for ability in (Remembers, Groups, Stops, Settles):
+    for ability in (Remembers, Groups, Stops, Finalizes):
         assert isinstance(All(), ability)
         assert not isinstance(Plain(), ability)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Client
 
 WORDS = st.lists(st.one_of(st.text(max_size=5), st.integers(0, 9)), min_size=1, max_size=4)
@@ -132,6 +132,6 @@ def test_what_is_borrowed_follows_from_the_words_only():
 
 
 def test_a_turn_can_not_be_changed():
-    turn = Turn(Seed(1), 0, (Client("a"),))
+    turn = RoundContext(Seed(1), 0, (Client("a"),))
     with pytest.raises(AttributeError):
         turn.round = 1  # type: ignore[misc]

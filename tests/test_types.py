@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.types import Client, Message, Picked, Stack, leaves, map_leaves, nbytes, stack_messages
+from kinfolk.types import Client, IndexedMessages, Message, Stack, leaves, map_leaves, nbytes, stack_messages
 
 NAMES = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=7, unique=True)
 KINDS = [torch.float32, torch.float64, torch.int64, torch.bool, torch.float16]
@@ -93,7 +93,7 @@ def test_a_name_that_is_not_there_is_an_error():
         stack.at(["a", "b"])
     with pytest.raises(KeyError):
         stack.row("b")
-    picked = Picked(stack.clients, torch.tensor([0, 0]), {"v": torch.zeros(1)})
+    picked = IndexedMessages(stack.clients, torch.tensor([0, 0]), {"v": torch.zeros(1)})
     with pytest.raises(KeyError):
         picked.at(["b"])
 
@@ -101,7 +101,7 @@ def test_a_name_that_is_not_there_is_an_error():
 def test_a_picked_message_is_that_of_a_stack_and_costs_as_much():
     table = {"m": {"w": torch.arange(6.0).reshape(3, 2)}, "n": torch.tensor([7, 8, 9])}
     who, which = tuple(Client(c) for c in "abcd"), torch.tensor([2, 0, 2, 1])
-    picked = Picked(who, which, table)
+    picked = IndexedMessages(who, which, table)
     stack = Stack(
         who, torch.zeros(4, dtype=torch.int64), {"m": {"w": table["m"]["w"][which]}, "n": table["n"][which]}
     )

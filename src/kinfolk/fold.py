@@ -38,8 +38,8 @@ class Fold(Protocol[R_co]):
 class Mergeable(Protocol):
     """A fold that several processes can do a part of: its totals are messages and can be joined."""
 
-    def words(self) -> dict[str, str]:
-        """What another process must know to begin and add: see `from_words`."""
+    def spec(self) -> dict[str, str]:
+        """What another process must know to begin and add: see `from_spec`."""
         ...
 
     def begin(self) -> Message:
@@ -83,7 +83,7 @@ class Mean:
     keep: Tree
     weights: Weights = "size"
 
-    def words(self) -> dict[str, str]:
+    def spec(self) -> dict[str, str]:
         """All that a part of the sum depends on; `keep` matters at the end only."""
         return {"fold": "mean", "key": self.key, "weights": self.weights}
 
@@ -144,10 +144,10 @@ def _join(old: Tensor | None, new: Tensor) -> Tensor:
     return old + new if new.is_floating_point() else torch.maximum(old, new)
 
 
-def from_words(words: dict[str, str]) -> Mergeable:
+def from_spec(words: dict[str, str]) -> Mergeable:
     """A fold that begins and adds as the one whose `words` these are; only that one can end.
 
-    >>> from_words(Mean("model", keep={"w": torch.zeros(1)}).words())
+    >>> from_spec(Mean("model", keep={"w": torch.zeros(1)}).spec())
     Mean(key='model', keep={}, weights='size')
     """
     if words["fold"] != "mean":

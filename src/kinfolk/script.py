@@ -13,9 +13,9 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from torch import Tensor
 
 from kinfolk.fold import Fold
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Info, Table, Task
-from kinfolk.types import Client, Each, Message, Stack, Tree
+from kinfolk.types import Client, Message, PerClient, Stack, Tree
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -28,7 +28,7 @@ class Ask(Generic[R]):
     task: str  # a name in the algorithm's table
     to: tuple[Client, ...]
     shared: Message = field(default_factory=dict)  # the same for everyone
-    each: Each | None = None  # one message per client
+    each: PerClient | None = None  # one message per client
     fold: Fold[R] | None = None
     again: tuple[Client, ...] = ()  # who has done the same in this round: work that nobody kept counts once
 
@@ -46,7 +46,7 @@ Script = Generator[Request, Any, tuple[S, Info]]
 
 
 def ask(
-    task: str, to: Sequence[Client], shared: Message | None = None, each: Each | None = None
+    task: str, to: Sequence[Client], shared: Message | None = None, each: PerClient | None = None
 ) -> Generator[Request, Any, Stack]:
     """Ask clients to run a task; the answer has a row for each client that replied."""
     got: Stack = yield Ask(task, tuple(to), shared or {}, each)
@@ -58,7 +58,7 @@ def fold(
     task: str,
     to: Sequence[Client],
     shared: Message | None = None,
-    each: Each | None = None,
+    each: PerClient | None = None,
     again: Sequence[Client] = (),
 ) -> Generator[Request, Any, R]:
     """Ask clients to run a task and fold their replies chunk by chunk, holding no more than one chunk."""
@@ -86,15 +86,15 @@ class Algorithm(Protocol[S]):
         """What a client of this algorithm can be asked, by name."""
         ...
 
-    def round(self, state: S, cohort: tuple[Client, ...], turn: Turn) -> Script[S]:
+    def round(self, state: S, cohort: tuple[Client, ...], turn: RoundContext) -> Script[S]:
         """One round among the sampled clients."""
         ...
 
-    def serve(self, state: S, who: Sequence[Client]) -> tuple[Message, Each | None]:
+    def eval_inputs(self, state: S, who: Sequence[Client]) -> tuple[Message, PerClient | None]:
         """What clients need in order to be scored: (the same for everyone, one message each)."""
         ...
 
-    def scored(self) -> Mapping[str, Task]:
+    def eval_tasks(self) -> Mapping[str, Task]:
         """The models to score, by kind (centre, personal, fine-tuned), each as a scoring task."""
         ...
 
@@ -103,7 +103,7 @@ class Algorithm(Protocol[S]):
 class Remembers(Protocol):
     """An algorithm whose clients keep something between rounds."""
 
-    def remember(self, who: Client) -> Message:
+    def init_client(self, who: Client) -> Message:
         """What a client holds before it is first asked."""
         ...
 
@@ -158,16 +158,16 @@ class Stops(Protocol):
 class Chooses(Protocol):
     """An algorithm whose clients choose among models: before they are scored, they choose anew."""
 
-    def chosen_now(self, state: Any, turn: Turn) -> Script[Any] | None:
+    def chosen_now(self, state: Any, turn: RoundContext) -> Script[Any] | None:
         """What ends in the state to score by, by choices of all clients; None if there is no choice."""
         ...
 
 
 @runtime_checkable
-class Settles(Protocol):
+class Finalizes(Protocol):
     """An algorithm that has something to do once the rounds are over, before clients are scored at last."""
 
-    def last_word(self, state: Any, turn: Turn) -> Script[Any] | None:
+    def finalize(self, state: Any, turn: RoundContext) -> Script[Any] | None:
         """What ends in the state to score by, from which nobody trains; None if there is nothing to do."""
         ...
 
@@ -194,9 +194,9 @@ class Spends(Protocol):
         ...
 
 
-def installed(algorithm: Algorithm[Any]) -> Table:
+def client_tasks(algorithm: Algorithm[Any]) -> Table:
     """Everything a client must have installed: the tasks, and the scoring tasks as `score.<kind>`."""
-    return {**algorithm.tasks(), **{f"score.{kind}": task for kind, task in algorithm.scored().items()}}
+    return {**algorithm.tasks(), **{f"score.{kind}": task for kind, task in algorithm.eval_tasks().items()}}
 
 
 def play(script: Script[S], perform: Callable[[Request], Any]) -> tuple[S, Info]:

@@ -74,7 +74,7 @@ class Seed:
 
 
 @dataclass(frozen=True)
-class Turn:
+class RoundContext:
     """Where a run stands: what every request carries so that a client can derive its own streams."""
 
     seed: Seed
@@ -86,7 +86,7 @@ class Turn:
     def cohort(self) -> tuple[Client, ...]:
         """Who takes part in this round; everybody can work it out.
 
-        >>> Turn(Seed(0), 3, (Client("a"), Client("b"), Client("c")), 0.5).cohort
+        >>> RoundContext(Seed(0), 3, (Client("a"), Client("b"), Client("c")), 0.5).cohort
         ('a', 'c')
         """
         return sample(self.seed, self.round, self.clients, self.participation)

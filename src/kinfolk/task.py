@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from kinfolk.streams import Turn
+from kinfolk.streams import RoundContext
 from kinfolk.types import Client, Message, Tree
 
 # What a task carries from batch to batch: a message of its own.
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
         return (values * weight).sum(0)
 
 
-class Facts(NamedTuple):
+class ClientInfo(NamedTuple):
     """What a task may know about its client besides message and memory."""
 
     rows: Tensor  # number of training rows
@@ -110,7 +110,7 @@ Objective = Callable[[Tree, Batch, Carry], Tensor]
 
 
 @dataclass(frozen=True)
-class Descent:
+class TrainStep:
     """One part of the carry moved along the gradient of one objective."""
 
     objective: Objective
@@ -133,12 +133,12 @@ class Fit:
     The state of descent number i is in the carry under `"optimiser.i.<part>"` when the loop has ended.
     """
 
-    descents: tuple[Descent, ...]
+    descents: tuple[TrainStep, ...]
     plan: Plan
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Scan:
     """A loop without gradients: `step(carry, batch) -> carry` over the batches of the plan."""
 
     step: Callable[[Carry, Batch], Carry]
@@ -146,7 +146,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Whole:
+class IntSpec:
     """Declares a reply leaf: one integer in [low, high)."""
 
     low: int
@@ -154,7 +154,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Real:
+class FloatSpec:
     """Declares a reply leaf: finite floats of this shape in [low, high]."""
 
     shape: tuple[int, ...] = ()
@@ -164,16 +164,16 @@ class Real:
 
 # What a reply must look like, key by key. A Tree or a Tensor stands for "exactly these names,
 # shapes and types, all finite".
-Expected = Mapping[str, Tree | Tensor | Whole | Real]
+Expected = Mapping[str, Tree | Tensor | IntSpec | FloatSpec]
 
 
 @dataclass(frozen=True)
 class Task:
     """One thing a client can be asked to do."""
 
-    start: Callable[[Message, Message, Facts], Carry]  # (message, memory, facts)
+    start: Callable[[Message, Message, ClientInfo], Carry]  # (message, memory, facts)
     finish: Callable[[Carry], tuple[Message, Message | None]]  # -> (reply, memory; None: as it was)
-    passes: tuple[Fit | Sweep, ...] = ()
+    passes: tuple[Fit | Scan, ...] = ()
     reply: Expected = field(default_factory=dict)
     stream: str = "batch"  # names the random stream that shuffles the rows
     light: bool = False  # it does without the network that the clients train, which may be large
@@ -188,11 +188,11 @@ class Peer:
     """What a client knows of itself in an exchange: its name and where the run stands."""
 
     name: Client
-    turn: Turn
+    turn: RoundContext
 
 
 @dataclass(frozen=True)
-class Swap:
+class PeerTask:
     """Client to client. Each sender names its recipients out of its own memory."""
 
     send: Callable[[Message, Peer], dict[Client, Message]]  # (memory, me) -> {peer: payload}
@@ -201,7 +201,7 @@ class Swap:
 
 
 # The client half of an algorithm: what a client has installed and is willing to run, by name.
-Table = Mapping[str, Task | Swap]
+Table = Mapping[str, Task | PeerTask]
 
 # What a round tells besides its new state; plain numbers and tensors for the records.
 Info = dict[str, Any]

@@ -145,13 +145,13 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Picked:
+class IndexedMessages:
     """One of a few messages for every client: client i gets row `which[i]` of the table.
 
     What a stack would hold once for each client is held once for each kind, and copied only for those
     who are asked together.
 
-    >>> p = Picked((Client("a"), Client("b")), torch.tensor([1, 0]), {"v": torch.tensor([5.0, 7.0])})
+    >>> p = IndexedMessages((Client("a"), Client("b")), torch.tensor([1, 0]), {"v": torch.tensor([5.0, 7.0])})
     >>> p.at(["a", "b"]).tensor("v"), p.row("a"), p.nbytes(["a", "b"])
     (tensor([7., 5.]), {'v': tensor(7.)}, 8)
     """
@@ -187,4 +187,4 @@ class Picked:
 
 
 # A message of their own for clients.
-Each = Stack | Picked
+PerClient = Stack | IndexedMessages

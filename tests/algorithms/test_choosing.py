@@ -16,12 +16,12 @@ from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.errors import KinfolkError
 from kinfolk.script import Ask, play
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Facts
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import ClientInfo
 from kinfolk.types import nbytes
 
 CLIENTS = toy.ragged().clients
-TURN = Turn(Seed(0), 0, CLIENTS)
+TURN = RoundContext(Seed(0), 0, CLIENTS)
 
 
 def of(centres, j):
@@ -110,7 +110,7 @@ def test_what_a_pass_changes_is_each_clients_own_from_the_start():
     tasks, rows = method.tasks(), torch.tensor([3, 4])
 
     def start(task, message):
-        return vmap(lambda n: tasks[task].start(message, {}, Facts(n, n, 0)))(rows)
+        return vmap(lambda n: tasks[task].start(message, {}, ClientInfo(n, n, 0)))(rows)
 
     carry = start("update", {"models": models})
     changed = [carry["losses"], carry["choice"], *carry["model"].values()]
@@ -252,7 +252,7 @@ def test_of_several_starts_the_one_of_lowest_training_loss_is_kept():
     learner = toy.learner("mlp", federation, batch=64)  # whole batches: shuffles do not matter
     method = IFCA(learner, k=2, restarts=3, restart_rounds=2)
     clients, seed = federation.clients, Seed(5)
-    turn = Turn(seed, 0, clients)
+    turn = RoundContext(seed, 0, clients)
     with toy.staged(method, federation) as stage:
         state = method.init(learner.first, clients, seed)
         assert not state.begun

@@ -8,11 +8,11 @@ import pytest
 import torch
 from turned import turned
 
-from kinfolk.algorithms.fesem import FeSEM
-from kinfolk.algorithms.mdicfl import MDICFL
+from kinfolk.algorithms.fesem.fesem import FeSEM
+from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.contract import toy
 from kinfolk.script import play
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Stack
 
 
@@ -50,7 +50,7 @@ def test_a_spread_has_settled_when_it_changes_by_less_than_a_ten_thousandth(chan
     def answer(request):
         return request.fold.end(request.fold.add(request.fold.begin(), sent))
 
-    new, facts = play(method.round(state, who, Turn(Seed(0), 1, who)), answer)
+    new, facts = play(method.round(state, who, RoundContext(Seed(0), 1, who)), answer)
     assert facts["spread"] == pytest.approx(1 + change, abs=1e-5)
     assert new.member.tolist() == [0] * len(who)
     assert new.calm == calm

@@ -7,9 +7,9 @@ import pytest
 import torch
 from turned import turned
 
+from kinfolk.algorithms.blocks.many_models import copies
 from kinfolk.algorithms.clustered_fl import ClusteredFL
 from kinfolk.algorithms.fedavg import FedAvg
-from kinfolk.algorithms.many_models import copies
 from kinfolk.clustering.agreement import agreement
 from kinfolk.codec import decode, encode
 from kinfolk.contract import toy

@@ -18,13 +18,13 @@ from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.errors import KinfolkError
 from kinfolk.script import Ask
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 
 
 def trained(method, federation):
     """What everybody sends in the first round."""
     with toy.staged(method, federation) as stage:
-        turn = Turn(Seed(0), 0, federation.clients)
+        turn = RoundContext(Seed(0), 0, federation.clients)
         return stage.perform(Ask("update", federation.clients, {"model": method.learner.first}), turn)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfolk.algorithms.common_start import IGNORES, WORST, WithBlind, counts, telling
+from kinfolk.algorithms.blocks.common_start import IGNORES, WORST, WithBlind, counts, telling
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.federation.own import from_arrays
@@ -17,7 +17,7 @@ from kinfolk.fold import Mean
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.script import Ask
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 from kinfolk.types import Client, Stack
 
@@ -31,13 +31,13 @@ class Asking:
     def tasks(self):
         return {"common": telling(self.learner, self.learner.train()), "update": self.learner.train()}
 
-    def scored(self):
+    def eval_tasks(self):
         return {}
 
 
 def told(learner, federation, model, task="common", engine="loop"):
     with toy.staged(Asking(learner), federation, engine) as stage:
-        turn = Turn(Seed(0), 0, federation.clients)
+        turn = RoundContext(Seed(0), 0, federation.clients)
         return stage.perform(Ask(task, federation.clients, {"model": model}), turn)
 
 

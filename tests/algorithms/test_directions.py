@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from kinfolk.algorithms.common_start import WithBlind
-from kinfolk.algorithms.mdicfl import MDICFL
-from kinfolk.algorithms.warm_start import Points, directions_from, warm_kmeans, without_head
+from kinfolk.algorithms.blocks.common_start import WithBlind
+from kinfolk.algorithms.blocks.warm_start import Points, directions_from, warm_kmeans, without_head
+from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
 from kinfolk.contract.spoil import Passing
 from kinfolk.script import play
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Client, Stack
 
 NAMES = tuple(Client(f"c{i:02}") for i in range(12))
@@ -60,8 +60,8 @@ def test_a_sample_decides_and_the_others_join_the_nearest_direction(monkeypatch)
     federation, truth = unequal()
     learner = toy.learner("mlp", federation, momentum=0.0, weight_decay=0.0)
     method = MDICFL(learner, warm_epochs=3, **FEW)
-    monkeypatch.setattr("kinfolk.algorithms.warm_start.MOST", 8)
-    turn = Turn(Seed(0), 0, federation.clients)
+    monkeypatch.setattr("kinfolk.algorithms.blocks.warm_start.MOST", 8)
+    turn = RoundContext(Seed(0), 0, federation.clients)
 
     def script():
         found = yield from warm_kmeans(

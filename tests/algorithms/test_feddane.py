@@ -17,7 +17,7 @@ from kinfolk.federation.own import from_arrays
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.optim import SGD
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 
 LR, MU = 0.1, 0.3
@@ -90,7 +90,7 @@ def test_the_gradient_is_that_of_all_rows_however_they_are_cut(batch):
     learner, w = line(batch)
     with toy.staged(FedDANE(learner), federation, "batched") as stage:
         request = script.Ask("gradient", federation.clients, {"model": learner.first})
-        sent = stage.perform(request, Turn(Seed(0), 0, federation.clients))
+        sent = stage.perform(request, RoundContext(Seed(0), 0, federation.clients))
     for who, (x, y) in rows.items():
         wide = np.column_stack([x, np.ones(len(x))])
         slope = 2 / len(x) * wide.T @ (wide @ w - y)
@@ -106,7 +106,7 @@ def test_the_gradient_is_taken_with_batch_norm_at_rest(engine):
         if name.endswith("running_var"):
             model[name] *= 1.7
     with toy.staged(FedDANE(learner), federation, engine) as stage:
-        turn = Turn(Seed(0), 0, federation.clients)
+        turn = RoundContext(Seed(0), 0, federation.clients)
         got = stage.perform(script.Ask("gradient", federation.clients, {"model": model}), turn)
     assert got.clients == federation.clients  # the one with a single row as well
     network = copy.deepcopy(learner.module)
@@ -125,7 +125,9 @@ def test_the_two_samples_are_drawn_apart():
     method = FedDANE(toy.learner("mlp", federation))
     cohort = federation.clients[:4]
     state = method.init(method.learner.first, federation.clients, Seed(0))
-    firsts = [next(method.round(state, cohort, Turn(Seed(0), n, federation.clients))) for n in range(40)]
+    firsts = [
+        next(method.round(state, cohort, RoundContext(Seed(0), n, federation.clients))) for n in range(40)
+    ]
     assert {request.task for request in firsts} == {"gradient"}
     assert all(len(set(request.to)) == 4 for request in firsts)
     often = [sum(who in request.to for request in firsts) for who in federation.clients]
@@ -139,7 +141,7 @@ def test_without_a_gradient_nothing_moves():
     script = method.round(
         method.init(method.learner.first, federation.clients, Seed(0)),
         federation.clients,
-        Turn(Seed(0), 0, federation.clients),
+        RoundContext(Seed(0), 0, federation.clients),
     )
     request = next(script)
     with pytest.raises(StopIteration) as end:

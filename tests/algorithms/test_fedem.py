@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from kinfolk.algorithms.blocks.many_models import copies
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.fedem import FedEM, State
-from kinfolk.algorithms.many_models import copies
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference, score_difference
 from kinfolk.errors import KinfolkError
@@ -17,7 +17,7 @@ from kinfolk.federation.own import from_arrays
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.optim import SGD
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Batch, Plan
 
 LR, K, CLASSES = 0.5, 3, 4
@@ -43,7 +43,7 @@ def test_two_components_that_are_alike_go_half_as_fast(engine):
     plain = toy.play_rounds(FedAvg(slow), federation, engine, rounds=1, score=False).state.model
     method = FedEM(replace(slow, lr=0.1), k=2)
     with toy.staged(method, federation, engine) as stage:
-        turn = Turn(Seed(0), 0, federation.clients)
+        turn = RoundContext(Seed(0), 0, federation.clients)
         state = toy.play_one(method, State(copies(slow.first, 2)), federation.clients, stage, turn)
         shares = [stage.engine.memories[c]["pi"].tolist() for c in federation.clients]
     for j in range(2):

@@ -11,7 +11,7 @@ from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.own import from_arrays
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import nbytes
 
 NAMES = ("ada", "ben", "cleo", "dan")
@@ -118,7 +118,7 @@ LIKED = [[0, 0.1, 0.9, -0.3, 0.5], *[[0.0] * 5] * 4]
 
 
 def turn(number):
-    return Turn(Seed(7), number, ())
+    return RoundContext(Seed(7), number, ())
 
 
 def test_without_chance_the_most_liked_are_sent():
@@ -143,7 +143,7 @@ def test_chance_falls_from_round_to_round():
     method, state = known(LIKED, epsilon=0.3, decay=0.05, models=1)
     strayed = {}
     for t in (0, 3, 6, 50):
-        draws = [method.choose(state, "c0", Turn(Seed(s), t, ())) for s in range(400)]
+        draws = [method.choose(state, "c0", RoundContext(Seed(s), t, ())) for s in range(400)]
         strayed[t] = sum(taken != [2] for taken in draws) / 400
     # A random model is the most liked one in one case of four.
     assert strayed[0] == pytest.approx(0.3 * 0.75, abs=0.06)

@@ -10,14 +10,14 @@ import torch
 from scipy.stats import trim_mean
 from turned import turned
 
+from kinfolk.algorithms.blocks.aggregator import GroupMiddles, group_fold
+from kinfolk.algorithms.blocks.many_models import GroupMeans
 from kinfolk.algorithms.clustered_fl import ClusteredFL
 from kinfolk.algorithms.clustered_hdbscan import ClusteredHDBSCAN
-from kinfolk.algorithms.fesem import FeSEM
-from kinfolk.algorithms.group_middles import GroupMiddles, group_fold
+from kinfolk.algorithms.fesem.fesem import FeSEM
 from kinfolk.algorithms.hypcluster import HypCluster
 from kinfolk.algorithms.ifca import IFCA
-from kinfolk.algorithms.many_models import GroupMeans
-from kinfolk.algorithms.mdicfl import MDICFL
+from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.algorithms.robust import Robust
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference

@@ -12,7 +12,7 @@ from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.contract.spoil import Passing
 from kinfolk.errors import KinfolkError
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Client, Stack
 
 
@@ -150,7 +150,7 @@ def test_k_means_cuts_the_outermost_of_each_group_off_its_centres():
     got = Stack(names, torch.full((40,), 24), {"model": models})
     method = Robust(learner, k=2, cluster_trim=0.1)
     state = method.init(learner.first, names, Seed(0))
-    found = method.place(state, got, Turn(Seed(0), 0, names))
+    found = method.place(state, got, RoundContext(Seed(0), 0, names))
     assert agreement(found.member.tolist(), np.repeat([0, 1], 20))["ari"] == 1.0
     for number in (0, 1):
         mine = flat[20 * number : 20 * number + 20]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kinfolk.algorithms.one_model import State
+from kinfolk.algorithms.blocks.one_model import State
 from kinfolk.contract.compare import (
     ENGINE_TOLERANCE,
     message_difference,
@@ -14,7 +14,7 @@ from kinfolk.contract.compare import (
 from kinfolk.contract.spoil import HARMS
 from kinfolk.engines.guard import Cohort, inspect
 from kinfolk.script import Ask
-from kinfolk.task import Real, Whole
+from kinfolk.task import FloatSpec, IntSpec
 from kinfolk.types import Client, Stack
 
 NAN, INF = float("nan"), float("inf")
@@ -63,9 +63,9 @@ REPLIES = {
     "a model": ({"model": {"w": torch.ones(2, 3), "b": torch.ones(3), "n": torch.tensor(1)}}, None),
     "numbers": (
         {"loss": torch.ones(4), "group": torch.tensor(1)},
-        {"loss": Real((4,)), "group": Whole(0, 3)},
+        {"loss": FloatSpec((4,)), "group": IntSpec(0, 3)},
     ),
-    "one number": ({"group": torch.tensor(1)}, {"group": Whole(0, 3)}),
+    "one number": ({"group": torch.tensor(1)}, {"group": IntSpec(0, 3)}),
     "nothing": ({}, {}),
 }
 

@@ -48,8 +48,8 @@ CASES += [("slfed images", c) for c in ("engines_agree", "survives_drop_outs", "
 # What does not apply, and to whom: anything else that skips itself is a failure.
 MAY_SKIP = {
     ("local", "bad_replies"): "reply with nothing",
-    ("commonest", "bad_replies"): "reply with nothing",
-    ("commonest", "learns_something"): "it trains nothing",
+    ("majority_label", "bad_replies"): "reply with nothing",
+    ("majority_label", "learns_something"): "it trains nothing",
     ("gossip", "bad_replies"): "reply with nothing",
     ("gossip random", "renamed_clients"): "a new name is a new draw",
     ("feddane", "renamed_clients"): "a new name is a new draw",

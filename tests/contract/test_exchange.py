@@ -10,7 +10,7 @@ from kinfolk.contract import toy
 from kinfolk.contract.spoil import Passing
 from kinfolk.engines.choose import ENGINES
 from kinfolk.script import Ask, Exchange, play
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import nbytes
 
 
@@ -33,7 +33,7 @@ def test_nothing_but_an_empty_reply_reaches_the_coordinator(engine):
         return reply
 
     with toy.staged(algorithm, federation, engine, wrap=lambda inner: Passing(inner, watch)) as stage:
-        turn = Turn(Seed(0), 0, federation.clients)
+        turn = RoundContext(Seed(0), 0, federation.clients)
 
         def perform(request):
             requests.append(request)
@@ -98,7 +98,7 @@ def test_gossip_without_training_comes_to_an_agreement(neighbours):
         stage.engine.memories.update(start)
         for number in range(60):
             toy.play_one(
-                algorithm, None, federation.clients, stage, Turn(Seed(0), number, federation.clients)
+                algorithm, None, federation.clients, stage, RoundContext(Seed(0), number, federation.clients)
             )
         end = models(dict(stage.engine.memories))
     before, after = np.stack(list(models(start).values())), np.stack([end[c] for c in federation.clients])
@@ -117,7 +117,9 @@ def test_random_neighbours_follow_from_the_seed_and_the_sender():
     def listen(seed):
         with toy.staged(algorithm, federation) as stage:
             swap = algorithm.tasks()["gossip"]
-            return set(stage.engine.swap(swap, federation.clients, Turn(Seed(seed), 3, federation.clients)))
+            return set(
+                stage.engine.swap(swap, federation.clients, RoundContext(Seed(seed), 3, federation.clients))
+            )
 
     letters = [listen(seed) for seed in (0, 0, 1)]
     assert letters[0] == letters[1] != letters[2]

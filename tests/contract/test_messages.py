@@ -4,7 +4,7 @@ from pathlib import Path
 
 from kinfolk.algorithms import ALGORITHMS
 from kinfolk.contract import messages, toy
-from kinfolk.task import Real, Whole
+from kinfolk.task import FloatSpec, IntSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "messages.md"
 
@@ -28,5 +28,5 @@ def test_what_tells_of_labels_is_listed():
 def test_replies_in_words():
     learner = toy.learner("mlp", toy.ragged())
     part = {"head.weight": learner.first["head.weight"]}
-    words = messages.reply_words({"model": part, "apart": Real((3, 4)), "n": Whole(0, 2)}, learner)
+    words = messages.reply_words({"model": part, "apart": FloatSpec((3, 4)), "n": IntSpec(0, 2)}, learner)
     assert words == "model (a part), apart (3 x C numbers), n (a whole number)"

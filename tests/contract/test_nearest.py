@@ -10,7 +10,7 @@ from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.engines.choose import ENGINES
 from kinfolk.experiment.score import score_groups
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Client, Stack
 
 TURNED = (0, 2, 0, 2, 2, 0, 0, 2)
@@ -26,7 +26,7 @@ def test_planted_groups_are_found(engine):
     federation = planted()
     algorithm = Nearest(toy.learner("mlp", federation, epochs=2))
     outcome = toy.play_rounds(algorithm, federation, engine, rounds=3)
-    turn = Turn(Seed(0), 3, federation.clients)
+    turn = RoundContext(Seed(0), 3, federation.clients)
     truth = torch.tensor(TURNED)
     found = score_groups(algorithm, outcome.state, outcome.state, federation.clients, turn, truth)
     assert (found["ari"], found["nmi"], found["purity"]) == (1.0, 1.0, 1.0)

@@ -18,7 +18,7 @@ from kinfolk.engines.choose import ENGINES
 from kinfolk.fold import Mean
 from kinfolk.learning.optim import SGD, Adam
 from kinfolk.script import Ask
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Client, Stack
 
 
@@ -30,7 +30,7 @@ def replies_to(algorithm, federation, task):
     """What every client answers to one task when it is sent the first model."""
     with toy.staged(algorithm, federation) as stage:
         request = Ask(task, federation.clients, {"model": algorithm.learner.first})
-        return stage.perform(request, Turn(Seed(0), 0, federation.clients))
+        return stage.perform(request, RoundContext(Seed(0), 0, federation.clients))
 
 
 @pytest.mark.parametrize("network", ["mlp", "tiny_cnn"])

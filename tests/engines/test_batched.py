@@ -24,16 +24,17 @@ from toys import (
     turn,
 )
 
-from kinfolk.engines import steps, trace
+from kinfolk.algorithms.slfed.probe_images import StandIns
+from kinfolk.engines import steps
 from kinfolk.engines.batched import Batched
-from kinfolk.engines.lanes import Lane
+from kinfolk.engines.fast import trace
+from kinfolk.engines.fast.lanes import CudaLane
 from kinfolk.engines.loop import Loop
 from kinfolk.federation.own import from_arrays
 from kinfolk.learning.optim import SGD, Adam
-from kinfolk.learning.stand_in import StandIns
 from kinfolk.script import Ask
 from kinfolk.streams import Seed
-from kinfolk.task import Batch, Carry, Fit, Plan, Sweep, Task
+from kinfolk.task import Batch, Carry, Fit, Plan, Scan, Task
 from kinfolk.types import Client, Stack, map_leaves
 
 DATA = federation()
@@ -140,7 +141,7 @@ def test_padding_is_never_a_row_of_somebody_else():
     task = Task(
         lambda message, memory, facts: {"most": message["low"], "last": facts.rows * 0},
         lambda carry: (carry, None),
-        (Sweep(step, Plan(4)),),
+        (Scan(step, Plan(4)),),
     )
     for first in (-1e3, 1e3):  # the row that would be taken were padding to come from the pool's beginning
         data = replace(DATA, x=torch.cat([torch.full((1, 4), first), DATA.x[1:]]))
@@ -227,7 +228,7 @@ def test_chunks_under_way_come_in_order_and_once() -> None:
     data, one = DATA, learner()
     request = Ask("t", data.clients, {"model": one.first})
     alone, beside = (Batched(data, {"t": one.train()}, empty(), 1) for _ in range(2))
-    beside.lanes = [Lane(torch.device("cpu"), alone=True) for _ in range(3)]
+    beside.lanes = [CudaLane(torch.device("cpu"), alone=True) for _ in range(3)]
     want, got = together(alone, request, turn(data)), together(beside, request, turn(data))
     assert got.clients == want.clients == data.clients
     for name, leaf in want.tree("model").items():
@@ -241,7 +242,7 @@ def test_a_task_without_the_large_network_shares_calls_where_others_have_lanes()
 
     def sizes(task: str, lanes: int) -> list[int]:
         engine = Batched(data, table, empty(), 1)
-        engine.lanes = [Lane(torch.device("cpu"), alone=True) for _ in range(lanes)]
+        engine.lanes = [CudaLane(torch.device("cpu"), alone=True) for _ in range(lanes)]
         return [
             len(s.clients) for s in engine.replies(Ask(task, data.clients, {"model": one.first}), turn(data))
         ]
@@ -256,7 +257,7 @@ def test_a_task_without_the_large_network_shares_calls_where_others_have_lanes()
 def test_a_caller_who_leaves_early_waits_for_what_is_under_way() -> None:
     joined = []
 
-    class Watched(Lane):
+    class Watched(CudaLane):
         def join(self) -> None:
             joined.append(self)
 

@@ -22,10 +22,10 @@ from toys import federation, learner, turn
 import kinfolk
 from kinfolk.algorithms import ALGORITHMS
 from kinfolk.engines import distributed, parcel
+from kinfolk.engines.coordinator import Coordinator, fold_part
 from kinfolk.engines.distributed import shares
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Stage, fold_part
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.checkpoint import load_latest
 from kinfolk.experiment.record import read_audit, read_rounds, read_scores
@@ -33,12 +33,13 @@ from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import parse
 from kinfolk.fold import Mean
 from kinfolk.script import Ask
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Task
 from kinfolk.types import Client, Message, leaves
 
-HERE = Path(__file__).parent
-PATHS = [str(Path(kinfolk.__file__).parents[1]), str(HERE), str(HERE.parent / "contract")]
+HELPERS = Path(__file__).parents[1] / "helpers"
+RANKS = HELPERS / "ranks.py"
+PATHS = [str(Path(kinfolk.__file__).parents[1]), str(HELPERS)]
 no_gloo = not dist.is_available() or not dist.is_gloo_available()
 pytestmark = pytest.mark.skipif(no_gloo, reason="this PyTorch has no gloo")
 
@@ -92,7 +93,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     done = subprocess.run(
         [
             sys.executable,
-            HERE / "ranks.py",
+            RANKS,
             "fork",
             "3",
             "run",
@@ -127,7 +128,14 @@ def room(tmp_path_factory: pytest.TempPathFactory, killed: dict[str, Any]) -> Pa
     jobs.append([str(killed["folder"]), MORTAL, True])
     options = ["--nproc-per-node", "2", "--master-port", free_port()]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *options, str(HERE / "ranks.py"), json.dumps(jobs)],
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *options,
+            str(RANKS),
+            json.dumps(jobs),
+        ],
         env=environment(),
         capture_output=True,
         text=True,
@@ -183,7 +191,7 @@ def test_two_ranks_agree_with_the_loop(room, name):
 
 def test_what_a_turn_says_of_its_cohort_reaches_every_rank():
     rows = federation()
-    here = Turn(Seed(5), 7, rows.clients, 0.3)
+    here = RoundContext(Seed(5), 7, rows.clients, 0.3)
     told = distributed._turn(distributed._when(here), rows)
     assert told == here
     assert told.cohort == here.cohort != here.clients
@@ -323,7 +331,9 @@ def test_a_fold_in_parts_counts_refuses_and_gives_what_a_whole_one_does():
     found = []
     for parted in (False, True):
         loop, log = Loop(data, table, Memories(lambda who: {})), []
-        stage = Stage(InParts(loop) if parted else loop, lambda event, log=log, **facts: log.append(facts))
+        stage = Coordinator(
+            InParts(loop) if parted else loop, lambda event, log=log, **facts: log.append(facts)
+        )
         ask = Ask("t", data.clients, {"model": one.first}, fold=Mean("model", one.first))
         model = stage.perform(ask, turn(data))
         found.append((model, stage.ledger.bytes, log, stage.answered, stage.failed))

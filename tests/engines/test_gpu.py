@@ -13,13 +13,13 @@ from kinfolk.algorithms import ALGORITHMS
 from kinfolk.contract import toy
 from kinfolk.contract.compare import ENGINE_TOLERANCE, outcome_difference
 from kinfolk.contract.toy import Outcome
-from kinfolk.engines import capture
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.choose import arithmetic
-from kinfolk.engines.lanes import lanes_on
+from kinfolk.engines.coordinator import Engine
+from kinfolk.engines.fast import capture
+from kinfolk.engines.fast.lanes import lanes_on
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Engine
 from kinfolk.federation.own import from_arrays
 from kinfolk.federation.sources import DataSpec, build
 from kinfolk.learning import recording
@@ -29,7 +29,7 @@ from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD, Adam
 from kinfolk.script import Ask
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 from kinfolk.types import Stack
 
@@ -83,7 +83,7 @@ def test_a_recorded_pass_is_the_pass(network: str, optimiser: object) -> None:
         Batched(federation, table, Memories(lambda who: {}), 1, "cuda", record=True, lanes=2),
     ]
     for round in (0, 1, 2):  # the plan of the third is made ahead
-        turn = Turn(Seed(3), round, federation.clients)
+        turn = RoundContext(Seed(3), round, federation.clients)
         with arithmetic(torch.device("cuda"), "float32"):
             loop, *others = (
                 Stack.join(list(e.replies(Ask("update", federation.clients, first), turn))) for e in engines
@@ -165,7 +165,7 @@ def test_a_recorded_sweep_scores_every_client_by_its_own_model() -> None:
     learner = Learner(module, find_loss("cross_entropy"), 5, plan=Plan(8, epochs=2), lr=0.1, score_batch=4)
     table = {"update": learner.train(), "score": learner.score(tune=learner.tuning(1))}
     first = {"model": {n: t.cuda() for n, t in learner.first.items()}}
-    turn = Turn(Seed(3), 0, federation.clients)
+    turn = RoundContext(Seed(3), 0, federation.clients)
     found = []
     for engine in (
         Loop(federation, table, Memories(lambda who: {}), "cuda"),
@@ -199,7 +199,7 @@ def test_coarse_products_of_a_network_with_batch_norm_stay_near(
         with arithmetic(torch.device("cuda"), how):
             table, none = {"t": learner.train()}, Memories(lambda who: {})
             engine = Batched(federation, table, none, chunk, "cuda", lanes=2)
-            ask, turn = Ask("t", federation.clients, first), Turn(Seed(1), 0, federation.clients)
+            ask, turn = Ask("t", federation.clients, first), RoundContext(Seed(1), 0, federation.clients)
             model = Stack.join(list(engine.replies(ask, turn))).tree("model")
         moves.append(torch.cat([(model[n] - first["model"][n]).flatten() for n in learner.names]).double())
     exact, coarse = moves
@@ -223,7 +223,7 @@ def test_networks_in_float64_train_on_the_device() -> None:
 
     with Seed(0).borrowed("init"):
         learner = Learner(Doubled(), find_loss("cross_entropy"), 10, plan=Plan(8), lr=0.05)
-    table, turn = {"update": learner.train()}, Turn(Seed(0), 0, federation.clients)
+    table, turn = {"update": learner.train()}, RoundContext(Seed(0), 0, federation.clients)
     first = {"model": {n: t.cuda() for n, t in learner.first.items()}}
     loop, batched = (
         Stack.join(list(kind.replies(Ask("update", federation.clients, first), turn)))
@@ -248,7 +248,7 @@ def test_rows_that_are_made_on_demand_are_recorded_too() -> None:
         for record in (True, False)
     ]
     for number in range(2):
-        turn = Turn(Seed(2), number, federation.clients)
+        turn = RoundContext(Seed(2), number, federation.clients)
         first = {"model": {n: t.cuda() for n, t in learner.first.items()}}
         got, wanted = (
             Stack.join(list(engine.replies(Ask("t", federation.clients, first), turn))) for engine in engines

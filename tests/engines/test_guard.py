@@ -15,11 +15,16 @@ from kinfolk.codec import decode
 from kinfolk.engines.guard import LARGEST_COUNT, inspect
 from kinfolk.errors import KinfolkError
 from kinfolk.fold import Mean
-from kinfolk.task import Expected, Real, Whole
+from kinfolk.task import Expected, FloatSpec, IntSpec
 from kinfolk.types import Client, Message, Stack, map_leaves
 
 MODEL = {"w": torch.zeros(2, 3), "b": torch.zeros(3), "n": torch.zeros((), dtype=torch.int64)}
-EXPECTED: Expected = {"model": MODEL, "group": Whole(0, 4), "loss": Real((), 0, 10), "law": Real((3,), 0, 1)}
+EXPECTED: Expected = {
+    "model": MODEL,
+    "group": IntSpec(0, 4),
+    "loss": FloatSpec((), 0, 10),
+    "law": FloatSpec((3,), 0, 1),
+}
 
 
 def good() -> Message:
@@ -68,7 +73,7 @@ def test_fault_2_what_overflows_float32():
         judged(with_model(w=torch.full((2, 3), 1e300, dtype=torch.float64).float()))
         == "model/w is not finite"
     )
-    free: Expected = {"loss": Real()}
+    free: Expected = {"loss": FloatSpec()}
     assert judged({"loss": torch.tensor(1e18, dtype=torch.float64)}, expected=free) == ""
     assert judged({"loss": torch.tensor(1e19, dtype=torch.float64)}, expected=free) == "loss is beyond 1e+18"
     assert judged(with_model(w=torch.full((2, 3), 3e38))) == "model/w is beyond 1e+18"

@@ -10,16 +10,16 @@ from toys import federation, learner, turn
 
 from kinfolk.contract.spoil import Passing
 from kinfolk.engines.batched import Batched
+from kinfolk.engines.coordinator import Coordinator, fold_part, part_as_message, part_from_message
 from kinfolk.engines.guard import FAR, Cohort, norms
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Stage, fold_part, part_as_message, part_from_message
 from kinfolk.engines.wire import Wire
 from kinfolk.engines.workers import Workers
 from kinfolk.fold import Mean
 from kinfolk.script import Ask
 from kinfolk.task import Table
-from kinfolk.types import Client, Picked, Stack
+from kinfolk.types import Client, IndexedMessages, Stack
 
 DATA = federation({name: 5 + i for i, name in enumerate("abcdefgh")})
 ONE = learner()
@@ -40,7 +40,9 @@ def scaled(by: dict[str, float]) -> Any:
 def mean_of(engine: Any, who: tuple[Client, ...]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """The mean of what they reply, and who was refused for what."""
     bad: dict[str, str] = {}
-    stage = Stage(engine, lambda event, **facts: bad.update({facts["client"]: facts.get("reason", event)}))
+    stage = Coordinator(
+        engine, lambda event, **facts: bad.update({facts["client"]: facts.get("reason", event)})
+    )
     try:
         fold = Mean("model", ONE.first)
         return stage.perform(Ask("train", who, {"model": ONE.first}, fold=fold), turn(DATA)), bad
@@ -109,7 +111,7 @@ def test_each_client_is_held_to_what_it_was_sent_itself():
     """A model in the thousands is ordinary for the group that was sent one, and absurd for the other."""
     table = {"model": {"w": torch.stack([torch.ones(4), torch.full((4,), 1e4)])}}
     who = tuple(map(Client, "abcdef"))
-    each = Picked(who, torch.tensor([0, 0, 0, 0, 1, 1]), table)
+    each = IndexedMessages(who, torch.tensor([0, 0, 0, 0, 1, 1]), table)
     first = {"w": torch.ones(4)}
     values = dict(zip(who, [1.0, 1.0, 1.0, 1e4, 1e4, 1e4], strict=True))
     cohort = Cohort(Ask("t", who, {}, each), {"model": first})

@@ -5,8 +5,8 @@ import weakref
 import torch
 
 from kinfolk.engines.memory import Memories, swap_in_process
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Swap
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import PeerTask
 from kinfolk.types import Client
 
 NAMES = tuple(map(Client, "abc"))
@@ -26,7 +26,7 @@ def test_a_letter_is_the_very_tensor_and_is_let_go_once_it_is_read():
         return {"heard": torch.tensor(len(inbox))}
 
     held = Memories(lambda who: {})
-    sent = swap_in_process(Swap(send, receive), NAMES, Turn(Seed(0), 0, NAMES), held)
+    sent = swap_in_process(PeerTask(send, receive), NAMES, RoundContext(Seed(0), 0, NAMES), held)
     assert alive["a"] == 6 > alive["b"] > alive["c"]
     assert set(sent.values()) == {12}
     assert {int(m["heard"]) for m in held.values()} == {2}

@@ -28,9 +28,9 @@ from kinfolk.experiment.record import read_scores
 from kinfolk.experiment.score import score_groups
 from kinfolk.experiment.spec import override
 from kinfolk.learning.learner import keep_model, own_model
-from kinfolk.script import Ask, installed
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Facts, Peer, Swap
+from kinfolk.script import Ask, client_tasks
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import ClientInfo, Peer, PeerTask
 from kinfolk.types import Client, Stack
 
 FEDERATION = toy.ragged()
@@ -42,9 +42,9 @@ ENGINES = ("loop", "batched", "workers", "wire")
 def engine(method, kind, name="loop", who=BAD, federation=FEDERATION):
     """An engine whose clients attack; of the kind "" nothing is put around the tasks at all."""
     attack = Attack(kind, who, federation.classes, Seed(3))
-    table, remember = installed(method), lambda who: {}
+    table, remember = client_tasks(method), lambda who: {}
     if kind:
-        table, remember = attack.arm(table), attack.mark(remember)
+        table, remember = attack.arm(table), attack.with_flag(remember)
     choice = Choice(name, toy.CPU, chunk=3, processes=2, why="")
     with arithmetic(toy.CPU, "float32"):
         made = make(choice, federation, table, Memories(remember))
@@ -57,7 +57,7 @@ def engine(method, kind, name="loop", who=BAD, federation=FEDERATION):
 def replies(method, kind, task, message, name="loop", round=4, **more) -> Stack:
     with engine(method, kind, name, **more) as made:
         request = Ask(task, FEDERATION.clients, message)
-        turn = Turn(Seed(0), round, FEDERATION.clients)
+        turn = RoundContext(Seed(0), round, FEDERATION.clients)
         return Stack.join(list(made.replies(request, turn)))
 
 
@@ -196,21 +196,21 @@ def test_memories_keep_the_word_on_who_attacks():
     learner = toy.learner("mlp", FEDERATION)
     table = {
         "practise": learner.train(start=own_model, finish=keep_model, reply={}),
-        "swap": Swap(
+        "swap": PeerTask(
             lambda memory, me: {Client("ada"): dict(memory)},
             lambda inbox, memory, me: seen.append((inbox, memory)) or {"model": memory["model"]},
         ),
     }
     attack = Attack("label_flip", BAD, FEDERATION.classes, Seed(3))
     armed = attack.arm(table)
-    first = attack.mark(lambda who: {"model": learner.first})(Client("cleo"))
-    me = Peer(Client("cleo"), Turn(Seed(0), 0, FEDERATION.clients))
+    first = attack.with_flag(lambda who: {"model": learner.first})(Client("cleo"))
+    me = Peer(Client("cleo"), RoundContext(Seed(0), 0, FEDERATION.clients))
     letter = armed["swap"].send(first, me)[Client("ada")]
     after = armed["swap"].receive({Client("eve"): letter}, first, me)
     assert set(letter) == set(seen[0][1]) == {"model"}
     assert set(after) == set(first) == {"model", "attack.flag", "attack.key"}
     assert bool(after["attack.flag"])
-    carry = armed["practise"].start({}, first, Facts(torch.tensor(3), torch.tensor(1), 2))
+    carry = armed["practise"].start({}, first, ClientInfo(torch.tensor(3), torch.tensor(1), 2))
     reply, kept = armed["practise"].finish(carry)
     assert reply == {}
     assert set(kept) == set(first)
@@ -262,7 +262,7 @@ class Grouped:
 
 def test_agreement_is_about_the_honest_and_sizes_count_everyone():
     clients = tuple(map(Client, "abcd"))
-    given = (Grouped(), [0, 0, 1, 1], [0, 0, 1, 1], clients, Turn(Seed(0), 0, clients))
+    given = (Grouped(), [0, 0, 1, 1], [0, 0, 1, 1], clients, RoundContext(Seed(0), 0, clients))
     truth = torch.tensor([0, 0, 1, 0])
     assert score_groups(*given, truth)["ari"] < 1
     found = score_groups(*given, truth, {"d"})

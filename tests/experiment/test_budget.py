@@ -11,9 +11,9 @@ import pytest
 import torch
 from small_runs import SPEC, digits, go, rounds_of, saved
 
-from kinfolk.algorithms import one_model
-from kinfolk.algorithms import warm_start as warm
-from kinfolk.cli.progress import Teller
+from kinfolk.algorithms.blocks import one_model
+from kinfolk.algorithms.blocks import warm_start as warm
+from kinfolk.cli.progress import ProgressReporter
 from kinfolk.contract import toy
 from kinfolk.engines.work import trained_by
 from kinfolk.errors import KinfolkError
@@ -27,7 +27,7 @@ from kinfolk.learning.plan import batches, row_visits
 from kinfolk.report.read import epochs_per_client, extra_rounds, load_run
 from kinfolk.report.tables import comparison_table
 from kinfolk.script import Script, fold
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan, Table
 from kinfolk.types import Client
 
@@ -152,9 +152,9 @@ class Late:
     when: int = 4
     epochs: int = 5
 
-    init, serve, scored = one_model.init, one_model.serve, one_model.scored
+    init, eval_inputs, eval_tasks = one_model.init, one_model.eval_inputs, one_model.eval_tasks
 
-    def round(self, state: Any, cohort: tuple[Client, ...], turn: Turn) -> Script[Any]:
+    def round(self, state: Any, cohort: tuple[Client, ...], turn: RoundContext) -> Script[Any]:
         task = "warm" if turn.round == self.when else "update"
         mean = Mean("model", keep=state.model)
         model = yield from fold(mean, task, turn.clients, shared={"model": state.model})
@@ -193,7 +193,7 @@ def test_work_that_is_done_twice_to_save_memory_counts_once(monkeypatch):
     for exact, most in ((1 << 30, 4096), (0, 4096), (0, 3)):
         monkeypatch.setattr(warm, "EXACT", exact)
         monkeypatch.setattr(warm, "MOST", most)
-        turn = Turn(Seed(0), 0, federation.clients)
+        turn = RoundContext(Seed(0), 0, federation.clients)
         script = warm.warm_kmeans(learner.first, learner.names, 2, 1, "uniform", turn)
         asked, answer = 0, None
         work = 0
@@ -215,7 +215,7 @@ def toy_algorithm(table: Table) -> Any:
         def tasks(self) -> Table:
             return table
 
-        def scored(self) -> Table:
+        def eval_tasks(self) -> Table:
             return {}
 
     return Only()
@@ -251,7 +251,7 @@ def test_the_table_has_rounds_and_start_and_what_they_sent(tmp_path):
 
 
 def test_progress_tells_the_rounds_that_are_left(tmp_path):
-    teller = Teller(12, quiet=False)
+    teller = ProgressReporter(12, quiet=False)
     go(tmp_path / "r", *FESEM, "run.rounds=12", watch=teller.watch("fesem"))
     assert (teller.done, teller.total) == (7, 7)
 

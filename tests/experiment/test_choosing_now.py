@@ -18,7 +18,7 @@ from kinfolk.experiment.score_again import score_again
 from kinfolk.experiment.spec import load, parse
 from kinfolk.report.read import load_run
 from kinfolk.report.tables import comparison_rows, run_table
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 
 # The reviewer's federation: 40 clients in four groups, of which a round asks four.
 FORTY = (
@@ -126,7 +126,7 @@ def test_training_goes_on_from_what_was_before_choosing(kind, check):
 def test_there_is_nothing_to_choose_among_one_model():
     federation = toy.ragged()
     learner = toy.learner("mlp", federation)
-    turn = Turn(Seed(0), 0, federation.clients)
+    turn = RoundContext(Seed(0), 0, federation.clients)
     for method in (IFCA(learner, 1), HypCluster(learner, 1), HypCluster(learner, 3)):
         state = method.init(learner.first, federation.clients, Seed(0))
         assert method.chosen_now(state, turn) is None

@@ -15,8 +15,8 @@ import torch
 from small_runs import SPEC, assert_same_end, equal, flat, go, rounds_of, saved
 from torch import nn
 
-from kinfolk.algorithms import one_model
-from kinfolk.engines.stage import drop_outs
+from kinfolk.algorithms.blocks import one_model
+from kinfolk.engines.coordinator import drop_outs
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.record import read_audit, read_scores
@@ -26,8 +26,8 @@ from kinfolk.experiment.spec import dump, override, parse
 from kinfolk.fold import Mean
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, ask, fold
-from kinfolk.streams import Seed, Turn, round_half_up, sample
-from kinfolk.task import Carry, Table, Task, Whole
+from kinfolk.streams import RoundContext, Seed, round_half_up, sample
+from kinfolk.task import Carry, IntSpec, Table, Task
 from kinfolk.types import Client, Message, Tree
 
 
@@ -144,15 +144,15 @@ class Own:
     stop: int = 99
     spoil: int = 99
 
-    serve, scored = one_model.serve, one_model.scored
+    eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         return State(first)
 
-    def remember(self, who: Client) -> Message:
+    def init_client(self, who: Client) -> Message:
         return {"asked": torch.tensor(0)}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         hello = yield from ask("hello", cohort)
         mean = Mean("model", keep=state.model)
         bad = torch.tensor(math.nan if turn.round >= self.spoil else 0.0)
@@ -171,7 +171,7 @@ class Own:
 
         return {
             "hello": Task(
-                hello, lambda c: ({"n": c["asked"]}, {"asked": c["asked"]}), reply={"n": Whole(0, 100)}
+                hello, lambda c: ({"n": c["asked"]}, {"asked": c["asked"]}), reply={"n": IntSpec(0, 100)}
             ),
             "update": self.learner.train(start=update, finish=finish),
         }
@@ -207,7 +207,7 @@ def test_too_few_answers_make_a_round_void(tmp_path):
     clients = tuple(Client(f"client-0{i}") for i in range(4))
 
     def present(seed: int) -> list[int]:
-        return [sum(not rule(Turn(Seed(seed), r, clients), c) for c in clients) for r in range(10)]
+        return [sum(not rule(RoundContext(Seed(seed), r, clients), c) for c in clients) for r in range(10)]
 
     def suits(there: list[int]) -> bool:
         """Somewhere nobody answers, and never three void rounds in a row."""

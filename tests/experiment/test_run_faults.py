@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, place):
     monkeypatch.setattr(home, name, full)
     with pytest.raises(KinfolkError, match=r"No space left on device.*free space"):
         go(tmp_path / "r", "run.rounds=4")
-    monkeypatch.undo()
+    monkeypatch.rollback()
     assert saved(tmp_path / "r")[0] == 2
     go(tmp_path / "r", "run.rounds=4", resume=True)
     assert_same_end(tmp_path / "r", tmp_path / "whole")

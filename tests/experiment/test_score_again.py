@@ -12,16 +12,16 @@ import torch
 from small_runs import SPEC, digits, equal, go
 
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment import reproduce as room
-from kinfolk.experiment.paper import load_paper
 from kinfolk.experiment.record import read_audit, read_rounds, read_scores
-from kinfolk.experiment.reproduce import reproduce, rounds_of
 from kinfolk.experiment.score_again import same_training, score_again
 from kinfolk.experiment.spec import load, override
 from kinfolk.federation.own import from_arrays
 from kinfolk.federation.sources import build
 from kinfolk.federation.spec import DataSpec
-from kinfolk.report.reproduction import cells, load_sheets, markdown, sheet_figure
+from kinfolk.papers import reproduce as room
+from kinfolk.papers.paper import load_paper
+from kinfolk.papers.reproduce import reproduce, rounds_of
+from kinfolk.papers.reproduction import cells, load_sheets, markdown, sheet_figure
 from kinfolk.streams import Seed
 
 METHODS = {

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from small_runs import SPEC, digits, go
 
-from kinfolk.engines.stage import Stage
+from kinfolk.engines.coordinator import Coordinator
 from kinfolk.experiment import run as room
 from kinfolk.experiment.record import read_scores
 from kinfolk.experiment.score import score_everyone
@@ -17,14 +17,14 @@ from kinfolk.script import Ask
 @pytest.fixture
 def asked(monkeypatch):
     """Who was asked for scores, by kind of model, in the last evaluation."""
-    found, perform = {}, Stage.perform
+    found, perform = {}, Coordinator.perform
 
     def listen(self, request, turn, rehearse=True):
         if isinstance(request, Ask) and request.task.startswith("score."):
             found[request.task.removeprefix("score.")] = request.to
         return perform(self, request, turn, rehearse)
 
-    monkeypatch.setattr(Stage, "perform", listen)
+    monkeypatch.setattr(Coordinator, "perform", listen)
     return found
 
 

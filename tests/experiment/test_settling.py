@@ -10,17 +10,17 @@ import pytest
 import torch
 from small_runs import assert_same_end, digits, equal, go, rounds_of, saved
 
-from kinfolk.algorithms.mdicfl import MDICFL
+from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import checks, toy
-from kinfolk.engines.stage import drop_outs
+from kinfolk.engines.coordinator import drop_outs
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.record import read_rounds, read_scores
 from kinfolk.experiment.settled import unsettled
 from kinfolk.experiment.spec import parse
 from kinfolk.experiment.state import to_message
 from kinfolk.script import Ask, play
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import nbytes
 
 METHOD = (
@@ -41,7 +41,7 @@ def by_hand(folder: Path, state, k: int = 2, samples: int = 3) -> list[int]:
     parts = build_parts(spec, digits(spec.data, spec.run.seed))
     method, federation = parts.algorithm, parts.federation
     assert isinstance(method, MDICFL)
-    turn = Turn(parts.seed, spec.run.rounds, federation.clients)
+    turn = RoundContext(parts.seed, spec.run.rounds, federation.clients)
     x = method.probe(state, turn)[1].x
     network, found = method.learner.module.eval(), []
 
@@ -179,7 +179,7 @@ def test_who_does_not_answer_stays(tmp_path):
     before = go(tmp_path / "off", *changes).state
     after = go(tmp_path / "on", *changes, FINAL).state
     gone = drop_outs(0.5)
-    turn = Turn(Seed(0), 3, tuple(after.clients))
+    turn = RoundContext(Seed(0), 3, tuple(after.clients))
     missing = [gone(turn, c) for c in after.clients]
     assert 0 < sum(missing) < 8
     assert torch.equal(before.member[torch.tensor(missing)], after.member[torch.tensor(missing)])
@@ -190,9 +190,9 @@ def test_when_nobody_answers_all_stay(privacy):
     federation = toy.ragged()
     method = MDICFL(toy.learner("mlp", federation), k=2, samples=2, privacy=privacy, start="shared")
     state = toy.play_rounds(method, federation, rounds=1, participation=0.5, score=False).state
-    turn = Turn(Seed(0), 1, federation.clients)
-    assert method.last_word(state, turn) is None, "off unless it is asked for"
-    script = replace(method, final_reassign=True).last_word(state, turn)
+    turn = RoundContext(Seed(0), 1, federation.clients)
+    assert method.finalize(state, turn) is None, "off unless it is asked for"
+    script = replace(method, final_reassign=True).finalize(state, turn)
     with toy.staged(method, federation, absent=lambda turn, who: True) as stage:
         after, _ = play(script, lambda request: stage.perform(request, turn))
     assert after.member.tolist() == state.member.tolist()

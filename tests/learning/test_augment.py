@@ -17,9 +17,9 @@ from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.spec import parse
 from kinfolk.federation.own import from_arrays
 from kinfolk.learning.augment import FlipCrop, find_augment
-from kinfolk.script import Ask, installed
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Fit, Plan, Sweep, Task
+from kinfolk.script import Ask, client_tasks
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import Fit, Plan, Scan, Task
 from kinfolk.types import Client, Stack
 
 ENGINES = ("loop", "batched", "workers", "wire")
@@ -51,7 +51,7 @@ def test_every_way_is_what_a_loop_over_pixels_gives(pad, flip):
 
 
 def test_flips_are_half_and_cuts_even():
-    augment, turn = FlipCrop(2), Turn(Seed(4), 3, ())
+    augment, turn = FlipCrop(2), RoundContext(Seed(4), 3, ())
     drawn = changes(Plan(8, augment=augment), 20_000, "batch", 0, Client("ann"), turn)
     assert stats.chisquare(np.bincount(drawn, minlength=augment.ways)).pvalue > 1e-3
     # A row of growing numbers shows how it was changed: whether it falls, and from where to where.
@@ -73,7 +73,7 @@ def pictures():
 
 def sums(task, federation, engine, round=0, run=0):
     with toy.staged(_Alone(task), federation, engine) as stage:
-        turn = Turn(Seed(run), round, federation.clients)
+        turn = RoundContext(Seed(run), round, federation.clients)
         return Stack.join(list(stage.engine.replies(Ask("look", federation.clients), turn))).tensor("sum")
 
 
@@ -86,7 +86,7 @@ class _Alone:
     def tasks(self):
         return {"look": self.task}
 
-    def scored(self):
+    def eval_tasks(self):
         return {}
 
 
@@ -98,7 +98,7 @@ def looking(plan):
         return {"sum": carry["sum"] + batch.sum(batch.x * rows)}
 
     start = lambda message, memory, facts: {"sum": torch.zeros(1, 6, 6)}  # noqa: E731
-    return Task(start, lambda carry: (carry, None), (Sweep(step, plan),), {"sum": torch.zeros(1, 6, 6)})
+    return Task(start, lambda carry: (carry, None), (Scan(step, plan),), {"sum": torch.zeros(1, 6, 6)})
 
 
 def test_every_engine_sees_the_very_same_rows():
@@ -120,7 +120,7 @@ def test_every_engine_sees_the_very_same_rows():
 def test_a_row_is_another_in_each_epoch_and_at_each_client():
     federation = from_arrays({c: (np.arange(1.0, 65.0).reshape(1, 1, 8, 8), [0]) for c in "ab"}, classes=2)
     one = Fit((), Plan(4, epochs=30, augment=FlipCrop(3)))
-    turn = Turn(Seed(0), 0, federation.clients)
+    turn = RoundContext(Seed(0), 0, federation.clients)
     seen = {
         c: [b.x.numpy().tobytes() for b in client_batches(one, 0, "batch", federation, c, turn)] for c in "ab"
     }
@@ -150,12 +150,12 @@ def test_engines_train_alike(network, engines):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_trains_on_changed_rows_and_scores_plain_ones(name):
     algorithm = ALGORITHMS[name](augmented("tiny_cnn", toy.ragged()))
-    passes = [(task, one) for task, entry in installed(algorithm).items() if isinstance(entry, Task)
+    passes = [(task, one) for task, entry in client_tasks(algorithm).items() if isinstance(entry, Task)
               for one in entry.passes]  # fmt: skip
-    assert all(one.plan.augment is None for _, one in passes if isinstance(one, Sweep))
+    assert all(one.plan.augment is None for _, one in passes if isinstance(one, Scan))
     training = [one for task, one in passes if isinstance(one, Fit) and task != "dream"]
     assert all(one.plan.augment == FlipCrop(1) for one in training)
-    assert training or name == "commonest"
+    assert training or name == "majority_label"
 
 
 def test_what_are_no_pictures_is_refused_in_one_line():

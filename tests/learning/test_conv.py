@@ -26,7 +26,7 @@ from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.pool import Pool2, ReluPool2, fast_pool, join_relu_and_pool, relu_pool
 from kinfolk.script import Ask
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 from kinfolk.types import Stack
 
@@ -228,7 +228,7 @@ def test_networks_that_view_what_a_convolution_gives_train_in_every_engine():
     assert torch.allclose(learner.apply(learner.first, rows[0][0]), module(rows[0][0]), atol=1e-6)
     assert obstacle(learner, *(part[:2] for part in rows[0])) == ""
     table, ask = {"t": learner.train()}, Ask("t", federation.clients, {"model": learner.first})
-    turn = Turn(Seed(0), 0, federation.clients)
+    turn = RoundContext(Seed(0), 0, federation.clients)
     none = lambda: Memories(lambda who: {})  # noqa: E731
     engines = [Loop(federation, table, none()), *(Batched(federation, table, none(), n) for n in (1, 2))]
     loop, *others = (Stack.join(list(engine.replies(ask, turn))).tree("model") for engine in engines)

@@ -25,7 +25,7 @@ from kinfolk.learning.learner import Learner, keep_model, own_model
 from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD, Adam
 from kinfolk.streams import Seed
-from kinfolk.task import Batch, Carry, Facts, Plan
+from kinfolk.task import Batch, Carry, ClientInfo, Plan
 from kinfolk.types import Message, Stack, Tree, map_leaves
 
 CASES = {
@@ -217,7 +217,7 @@ def test_what_a_client_keeps_is_its_own(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_task_knows_its_rows_its_steps_and_the_round(engine):
-    def start(message: Message, memory: Message, facts: Facts) -> Carry:
+    def start(message: Message, memory: Message, facts: ClientInfo) -> Carry:
         return {
             "model": message["model"],
             "facts": torch.stack([facts.rows, facts.steps]),
@@ -257,7 +257,7 @@ def test_a_teacher_that_is_only_consulted_is_not_written_to():
     def distil(model: Tree, batch: Batch, carry: Carry) -> Tensor:
         return learner.objective(model, batch, carry) + learner.objective(carry["teacher"], batch, carry)
 
-    def start(message: Message, memory: Message, facts: Facts) -> Carry:
+    def start(message: Message, memory: Message, facts: ClientInfo) -> Carry:
         return {"model": message["model"], "teacher": message["model"]}
 
     sent = learner.first
@@ -323,7 +323,7 @@ def test_rows_that_fill_no_batch_are_left_out_where_that_is_asked_for_and_never_
 def test_fine_tuning_may_have_a_rate_of_its_own(name):
     def rates(*sets):
         spec = override(Experiment(), [f"algorithm.name={name}", "local.lr=0.2", "local.decay=0.5", *sets])
-        task = build_parts(spec).algorithm.scored()["fine-tuned"]
+        task = build_parts(spec).algorithm.eval_tasks()["fine-tuned"]
         return [task.passes[0].descents[0].rate(t) for t in (0, 2)]
 
     assert rates() == [0.2, 0.05], "that of the round, unless it is set"

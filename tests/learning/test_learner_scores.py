@@ -20,7 +20,7 @@ from kinfolk.learning.learner import Learner, own_model
 from kinfolk.learning.optim import SGD, Adam
 from kinfolk.learning.plan import batches
 from kinfolk.streams import Seed
-from kinfolk.task import Batch, Carry, Descent, Fit, Plan, Task
+from kinfolk.task import Batch, Carry, Fit, Plan, Task, TrainStep
 from kinfolk.types import Client, Message, Tree, map_leaves
 
 
@@ -49,8 +49,8 @@ class Pair:
         names = {part: tuple(n for n, _ in getattr(self, part).named_parameters()) for part in "ab"}
         fit = Fit(
             (
-                Descent(self.tell, Adam((0.5, 0.9)), names["b"], 0.02, part="b"),
-                Descent(self.fool, SGD(0.9), names["a"], 0.05, part="a", clip=0.1),
+                TrainStep(self.tell, Adam((0.5, 0.9)), names["b"], 0.02, part="b"),
+                TrainStep(self.fool, SGD(0.9), names["a"], 0.05, part="a", clip=0.1),
             ),
             Plan(8, 3),
         )

@@ -14,8 +14,8 @@ from kinfolk.contract import toy
 from kinfolk.engines.one import client_batches
 from kinfolk.engines.padded import padded
 from kinfolk.learning.plan import batches, step_count
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Plan, Sweep
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import Plan, Scan
 
 PLANS = st.builds(
     Plan,
@@ -148,8 +148,8 @@ def test_the_few_rows_are_any_and_others_each_time():
 def test_the_plans_of_many_are_those_of_each(shuffle, rows):
     """Laid out for a chunk of clients of 1 to 30 rows, step by step."""
     federation = toy.ragged()
-    one = Sweep(lambda carry, batch: carry, Plan(5, epochs=2, shuffle=shuffle, drop_single=True, rows=rows))
-    turn = Turn(Seed(2), 7, federation.clients)
+    one = Scan(lambda carry, batch: carry, Plan(5, epochs=2, shuffle=shuffle, drop_single=True, rows=rows))
+    turn = RoundContext(Seed(2), 7, federation.clients)
     many = padded(one, 1, "gan", federation, federation.clients, turn, torch.device("cpu"))
     for i, who in enumerate(federation.clients):
         alone = [b.row.tolist() for b in client_batches(one, 1, "gan", federation, who, turn)]

@@ -12,9 +12,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from kinfolk.algorithms.clustered_fl import ClusteredFL
 from kinfolk.algorithms.clustered_hdbscan import ClusteredHDBSCAN
-from kinfolk.algorithms.commonest import Commonest
 from kinfolk.algorithms.fedavg import FedAvg
-from kinfolk.algorithms.fedavg_forgetful import FedAvgForgetful
+from kinfolk.algorithms.fedavg_no_buffers import FedAvgNoBuffers
 from kinfolk.algorithms.fedavg_tuned import FedAvgTuned
 from kinfolk.algorithms.feddane import FedDANE
 from kinfolk.algorithms.feddc import FedDC
@@ -23,25 +22,26 @@ from kinfolk.algorithms.fedem import FedEM
 from kinfolk.algorithms.fedfomo import FedFomo
 from kinfolk.algorithms.fedprox import FedProx
 from kinfolk.algorithms.fedsgd import FedSGD
-from kinfolk.algorithms.fesem import FeSEM, FeSEMShared
-from kinfolk.algorithms.fesem_ma import FeSEMMA
+from kinfolk.algorithms.fesem.fesem import FeSEM, FeSEMShared
+from kinfolk.algorithms.fesem.fesem_ma import FeSEMMA
 from kinfolk.algorithms.hypcluster import HypCluster
 from kinfolk.algorithms.ifca import IFCA
 from kinfolk.algorithms.local import Local
-from kinfolk.algorithms.mdicfl import MDICFL
+from kinfolk.algorithms.majority_label import MajorityLabel
+from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.algorithms.robust import Robust
-from kinfolk.algorithms.slfed import SLFed
-from kinfolk.algorithms.slfed_similar import SLFedSimilar
+from kinfolk.algorithms.slfed.slfed import SLFed
+from kinfolk.algorithms.slfed.slfed_similar import SLFedSimilar
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Algorithm
 
 ALGORITHMS: dict[str, type[Any]] = {
-    "commonest": Commonest,
+    "majority_label": MajorityLabel,
     "local": Local,
     "fedsgd": FedSGD,
     "fedavg": FedAvg,
-    "fedavg_forgetful": FedAvgForgetful,
+    "fedavg_no_buffers": FedAvgNoBuffers,
     "fedavg_tuned": FedAvgTuned,
     "fedprox": FedProx,
     "feddist": FedDist,

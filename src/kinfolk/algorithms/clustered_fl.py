@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms import many_models
-from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
-from kinfolk.algorithms.many_models import copies, model_of_group
+from kinfolk.algorithms.blocks import many_models
+from kinfolk.algorithms.blocks.aggregator import Centre, check_trim, group_fold
+from kinfolk.algorithms.blocks.many_models import copies, model_of_group
 from kinfolk.clustering.distances import cosines, flat
 from kinfolk.clustering.hierarchy import bipartition
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, ask
-from kinfolk.streams import Seed, Turn
-from kinfolk.types import Client, Each, Message, Stack, Tree
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.types import Client, Message, PerClient, Stack, Tree
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class ClusteredFL:
         at_least("algorithm.min_size", self.min_size, 1)
         check_trim("algorithm.trim", self.trim)
 
-    tasks, scored, groups = many_models.tasks, many_models.scored, many_models.groups
+    tasks, eval_tasks, groups = many_models.tasks, many_models.eval_tasks, many_models.groups
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """Everybody in one group."""
         everybody = torch.zeros(len(clients), dtype=torch.int64)
         return State(copies(first, 1), everybody, tuple(clients), torch.zeros(2, dtype=torch.float64))
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """Split what is ready to be split; in every group, c <- mean of w_i."""
         splitting = turn.round >= self.split_after
         if splitting and len(cohort) < len(state.clients):
@@ -114,9 +114,9 @@ class ClusteredFL:
                 state = parted(state, g, leaving)
         return state
 
-    def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
+    def eval_inputs(self, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:
         """Everyone is served the model of its group."""
-        return many_models.serve(self, state.models, who)
+        return many_models.eval_inputs(self, state.models, who)
 
 
 def lengths(delta: Tensor) -> Tensor:

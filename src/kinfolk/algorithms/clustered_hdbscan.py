@@ -19,16 +19,16 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from kinfolk.algorithms import many_models
-from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
-from kinfolk.algorithms.many_models import State, copies, model_of_group
+from kinfolk.algorithms.blocks import many_models
+from kinfolk.algorithms.blocks.aggregator import Centre, check_trim, group_fold
+from kinfolk.algorithms.blocks.many_models import State, copies, model_of_group
 from kinfolk.clustering.distances import cosine_distances, flat
 from kinfolk.clustering.hierarchy import hdbscan
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, ask
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Client, Stack, Tree
 
 
@@ -52,8 +52,8 @@ class ClusteredHDBSCAN:
             remedy = "needs a network whose last layer is called 'head'"
             raise KinfolkError("algorithm.name", "clustered_hdbscan", remedy)
 
-    tasks, serve = many_models.tasks, many_models.serve
-    scored, groups = many_models.scored, many_models.groups
+    tasks, eval_inputs = many_models.tasks, many_models.eval_inputs
+    eval_tasks, groups = many_models.eval_tasks, many_models.groups
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class ClusteredHDBSCAN:
         """Everybody in one group."""
         return State(copies(first, 1), torch.zeros(len(clients), dtype=torch.int64), tuple(clients))
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """Train in the groups so far; find groups; in each, c <- sum (n_i / n) w_i."""
         got = yield from ask("update", cohort, each=model_of_group(state, cohort))
         if not got.clients:

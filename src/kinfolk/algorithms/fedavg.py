@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kinfolk.algorithms import one_model
-from kinfolk.algorithms.one_model import State, average
+from kinfolk.algorithms.blocks import one_model
+from kinfolk.algorithms.blocks.one_model import State, average
 from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script
-from kinfolk.streams import Turn
+from kinfolk.streams import RoundContext
 from kinfolk.types import Client
 
 
@@ -25,8 +25,8 @@ class FedAvg:
     weights: Weights = "size"  # n_i / n, or the same for every client
 
     init, tasks = one_model.init, one_model.tasks
-    serve, scored = one_model.serve, one_model.scored
+    eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """w <- sum_i (n_i / n) w_i, where w_i is w after E local epochs on client i."""
         return State((yield from average(state.model, cohort, self.weights))), {}

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kinfolk.algorithms import one_model
-from kinfolk.algorithms.one_model import State, average
+from kinfolk.algorithms.blocks import one_model
+from kinfolk.algorithms.blocks.one_model import State, average
 from kinfolk.errors import at_least
 from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script
-from kinfolk.streams import Turn
+from kinfolk.streams import RoundContext
 from kinfolk.task import Task
 from kinfolk.types import Client
 
@@ -31,13 +31,13 @@ class FedAvgTuned:
     def __post_init__(self) -> None:
         at_least("algorithm.tune_epochs", self.tune_epochs, 1)
 
-    init, tasks, serve = one_model.init, one_model.tasks, one_model.serve
+    init, tasks, eval_inputs = one_model.init, one_model.tasks, one_model.eval_inputs
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """w <- sum_i (n_i / n) w_i."""
         return State((yield from average(state.model, cohort, self.weights))), {}
 
-    def scored(self) -> Mapping[str, Task]:
+    def eval_tasks(self) -> Mapping[str, Task]:
         """The tuned model and, beside it, the common one."""
         return {
             "fine-tuned": self.learner.score(tune=self.learner.tuning(self.tune_epochs)),

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms import one_model
-from kinfolk.algorithms.one_model import State
+from kinfolk.algorithms.blocks import one_model
+from kinfolk.algorithms.blocks.one_model import State
 from kinfolk.errors import at_least
 from kinfolk.fold import Mean, Weights
 from kinfolk.learning.learner import Learner, reply_model
 from kinfolk.learning.norm import row_weights
 from kinfolk.learning.optim import SumGradients
 from kinfolk.script import Script, fold
-from kinfolk.streams import Turn
-from kinfolk.task import Batch, Carry, Facts, Fit, Plan, Table, Task
+from kinfolk.streams import RoundContext
+from kinfolk.task import Batch, Carry, ClientInfo, Fit, Plan, Table, Task
 from kinfolk.types import Client, Message, Tree
 
 
@@ -35,9 +35,9 @@ class FedDANE:
     def __post_init__(self) -> None:
         at_least("algorithm.mu", self.mu, 0)
 
-    init, serve, scored = one_model.init, one_model.serve, one_model.scored
+    init, eval_inputs, eval_tasks = one_model.init, one_model.eval_inputs, one_model.eval_tasks
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """g = sum (n_i / n) grad F_i(w) over one sample; w <- sum (n_i / n) v_i over another."""
         w = state.model
         none: Tree = {name: torch.zeros_like(w[name]) for name in self.learner.names}
@@ -48,7 +48,7 @@ class FedDANE:
         mean = Mean("model", w, self.weights)
         return State((yield from fold(mean, "update", cohort, shared={"model": w, "g": g}))), {}
 
-    def sample(self, count: int, turn: Turn) -> tuple[Client, ...]:
+    def sample(self, count: int, turn: RoundContext) -> tuple[Client, ...]:
         """As many clients as the cohort has, drawn without regard to it."""
         drawn = turn.seed.numpy("feddane", turn.round).permutation(len(turn.clients))[:count]
         return tuple(turn.clients[i] for i in sorted(drawn.tolist()))
@@ -65,11 +65,11 @@ class FedDANE:
             "update": Task(self.start_at, reply_model, (gradient, corrected), {"model": self.learner.first}),
         }
 
-    def start(self, message: Message, memory: Message, facts: Facts) -> Carry:
+    def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         """Start at w."""
         return {"model": message["model"], "rows": facts.rows}
 
-    def start_at(self, message: Message, memory: Message, facts: Facts) -> Carry:
+    def start_at(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         """Start at w, and remember where that was and what the common gradient is."""
         return {"model": message["model"], "rows": facts.rows, "w": message["model"], "g": message["g"]}
 

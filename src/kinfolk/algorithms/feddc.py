@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms import one_model
+from kinfolk.algorithms.blocks import one_model
 from kinfolk.errors import at_least
 from kinfolk.fold import Mean
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, ask, fold
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Batch, Carry, Facts, Table, Task
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import Batch, Carry, ClientInfo, Table, Task
 from kinfolk.types import Client, Message, Stack, Tree
 
 
@@ -51,19 +51,19 @@ class FedDC:
     def __post_init__(self) -> None:
         at_least("algorithm.a", self.a, 0)
 
-    serve, scored = one_model.serve, one_model.scored
+    eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """The common initial model and no drift."""
         none = {n: torch.zeros_like(first[n]) for n in self.learner.names}
         return State(first, none, none, 0.0)
 
-    def remember(self, who: Client) -> Message:
+    def init_client(self, who: Client) -> Message:
         """No drift, no gradient."""
         none = {n: torch.zeros_like(t) for n, t in self.learner.params(self.learner.first).items()}
         return {"h": none, "g": none}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """w <- mean v + mean h."""
         if not state.rows:
             counted = yield from ask("count", turn.clients)
@@ -90,7 +90,7 @@ class FedDC:
             "update": self.learner.train(self.objective, self.start, self.finish, expected),
         }
 
-    def start(self, message: Message, memory: Message, facts: Facts) -> Carry:
+    def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         """Start at w, with all that the penalty and the correction are made of."""
         weight = facts.rows.clamp(min=1) / message["rows"]
         return {

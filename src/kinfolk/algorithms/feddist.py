@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kinfolk.algorithms import one_model
-from kinfolk.algorithms.one_model import State, average
+from kinfolk.algorithms.blocks import one_model
+from kinfolk.algorithms.blocks.one_model import State, average
 from kinfolk.errors import at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script
-from kinfolk.streams import Turn
+from kinfolk.streams import RoundContext
 from kinfolk.types import Client, Tree
 
 
@@ -39,9 +39,9 @@ class FedDist:
         at_least("algorithm.epsilon", self.epsilon, 0)
 
     init, tasks = one_model.init, one_model.tasks
-    serve, scored = one_model.serve, one_model.scored
+    eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """w <- w + epsilon mean_i(w_i - w)."""
         towards = yield from average(state.model, cohort, "uniform")
         return State(step_towards(state.model, towards, self.epsilon)), {}
@@ -58,9 +58,9 @@ class FedDWS:
         at_least("algorithm.epsilon", self.epsilon, 0)
 
     init, tasks = one_model.init, one_model.tasks
-    serve, scored = one_model.serve, one_model.scored
+    eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """w <- w + epsilon sum_i (n_i / n) (w_i - w)."""
         towards = yield from average(state.model, cohort, "size")
         return State(step_towards(state.model, towards, self.epsilon)), {}

@@ -22,16 +22,16 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms.many_models import copies, distinct
+from kinfolk.algorithms.blocks.many_models import copies, distinct
 from kinfolk.errors import at_least
 from kinfolk.fold import Mean, Weights
 from kinfolk.learning import metrics
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.norm import row_weights
 from kinfolk.script import Script, fold
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Batch, Carry, Facts, Fit, Plan, Sweep, Table, Task
-from kinfolk.types import Client, Each, Message, Tree
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import Batch, Carry, ClientInfo, Fit, Plan, Scan, Table, Task
+from kinfolk.types import Client, Message, PerClient, Tree
 
 LEAST_SHARE = 1e-30  # a share of 0 would have no logarithm
 
@@ -77,11 +77,11 @@ class FedEM:
         """K different starts: alike ones would get the same q and stay alike."""
         return State(distinct(copies(first, self.k), self.learner.names, seed))
 
-    def remember(self, who: Client) -> Message:
+    def init_client(self, who: Client) -> Message:
         """Equal shares."""
         return {"pi": torch.full((self.k,), 1 / self.k)}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """Each component <- sum_i (n_i / n) of what clients made of it."""
         by = Mean("components", state.components, self.weights)
         shared = {"components": state.components}
@@ -93,9 +93,9 @@ class FedEM:
         names = tuple(f"{j}.{n}" for j in range(self.k) for n in self.learner.names)
         train = Fit((replace(self.learner.descent(self.objective), names=names),), self.learner.plan)
         expected = {"components": copies(self.learner.first, self.k)}
-        return {"update": Task(self.start, self.finish, (train, Sweep(self.count, every_row)), expected)}
+        return {"update": Task(self.start, self.finish, (train, Scan(self.count, every_row)), expected)}
 
-    def start(self, message: Message, memory: Message, facts: Facts) -> Carry:
+    def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         """The components to be trained and as they were sent; shares as they were and to be summed."""
         sent = message["components"]
         # Laid side by side for training: BatchNorm under vmap loses what it writes into a slice of a stack.
@@ -132,16 +132,16 @@ class FedEM:
         stack = {n: torch.stack([model[f"{j}.{n}"] for j in range(self.k)]) for n in carry["sent"]}
         return {"components": stack}, {"pi": pi}
 
-    def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
+    def eval_inputs(self, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:
         """Everyone is served all components."""
         return {"components": state.components}, None
 
-    def scored(self) -> Mapping[str, Task]:
+    def eval_tasks(self) -> Mapping[str, Task]:
         """The client's own mixture."""
         mine = self.learner
         blank = metrics.blank(mine.outputs if mine.loss.classification else 0)
 
-        def begin(message: Message, memory: Message, facts: Facts) -> Carry:
+        def begin(message: Message, memory: Message, facts: ClientInfo) -> Carry:
             tally = {name: t.to(facts.rows.device) for name, t in blank.items()}
             return {"sent": message["components"], "pi": memory["pi"], "tally": tally}
 
@@ -151,7 +151,7 @@ class FedEM:
             return {**carry, "tally": found}
 
         rows = Plan(mine.score_batch, shuffle=False, split=mine.score_split)
-        return {"personal": Task(begin, lambda carry: (carry["tally"], None), (Sweep(count, rows),), blank)}
+        return {"personal": Task(begin, lambda carry: (carry["tally"], None), (Scan(count, rows),), blank)}
 
     def mixture(self, carry: Carry, batch: Batch) -> Tensor:
         """log of sum_k pi_k softmax_k, which is its own log-softmax; of numbers, sum_k pi_k out_k."""

@@ -21,14 +21,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms.many_models import copies
+from kinfolk.algorithms.blocks.many_models import copies
 from kinfolk.errors import at_least
 from kinfolk.learning.learner import Learner, own_model
 from kinfolk.learning.norm import row_weights
 from kinfolk.script import Script, ask
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Batch, Carry, Expected, Facts, Fit, Plan, Real, Sweep, Table, Task, Whole
-from kinfolk.types import Client, Each, Message, Stack, Tree
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import Batch, Carry, ClientInfo, Expected, Fit, FloatSpec, IntSpec, Plan, Scan, Table, Task
+from kinfolk.types import Client, Message, PerClient, Stack, Tree
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class FedFomo:
         sent, affinity = torch.zeros(n, dtype=torch.bool), torch.zeros(n, n, dtype=torch.float64)
         return State(copies(first, n), sent, affinity, tuple(clients), "")
 
-    def remember(self, who: Client) -> Message:
+    def init_client(self, who: Client) -> Message:
         """Both models are the common initial one."""
         return {"model": self.learner.first, "before": self.learner.first}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """Clients mix, train and send; the server keeps their models and notes whom they liked."""
         offers = {c: self.choose(state, c, turn) for c in sorted(cohort)}
         got = yield from ask(state.judged_on or "valid", cohort, each=parcels(state, offers))
@@ -84,7 +84,7 @@ class FedFomo:
         sent = state.sent.cpu().index_fill(0, rows, True)
         return State(models, sent, affinity, state.clients, judged_on), {"judged_on": judged_on}
 
-    def choose(self, state: State, who: Client, turn: Turn) -> list[int]:
+    def choose(self, state: State, who: Client, turn: RoundContext) -> list[int]:
         """Up to M positions of clients who have sent a model: each the most liked left, or any."""
         sent = state.sent.tolist()
         others = [j for j, c in enumerate(state.clients) if sent[j] and c != who]
@@ -101,17 +101,17 @@ class FedFomo:
     def tasks(self) -> Table:
         """Judge by validation rows or by training rows; mix and train."""
         fit = Fit((self.learner.descent(),), self.learner.plan)
-        liking, held = Real((self.models,)), Whole(0, 1 << 40)
+        liking, held = FloatSpec((self.models,)), IntSpec(0, 1 << 40)
         expected: Expected = {"model": self.learner.first, "liking": liking, "held": held}
         return {
-            split: Task(self.start, self.finish, (Sweep(self.judge, self._rows(split)), fit), expected)
+            split: Task(self.start, self.finish, (Scan(self.judge, self._rows(split)), fit), expected)
             for split in ("valid", "train")
         }
 
     def _rows(self, split: str) -> Plan:
         return Plan(self.learner.score_batch, shuffle=False, split=split)
 
-    def start(self, message: Message, memory: Message, facts: Facts) -> Carry:
+    def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         """All candidates, the own model last: that is where to start from unless rows say otherwise."""
         own, before = memory["model"], memory["before"]
         models = {n: torch.cat([t, own[n][None]]) for n, t in message["models"].items()}
@@ -148,11 +148,11 @@ class FedFomo:
         reply = {"model": carry["model"], "liking": liking, "held": carry["held"]}
         return reply, {"model": carry["model"], "before": carry["start"]}
 
-    def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
+    def eval_inputs(self, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:
         """Clients need nothing."""
         return {}, None
 
-    def scored(self) -> Mapping[str, Task]:
+    def eval_tasks(self) -> Mapping[str, Task]:
         """Each client's own model, after its last training."""
         return {"personal": self.learner.score(start=own_model)}
 

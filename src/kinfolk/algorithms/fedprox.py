@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kinfolk.algorithms import one_model
-from kinfolk.algorithms.one_model import State, average
+from kinfolk.algorithms.blocks import one_model
+from kinfolk.algorithms.blocks.one_model import State, average
 from kinfolk.errors import at_least
 from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script
-from kinfolk.streams import Turn
-from kinfolk.task import Batch, Carry, Facts, Table
+from kinfolk.streams import RoundContext
+from kinfolk.task import Batch, Carry, ClientInfo, Table
 from kinfolk.types import Client, Message, Tree
 
 
@@ -32,9 +32,9 @@ class FedProx:
     def __post_init__(self) -> None:
         at_least("algorithm.mu", self.mu, 0)
 
-    init, serve, scored = one_model.init, one_model.serve, one_model.scored
+    init, eval_inputs, eval_tasks = one_model.init, one_model.eval_inputs, one_model.eval_tasks
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """w <- sum_i (n_i / n) w_i, where w_i minimises F_i(w_i) + (mu / 2) |w_i - w|^2."""
         return State((yield from average(state.model, cohort, self.weights))), {}
 
@@ -42,7 +42,7 @@ class FedProx:
         """Train the received model on the client's own rows, with the penalty."""
         return {"update": self.learner.train(self.objective, self.start)}
 
-    def start(self, message: Message, memory: Message, facts: Facts) -> Carry:
+    def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         """Start at w, and remember where that was."""
         return {"model": message["model"], "w": message["model"]}
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kinfolk.algorithms import one_model
+from kinfolk.algorithms.blocks import one_model
 from kinfolk.fold import Mean, Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.optim import SumGradients, clip
 from kinfolk.script import Script, fold
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Carry, Facts, Fit, Table, Task
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import Carry, ClientInfo, Fit, Table, Task
 from kinfolk.types import Client, Message, Tree
 
 
@@ -37,13 +37,13 @@ class FedSGD:
     learner: Learner
     weights: Weights = "size"  # n_i / n, or the same for every client
 
-    serve, scored = one_model.serve, one_model.scored
+    eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """The common initial model, at rest."""
         return State(first, joined(self.learner.optimiser.init(self.learner.params(first))), 0)
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """w <- w - lr sum_i (n_i / n) g_i, or what the optimiser makes of that; buffers become their mean."""
         w, lr = state.model, self.learner.descent().rate(turn.round)
         still: Tree = {n: torch.zeros_like(t) if n in self.learner.names else t for n, t in w.items()}
@@ -65,7 +65,7 @@ class FedSGD:
             )
         }
 
-    def start(self, message: Message, memory: Message, facts: Facts) -> Carry:
+    def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         """Start at w; a single row left over is skipped where BatchNorm could not use it."""
         left_over = facts.rows % self.learner.plan.batch == 1
         skipped = left_over.long() if self.learner.plan.drop_single else 0

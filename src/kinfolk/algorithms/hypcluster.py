@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms import many_models
-from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
-from kinfolk.algorithms.lowest_loss import (
+from kinfolk.algorithms.blocks import many_models
+from kinfolk.algorithms.blocks.aggregator import Centre, check_trim, group_fold
+from kinfolk.algorithms.blocks.lowest_loss import (
     choices,
     choose_and_train,
     choose_anew,
@@ -24,13 +24,13 @@ from kinfolk.algorithms.lowest_loss import (
     training_loss,
     where,
 )
-from kinfolk.algorithms.many_models import copies
+from kinfolk.algorithms.blocks.many_models import copies
 from kinfolk.errors import at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Request, Script, ask, fold
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Table
-from kinfolk.types import Client, Each, Message, Stack, Tree
+from kinfolk.types import Client, Message, PerClient, Stack, Tree
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class HypCluster:
         at_least("algorithm.k", self.k, 1)
         at_least("algorithm.server_lr", self.server_lr, 0)
 
-    scored, groups = many_models.scored, many_models.groups
+    eval_tasks, groups = many_models.eval_tasks, many_models.groups
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """K times the first model; one model alone needs no spreading."""
@@ -72,7 +72,7 @@ class HypCluster:
         nobody_moved = torch.zeros(len(clients), dtype=torch.int64)
         return State(copies(first, self.k), nobody_moved, tuple(clients), spread=self.k == 1)
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """h_j <- h_j + server_lr sum over s_i = j of (n_i / n) (w_i - h_j), where s_i = argmin_j F_i(h_j)."""
         if not state.spread:
             state = yield from self.spread(state, cohort, turn)
@@ -87,7 +87,9 @@ class HypCluster:
         moved = state.models.moved(list(member), where(member))
         return replace(state, centres=centres, member=moved), {}
 
-    def spread(self, state: State, cohort: Sequence[Client], turn: Turn) -> Generator[Request, Any, State]:
+    def spread(
+        self, state: State, cohort: Sequence[Client], turn: RoundContext
+    ) -> Generator[Request, Any, State]:
         """The first model is a random client's; the next, that of the client worst served by those before."""
         trained = yield from ask(
             "train", cohort, shared={"model": {n: t[0] for n, t in state.centres.items()}}
@@ -106,7 +108,7 @@ class HypCluster:
         centres = {name: torch.stack([m[name] for m in models]) for name in state.centres}
         return replace(state, centres=centres, spread=True)
 
-    def chosen_now(self, state: State, turn: Turn) -> Script[State] | None:
+    def chosen_now(self, state: State, turn: RoundContext) -> Script[State] | None:
         """Everyone chooses among the models as they are now, for scores; not while they are one."""
         return choose_anew(state, state.models, turn) if self.k > 1 and state.spread else None
 
@@ -119,9 +121,9 @@ class HypCluster:
             "choose": choose_task(self.learner, self.k),
         }
 
-    def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
+    def eval_inputs(self, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:
         """Everyone is served the model it chose last."""
-        return many_models.serve(self, state.models, who)
+        return many_models.eval_inputs(self, state.models, who)
 
 
 def lowered(best: dict[Client, float], got: Stack) -> dict[Client, float]:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms import many_models
-from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
-from kinfolk.algorithms.lowest_loss import (
+from kinfolk.algorithms.blocks import many_models
+from kinfolk.algorithms.blocks.aggregator import Centre, check_trim, group_fold
+from kinfolk.algorithms.blocks.lowest_loss import (
     choices,
     choose_and_train,
     choose_anew,
@@ -29,7 +29,7 @@ from kinfolk.errors import at_least
 from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Request, Script, ask, fold
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Info, Table, Task
 from kinfolk.types import Client, Tree
 
@@ -61,7 +61,7 @@ class IFCA:
             at_least(f"algorithm.{name}", getattr(self, name), 1)
         check_trim("algorithm.trim", self.trim)
 
-    serve, scored, groups = many_models.serve, many_models.scored, many_models.groups
+    eval_inputs, eval_tasks, groups = many_models.eval_inputs, many_models.eval_tasks, many_models.groups
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """K different models: alike ones would all be the best, and nobody would ever part."""
@@ -90,7 +90,7 @@ class IFCA:
 
         return {name: drawn(name, leaf) for name, leaf in first.items()}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """s_i = argmin_j F_i(c_j); c_j <- mean of w_i over s_i = j, with w_i trained from c_j."""
         info: Info = {}
         if not state.begun:
@@ -104,7 +104,7 @@ class IFCA:
         centres, member, _ = yield from fold(by, task, cohort, shared={"models": centres})
         return centres, member
 
-    def best_start(self, state: State, cohort: Sequence[Client], turn: Turn) -> Script[State]:
+    def best_start(self, state: State, cohort: Sequence[Client], turn: RoundContext) -> Script[State]:
         """The start that has the lowest training loss after some rounds, sum_i (n_i / n) min_j F_i(c_j)."""
         first = {name: t[0] for name, t in state.centres.items()}
         tried: list[tuple[float, Tree]] = []
@@ -121,7 +121,7 @@ class IFCA:
         best = losses.index(min(losses))
         return replace(state, centres=tried[best][1], begun=True), {"start": best, "start_losses": losses}
 
-    def chosen_now(self, state: State, turn: Turn) -> Script[State] | None:
+    def chosen_now(self, state: State, turn: RoundContext) -> Script[State] | None:
         """s_i = argmin_j F_i(c_j) of all clients, for scores: a round asks its cohort, and trains after."""
         return choose_anew(state, state, turn) if self.k > 1 else None
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from kinfolk.learning.learner import Learner, keep_model, own_model
 from kinfolk.script import Script, ask
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Table, Task
-from kinfolk.types import Client, Each, Message, Tree
+from kinfolk.types import Client, Message, PerClient, Tree
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Local:
         """Nothing to hold."""
         return State()
 
-    def remember(self, who: Client) -> Message:
+    def init_client(self, who: Client) -> Message:
         """Each client starts from the common initial model."""
         return {"model": self.learner.first}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """w_i <- w_i after E more local epochs; nothing is sent."""
         yield from ask("practise", cohort)
         return state, {}
@@ -40,10 +40,10 @@ class Local:
         """Go on training the own model."""
         return {"practise": self.learner.train(start=own_model, finish=keep_model, reply={})}
 
-    def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
+    def eval_inputs(self, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:
         """Clients need nothing."""
         return {}, None
 
-    def scored(self) -> Mapping[str, Task]:
+    def eval_tasks(self) -> Mapping[str, Task]:
         """Each client's own model."""
         return {"personal": self.learner.score(start=own_model)}

@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms import many_models
-from kinfolk.algorithms.group_middles import Centre, check_trim, group_fold
-from kinfolk.algorithms.lowest_loss import enough_clients
-from kinfolk.algorithms.many_models import copies, model_of_group
+from kinfolk.algorithms.blocks import many_models
+from kinfolk.algorithms.blocks.aggregator import Centre, check_trim, group_fold
+from kinfolk.algorithms.blocks.lowest_loss import enough_clients
+from kinfolk.algorithms.blocks.many_models import copies, model_of_group
 from kinfolk.clustering.distances import flat
 from kinfolk.clustering.kmeans import kmeans, nearest
 from kinfolk.errors import at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, ask
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Fit, Table
-from kinfolk.types import Client, Each, Message, Stack, Tree
+from kinfolk.types import Client, Message, PerClient, Stack, Tree
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Robust:
         for name in ("cluster_trim", "trim"):
             check_trim(f"algorithm.{name}", getattr(self, name))
 
-    scored, groups = many_models.scored, many_models.groups
+    eval_tasks, groups = many_models.eval_tasks, many_models.groups
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """Nobody has a group yet."""
@@ -74,7 +74,7 @@ class Robust:
         centres = copies(first, self.k)
         return State(centres, none, tuple(clients), none, flat(centres, self.learner.names))
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: Turn) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """Those who have a group train its model; the others train alone and are given one."""
         old = state.known(cohort)
         new = [c for c in cohort if c not in set(old)]
@@ -86,7 +86,7 @@ class Robust:
             state = self.place(state, got, turn)
         return state, {}
 
-    def place(self, state: State, got: Stack, turn: Turn) -> State:
+    def place(self, state: State, got: Stack, turn: RoundContext) -> State:
         """Trimmed k-means of the clients' models; who comes later joins the nearest centre it found."""
         if not got.clients:
             return state
@@ -123,6 +123,6 @@ class Robust:
             "update": self.learner.train(),
         }
 
-    def serve(self, state: State, who: Sequence[Client]) -> tuple[Message, Each | None]:
+    def eval_inputs(self, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:
         """Everyone is served the model of its group; who has none yet, that of the first."""
-        return many_models.serve(self, state.models, who)
+        return many_models.eval_inputs(self, state.models, who)

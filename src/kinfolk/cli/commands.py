@@ -9,7 +9,6 @@ import typer
 from rich import box
 from rich.table import Table
 
-from kinfolk.cli import papers, pseudo, trust
 from kinfolk.cli.data import data
 from kinfolk.cli.groups import groups
 from kinfolk.cli.shared import AsJson, Seeds, Sets, SpecFile, examples, out, print_json, read_spec
@@ -24,9 +23,6 @@ app = typer.Typer(
 
 app.add_typer(data, name="data")
 app.add_typer(groups)
-app.command(epilog=papers.EXAMPLES)(papers.reproduce)
-app.command(epilog=pseudo.EXAMPLES)(pseudo.pseudo)
-app.command(epilog=trust.EXAMPLES)(trust.trust)
 
 
 def _version(wanted: bool) -> None:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 PAUSE = 5.0
 
 
-class Teller:
+class ProgressReporter:
     """Tells how one or several runs go on."""
 
     def __init__(self, total: int, quiet: bool) -> None:
@@ -86,9 +86,9 @@ class Teller:
 
 
 @contextmanager
-def telling(total: int, quiet: bool = False) -> Iterator[Teller]:
+def telling(total: int, quiet: bool = False) -> Iterator[ProgressReporter]:
     """Tell of `total` rounds; a bar appears only on a terminal."""
-    teller = Teller(total, quiet)
+    teller = ProgressReporter(total, quiet)
     if quiet or not teller.console.is_terminal:
         yield teller
         return

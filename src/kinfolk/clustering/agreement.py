@@ -27,7 +27,7 @@ def agreement(found: Sequence[int] | Tensor, truth: Sequence[int] | Tensor) -> d
     The names of the groups do not matter. The Rand index is 1 for two equal trivial partitions and 0
     for a single found group; the information is divided by the mean of the two entropies (Hubert and
     Arabie, 1985; Vinh, Epps and Bailey, 2010). Purity is the share of clients that belong to the
-    commonest true group of their found group: it can only grow with the number of groups.
+    most frequent true group of their found group: it can only grow with the number of groups.
 
     >>> {k: round(v, 3) for k, v in agreement([5, 5, 2, 2], [0, 0, 0, 1]).items()}
     {'ari': 0.0, 'nmi': 0.344, 'purity': 0.75}

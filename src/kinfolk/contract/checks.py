@@ -30,19 +30,19 @@ from kinfolk.contract.compare import (
 )
 from kinfolk.contract.spoil import HARMS, spoil
 from kinfolk.engines.choose import ENGINES
-from kinfolk.engines.stage import Stage, drop_outs
+from kinfolk.engines.coordinator import Coordinator, drop_outs
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.checkpoint import load_latest
 from kinfolk.experiment.record import MODELS, plain, read_rounds, read_scores
 from kinfolk.experiment.spec import dump
 from kinfolk.experiment.state import from_message, to_message
 from kinfolk.script import Algorithm, Ask, Groups, Request, play
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Fit, Swap, Task
-from kinfolk.types import Client, Message, Picked
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import Fit, PeerTask, Task
+from kinfolk.types import Client, IndexedMessages, Message
 
 Make = toy.Make
-METHODS = ("init", "tasks", "round", "serve", "scored")
+METHODS = ("init", "tasks", "round", "eval_inputs", "eval_tasks")
 
 
 class Skip(Exception):
@@ -72,9 +72,9 @@ def check_is_an_algorithm(make: Make) -> None:
         require(callable(getattr(algorithm, method, None)), f"{name} has no method '{method}'")
     for task, what in algorithm.tasks().items():
         kind = type(what).__name__
-        require(isinstance(what, Task | Swap), f"tasks()['{task}'] is a {kind}, not a Task or a Swap")
-    require(algorithm.scored(), "scored() is empty: there is nothing to compare")
-    for scored in algorithm.scored():
+        require(isinstance(what, Task | PeerTask), f"tasks()['{task}'] is a {kind}, not a Task or a Swap")
+    require(algorithm.eval_tasks(), "scored() is empty: there is nothing to compare")
+    for scored in algorithm.eval_tasks():
         require(scored in MODELS, f"scored() names {scored!r}; use one of {', '.join(MODELS)}")
 
 
@@ -166,7 +166,7 @@ def check_state_not_mutated(make: Make) -> None:
         with toy.staged(algorithm, federation, name) as stage:
             state = algorithm.init(toy.first_model(algorithm), federation.clients, Seed(0))
             for number in range(2):
-                turn = Turn(Seed(0), number, federation.clients)
+                turn = RoundContext(Seed(0), number, federation.clients)
                 before = copied(to_message(state)[0])
                 script = algorithm.round(state, federation.clients, turn)
                 after, _ = play(script, partial(_watched, stage, turn))
@@ -175,13 +175,15 @@ def check_state_not_mutated(make: Make) -> None:
                 state = after
 
 
-def _watched(stage: Stage, turn: Turn, request: Request) -> Any:
+def _watched(stage: Coordinator, turn: RoundContext, request: Request) -> Any:
     """Perform a request and see that what it finds stays as it was."""
     given = {f"the memory of {who}": memory for who, memory in stage.engine.memories.items()}
     if isinstance(request, Ask):
         given["the message to everyone"] = request.shared
         each = request.each
-        given["the messages to each"] = each.table if isinstance(each, Picked) else each.body if each else {}
+        given["the messages to each"] = (
+            each.table if isinstance(each, IndexedMessages) else each.body if each else {}
+        )
     before = {what: copied(message) for what, message in given.items()}
     answer = stage.perform(request, turn)
     task = request.task if isinstance(request, Ask) else request.swap
@@ -298,7 +300,7 @@ def check_bad_replies(make: Make) -> None:
         require(refused == set(bad), f"sound replies were refused: {sorted(refused - set(bad))}")
         _no(unsound(to_message(outcome.state)[0]), "after refused replies, the state")
         # Whoever is refused by the coordinator still writes to its peers; who is absent does not.
-        if not any(isinstance(task, Swap) for task in tasks):
+        if not any(isinstance(task, PeerTask) for task in tasks):
             differs = state_difference(outcome.state, without.state, 0)
             _no(differs, "a refused reply is not the same as a missing one")
 
@@ -322,7 +324,7 @@ def check_scores_everyone(make: Make) -> None:
     for rounds in (0, 1):
         outcome = toy.play_rounds(algorithm, federation, rounds=rounds, participation=0.3)
         _sound(outcome, federation.clients, f"after {rounds} rounds")
-        silent = sorted(set(algorithm.scored()) - set(outcome.scores))
+        silent = sorted(set(algorithm.eval_tasks()) - set(outcome.scores))
         require(not silent, f"the {', '.join(silent)} model could not be scored")
         if isinstance(algorithm, Groups):
             labels = algorithm.groups(outcome.state)
@@ -337,10 +339,10 @@ def check_serves_any_subset(make: Make) -> None:
     with toy.staged(algorithm, federation) as stage:
         state = algorithm.init(toy.first_model(algorithm), federation.clients, Seed(0))
         state = toy.play_one(
-            algorithm, state, federation.clients, stage, Turn(Seed(0), 0, federation.clients)
+            algorithm, state, federation.clients, stage, RoundContext(Seed(0), 0, federation.clients)
         )
         everyone = _served(algorithm, state, federation.clients)
-        turn = Turn(Seed(0), 1, federation.clients)
+        turn = RoundContext(Seed(0), 1, federation.clients)
         scores = toy.scores_of(algorithm, state, stage, turn, federation.clients)
         for who in (toy.NAMES[4:5], toy.NAMES[::3], tuple(reversed(toy.NAMES[1:4]))):
             for client, message in _served(algorithm, state, who).items():
@@ -352,7 +354,7 @@ def check_serves_any_subset(make: Make) -> None:
 
 
 def _served(algorithm: Algorithm[Any], state: Any, who: tuple[Client, ...]) -> dict[Client, Message]:
-    shared, each = algorithm.serve(state, who)
+    shared, each = algorithm.eval_inputs(state, who)
     if each is not None:
         fits = each.clients == tuple(sorted(who))
         require(fits, f"serve() for {sorted(who)} answers for {list(each.clients)}")
@@ -367,7 +369,7 @@ def check_learns_something(make: Make) -> None:
     if not any(isinstance(one, Fit) for task in tasks for one in task.passes):
         raise Skip("it trains nothing")
     before, after = (toy.play_rounds(algorithm, federation, "batched", rounds=r).scores for r in (0, 4))
-    for kind in algorithm.scored():
+    for kind in algorithm.eval_tasks():
         was, now = (float(np.mean([loss for _, loss in s[kind].values()])) for s in (before, after))
         fell = f"went from {was:.3f} to {now:.3f}"
         require(now < was, f"the loss of the {kind} model {fell} on an easy task")

@@ -15,8 +15,8 @@ from kinfolk.algorithms import ALGORITHMS
 from kinfolk.contract import toy
 from kinfolk.contract.options import variants
 from kinfolk.learning.learner import Learner
-from kinfolk.script import installed
-from kinfolk.task import Expected, Real, Swap, Table, Task, Whole
+from kinfolk.script import client_tasks
+from kinfolk.task import Expected, FloatSpec, IntSpec, PeerTask, Table, Task
 from kinfolk.types import Tree
 
 HEAD = ("| algorithm | to the server, by task | when scored | to one another |", "| --- | --- | --- | --- |")
@@ -34,11 +34,11 @@ def table() -> str:
 
 
 def _line(name: str, kind: type[Any], learner: Learner) -> str:
-    usual = installed(kind(learner=learner))
+    usual = client_tasks(kind(learner=learner))
     tasks, swaps = _said(usual, learner), _across(usual)
     more: dict[str, str] = {}
     for label, options in variants(kind, {}).items():
-        here = installed(kind(learner=learner, **options))
+        here = client_tasks(kind(learner=learner, **options))
         new = [line for line in _said(here, learner) if line not in tasks]
         new += [f"`{swap}` to one another" for swap in _across(here) if swap not in swaps]
         for line in new:
@@ -48,22 +48,22 @@ def _line(name: str, kind: type[Any], learner: Learner) -> str:
     return f"| `{name}` | {'; '.join(tasks) or '-'} | {_scored(usual, learner)} | {across or '-'} |"
 
 
-def _across(installed: Table) -> list[str]:
-    return [name for name, task in installed.items() if isinstance(task, Swap)]
+def _across(client_tasks: Table) -> list[str]:
+    return [name for name, task in client_tasks.items() if isinstance(task, PeerTask)]
 
 
-def _said(installed: Table, learner: Learner) -> list[str]:
+def _said(client_tasks: Table, learner: Learner) -> list[str]:
     """One phrase for each task of the rounds that replies with something."""
     return [
         f"`{name}`: {reply_words(task.reply, learner)}"
-        for name, task in installed.items()
+        for name, task in client_tasks.items()
         if isinstance(task, Task) and task.reply and not name.startswith(SCORE)
     ]
 
 
-def _scored(installed: Table, learner: Learner) -> str:
+def _scored(client_tasks: Table, learner: Learner) -> str:
     """What a client tells when it is scored; the same for all models of an algorithm."""
-    replies = [t.reply for n, t in installed.items() if isinstance(t, Task) and n.startswith(SCORE)]
+    replies = [t.reply for n, t in client_tasks.items() if isinstance(t, Task) and n.startswith(SCORE)]
     return "; ".join(dict.fromkeys(reply_words(reply, learner) for reply in replies))
 
 
@@ -71,17 +71,17 @@ def reply_words(reply: Expected, learner: Learner) -> str:
     """A declared reply in words: models by name, numbers with their shape, where C stands for the classes.
 
     >>> learner = toy.learner("mlp", toy.ragged())
-    >>> reply_words({"model": learner.first, "choice": Whole(0, 3), "labels": Real((4,))}, learner)
+    >>> reply_words({"model": learner.first, "choice": IntSpec(0, 3), "labels": FloatSpec((4,))}, learner)
     'model, choice (a whole number), labels (C numbers)'
     """
     return ", ".join(f"{key}{_shape(key, value, learner)}" for key, value in reply.items())
 
 
-def _shape(key: str, value: Tree | Tensor | Whole | Real, learner: Learner) -> str:
+def _shape(key: str, value: Tree | Tensor | IntSpec | FloatSpec, learner: Learner) -> str:
     if isinstance(value, Mapping):
         whole = set(value) == set(learner.first)
         return "" if whole or key != "model" else " (a part)"
-    if isinstance(value, Whole):
+    if isinstance(value, IntSpec):
         return " (a whole number)"
     shape = tuple(value.shape) if isinstance(value, Tensor) else value.shape
     known = ["C" if size == learner.outputs else str(size) for size in shape]

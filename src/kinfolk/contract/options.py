@@ -19,12 +19,12 @@ from kinfolk.contract.compare import (
     state_difference,
     unsound,
 )
-from kinfolk.engines.stage import Stage
+from kinfolk.engines.coordinator import Coordinator
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import plain
 from kinfolk.experiment.state import from_message, to_message
 from kinfolk.script import Algorithm
-from kinfolk.streams import Seed, Turn
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Client
 
 # What numbers that are 0 unless they are set are set to: the first that an algorithm takes.
@@ -106,20 +106,20 @@ def played(algorithm: Algorithm[Any], engine: str, stops: bool = False) -> tuple
     """(state, scores) after the rounds; with `stops`, states and memories go to disk and back after each."""
     federation, seed = toy.ragged(), Seed(0)
 
-    def absent(turn: Turn, who: Client) -> bool:
+    def absent(turn: RoundContext, who: Client) -> bool:
         return turn.round == 0 or (turn.round + toy.NAMES.index(who)) % 5 == 0
 
     with toy.staged(algorithm, federation, engine, absent) as stage:
         state = algorithm.init(toy.first_model(algorithm), federation.clients, seed)
         for number in range(ROUNDS):
-            turn = Turn(seed, number, federation.clients)
+            turn = RoundContext(seed, number, federation.clients)
             state = toy.play_one(algorithm, state, federation.clients, stage, turn)
             state = through_disk(stage, state) if stops else state
-        last = Turn(seed, ROUNDS, federation.clients)
+        last = RoundContext(seed, ROUNDS, federation.clients)
         return state, toy.scores_of(algorithm, state, stage, last, federation.clients)
 
 
-def through_disk(stage: Stage, state: Any) -> Any:
+def through_disk(stage: Coordinator, state: Any) -> Any:
     """The state as it is when it has been written and read again; the clients' memories likewise."""
     memories = stage.engine.memories
     for who, memory in list(memories.items()):

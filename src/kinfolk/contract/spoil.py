@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.engines.stage import Engine
+from kinfolk.engines.coordinator import Engine
 from kinfolk.script import Ask
-from kinfolk.streams import Turn
-from kinfolk.task import Swap
+from kinfolk.streams import RoundContext
+from kinfolk.task import PeerTask
 from kinfolk.types import Client, Stack, Tree, leaves
 
 
@@ -23,13 +23,15 @@ class Passing:
         self.name, self.note, self.device = engine.name, engine.note, engine.device
         self.table, self.memories = engine.table, engine.memories
 
-    def replies(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
+    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
         """The engine's replies, each changed."""
         for chunk in self.engine.replies(request, turn):
             for who in chunk.clients:
                 yield self.change(request, chunk.at([who]))
 
-    def swap(self, swap: Swap, among: tuple[Client, ...], turn: Turn) -> dict[tuple[Client, Client], int]:
+    def swap(
+        self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
+    ) -> dict[tuple[Client, Client], int]:
         """As the engine does it."""
         return self.engine.swap(swap, among, turn)
 

@@ -13,8 +13,8 @@ import torch
 
 from kinfolk.engines.choose import Choice, arithmetic
 from kinfolk.engines.choose import make as make_engine
+from kinfolk.engines.coordinator import Coordinator, Engine
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Engine, Stage
 from kinfolk.experiment.budget import head_start
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.run import Result, run
@@ -25,8 +25,8 @@ from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD
-from kinfolk.script import Algorithm, Ask, Groups, NeverForgets, Remembers, installed, play
-from kinfolk.streams import Seed, Turn
+from kinfolk.script import Algorithm, Ask, Groups, NeverForgets, Remembers, client_tasks, play
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 from kinfolk.types import Client, Message, Stack, Tree
 
@@ -42,7 +42,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "lenet": ("lenet", {}),
 }
 
-Absent = Callable[[Turn, Client], bool]
+Absent = Callable[[RoundContext, Client], bool]
 Make = Callable[[Learner], Algorithm[Any]]
 Scores = dict[str, dict[Client, tuple[int, float]]]  # kind -> client -> (correct, mean loss)
 
@@ -150,18 +150,20 @@ def staged(
     wrap: Callable[[Engine], Engine] = lambda engine: engine,
     log: Callable[..., None] = lambda event, **facts: None,
     device: torch.device = CPU,
-) -> Iterator[Stage]:
+) -> Iterator[Coordinator]:
     """A stage; the batched engine takes three clients a call, so that there are several calls.
 
     `wrap` may put something between the engine and the stage.
     """
     lasting = algorithm.lasting if isinstance(algorithm, NeverForgets) else ()
-    memories = Memories(algorithm.remember if isinstance(algorithm, Remembers) else lambda who: {}, lasting)
+    memories = Memories(
+        algorithm.init_client if isinstance(algorithm, Remembers) else lambda who: {}, lasting
+    )
     with arithmetic(device, "float32"):
         choice = Choice(engine_name, device, chunk=3, processes=2, why="")
-        engine = make_engine(choice, federation, installed(algorithm), memories)
+        engine = make_engine(choice, federation, client_tasks(algorithm), memories)
         try:
-            yield Stage(wrap(engine), log, absent, federation)
+            yield Coordinator(wrap(engine), log, absent, federation)
         finally:
             engine.close()
 
@@ -200,11 +202,11 @@ def play_rounds(
         first = {name: t.to(device) for name, t in first_model(algorithm).items()}
         state = algorithm.init(first, clients, run)
         for number in range(rounds):
-            turn = Turn(run, number, clients, participation)
+            turn = RoundContext(run, number, clients, participation)
             asked = cohort(number) if cohort else turn.cohort
             state = play_one(algorithm, state, tuple(asked), stage, turn)
         spent = stage.ledger.take()[0]
-        last = Turn(run, rounds, clients)
+        last = RoundContext(run, rounds, clients)
         scores = scores_of(algorithm, state, stage, last, clients) if score else {}
         held = {c: stage.engine.memories[c] for c in clients}
     groups = tuple(algorithm.groups(state).tolist()) if isinstance(algorithm, Groups) else ()
@@ -219,19 +221,19 @@ def first_model(algorithm: Algorithm[Any]) -> Tree:
 
 
 def play_one(
-    algorithm: Algorithm[Any], state: Any, cohort: tuple[Client, ...], stage: Stage, turn: Turn
+    algorithm: Algorithm[Any], state: Any, cohort: tuple[Client, ...], stage: Coordinator, turn: RoundContext
 ) -> Any:
     """The state after one round."""
     return play(algorithm.round(state, cohort, turn), lambda request: stage.perform(request, turn))[0]
 
 
 def scores_of(
-    algorithm: Algorithm[Any], state: Any, stage: Stage, turn: Turn, who: tuple[Client, ...]
+    algorithm: Algorithm[Any], state: Any, stage: Coordinator, turn: RoundContext, who: tuple[Client, ...]
 ) -> Scores:
     """(correct, mean loss) of `who` by kind of model."""
-    shared, each = algorithm.serve(state, who)
+    shared, each = algorithm.eval_inputs(state, who)
     found: Scores = {}
-    for kind in algorithm.scored():
+    for kind in algorithm.eval_tasks():
         got: Stack = stage.perform(Ask(f"score.{kind}", who, shared, each), turn, rehearse=False)
         if not got.clients:
             continue

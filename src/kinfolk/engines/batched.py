@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from kinfolk.engines.alike import alike
-from kinfolk.engines.capture import Recorded
-from kinfolk.engines.lanes import Lane, lanes_on
+from kinfolk.engines.fast.capture import Recorded
+from kinfolk.engines.fast.lanes import CudaLane, lanes_on
+from kinfolk.engines.fast.same_start import alike
+from kinfolk.engines.fast.trace import Traces
 from kinfolk.engines.memory import Memories, swap_in_process
 from kinfolk.engines.one import first_steps, on_device, optimiser_parts, train_rows
 from kinfolk.engines.padded import Padded, padded
@@ -34,11 +35,10 @@ from kinfolk.engines.steps import (
     sweep_step,
     writes_over,
 )
-from kinfolk.engines.trace import Traces
 from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask
-from kinfolk.streams import Turn
-from kinfolk.task import Carry, Facts, Fit, Swap, Sweep, Table, Task
+from kinfolk.streams import RoundContext
+from kinfolk.task import Carry, ClientInfo, Fit, PeerTask, Scan, Table, Task
 from kinfolk.types import Client, Message, Stack, Tree, leaves, map_leaves, stack_messages
 
 # A pass of fewer steps is not worth a recording, which costs about as much as four of them.
@@ -64,7 +64,7 @@ class Prepared:
 class Underway:
     """A chunk whose work is queued on a lane, with all that the device may still have to read."""
 
-    lane: Lane
+    lane: CudaLane
     ready: Prepared
     reply: Message
     kept: Message | None
@@ -99,7 +99,7 @@ class Batched:
         self._ahead: dict[Any, Prepared] = {}
         self._asked: dict[str, list[tuple[Client, ...]]] = {}
 
-    def replies(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
+    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
         """The replies to a request, in chunks; within a chunk sorted by client."""
         task = self.table[request.task]
         assert isinstance(task, Task)
@@ -134,14 +134,16 @@ class Batched:
         cuts = [len(by_length) * i // max(calls, 1) for i in range(calls + 1)]
         return [tuple(sorted(by_length[a:b])) for a, b in pairwise(cuts)]
 
-    def swap(self, swap: Swap, among: tuple[Client, ...], turn: Turn) -> dict[tuple[Client, Client], int]:
+    def swap(
+        self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
+    ) -> dict[tuple[Client, Client], int]:
         """Let clients send to one another; the bytes of every letter."""
         return swap_in_process(swap, among, turn, self.memories)
 
     def close(self) -> None:
         """Nothing to give back."""
 
-    def _prepare(self, name: str, who: tuple[Client, ...], turn: Turn) -> Prepared:
+    def _prepare(self, name: str, who: tuple[Client, ...], turn: RoundContext) -> Prepared:
         task = self.table[name]
         assert isinstance(task, Task)
         # Rows that are neither shuffled nor changed are the same in every round.
@@ -165,7 +167,9 @@ class Batched:
             self._ahead[key] = ready
         return ready
 
-    def _run(self, task: Task, request: Ask[Any], ready: Prepared, turn: Turn, lane: Lane) -> Underway:
+    def _run(
+        self, task: Task, request: Ask[Any], ready: Prepared, turn: RoundContext, lane: CudaLane
+    ) -> Underway:
         who = ready.who
         to_device: Callable[[Tensor], Tensor] = lambda t: t.to(self.device)  # noqa: E731
         shared = map_leaves(to_device, request.shared)
@@ -174,7 +178,7 @@ class Batched:
         memory = stack_messages([map_leaves(to_device, self.memories[c]) for c in who])
 
         def start(own: Message, memory: Message, rows: Tensor, steps: Tensor) -> Carry:
-            return task.start({**shared, **own}, memory, Facts(rows, steps, turn.round))
+            return task.start({**shared, **own}, memory, ClientInfo(rows, steps, turn.round))
 
         with lane.entered():
             with torch.no_grad():
@@ -191,7 +195,7 @@ class Batched:
                 self.memories[c] = map_leaves(lambda t, i=i: t[i].clone(), chunk.kept)  # type: ignore[misc]
         return Stack(chunk.ready.who, chunk.ready.rows, chunk.reply)
 
-    def _pass(self, one: Fit | Sweep, carry: Carry, plan: Padded, turn: Turn, lane: Lane) -> Carry:
+    def _pass(self, one: Fit | Scan, carry: Carry, plan: Padded, turn: RoundContext, lane: CudaLane) -> Carry:
         carry = dict(carry)
         rates = [d.rate(turn.round) for d in one.descents] if isinstance(one, Fit) else []
         if self._record and len(plan) >= WORTH_RECORDING:
@@ -214,7 +218,7 @@ class Batched:
                 carry = sweep_step(one, carry, rows, active, whole)
         return {**carry, **optimiser_parts(states)}
 
-    def _recorded(self, one: Fit | Sweep, carry: Carry, plan: Padded, lane: Lane) -> Recorded:
+    def _recorded(self, one: Fit | Scan, carry: Carry, plan: Padded, lane: CudaLane) -> Recorded:
         """The recording for chunks of this shape, kept for the rounds to come."""
         made = plan.data is not self.federation
         key = (id(one), plan.pool.shape[1:], _shape(carry))

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from kinfolk.engines.batched import Batched
-from kinfolk.engines.heap import keep_heap
+from kinfolk.engines.coordinator import Engine
+from kinfolk.engines.fast.heap import keep_large_blocks
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Engine
 from kinfolk.engines.wire import Wire
 from kinfolk.engines.workers import Inner, Workers, cores
 from kinfolk.errors import KinfolkError
@@ -130,7 +130,7 @@ def arithmetic(device: torch.device, precision: str) -> Iterator[None]:
     try:
         if device.type == "cpu":
             torch.set_num_threads(1)
-            keep_heap()
+            keep_large_blocks()
         else:
             cudnn.allow_tf32 = matmul.allow_tf32 = precision == "tf32"
             cudnn.deterministic, cudnn.benchmark = True, False

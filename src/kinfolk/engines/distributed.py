@@ -17,15 +17,15 @@ import torch
 
 from kinfolk.codec import decode, encode
 from kinfolk.engines import parcel
+from kinfolk.engines.coordinator import Engine, Part, fold_part, part_as_message, part_from_message
 from kinfolk.engines.link import Link, Posted
 from kinfolk.engines.parcel import Header, Letter
-from kinfolk.engines.stage import Engine, Part, fold_part, part_as_message, part_from_message
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
-from kinfolk.fold import Mergeable, from_words
+from kinfolk.fold import Mergeable, from_spec
 from kinfolk.script import Ask
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Peer, Swap
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import Peer, PeerTask
 from kinfolk.types import Client, Message, Stack, map_leaves, nbytes
 
 # Chunks of replies that a rank may have on their way while it works on the next.
@@ -60,7 +60,7 @@ class Distributed:
                 raise KinfolkError(f"rank {rank}", None, "has other data than rank 0; give all the same")
         self.memories.far = self
 
-    def replies(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
+    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
         """The replies to a request, in the chunks that each rank makes, rank after rank."""
         self._ask(request, turn, {})
         mine = _of(self.shares[0], request.to)
@@ -73,10 +73,10 @@ class Distributed:
                     break
                 yield parcel.stack(map_leaves(self._here, message), header)
 
-    def parts(self, request: Ask[Any], turn: Turn) -> Iterator[Part]:
+    def parts(self, request: Ask[Any], turn: RoundContext) -> Iterator[Part]:
         """What each rank made of its own clients' replies, in rank order."""
         assert isinstance(request.fold, Mergeable)
-        self._ask(request, turn, request.fold.words())
+        self._ask(request, turn, request.fold.spec())
         mine = _of(self.shares[0], request.to)
         if mine:
             yield fold_part(self.inner, replace(request, to=mine), request.fold, turn)
@@ -88,7 +88,9 @@ class Distributed:
                 {k: v if k == host else map_leaves(self._here, {k: v})[k] for k, v in message.items()}, header
             )
 
-    def swap(self, swap: Swap, among: tuple[Client, ...], turn: Turn) -> dict[tuple[Client, Client], int]:
+    def swap(
+        self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
+    ) -> dict[tuple[Client, Client], int]:
         """Let clients send to one another, from rank to rank; the bytes of every letter."""
         name = next(name for name, known in self.table.items() if known is swap)
         header = {"do": "swap", "swap": name, "among": json.dumps(among), **_when(turn)}
@@ -102,7 +104,7 @@ class Distributed:
         return sent
 
     def tell(self, word: str) -> None:
-        """Let every rank `mark` or `undo` its clients' memories."""
+        """Let every rank `mark` or `rollback` its clients' memories."""
         for rank in self.others:
             self.link.send(encode({}, {"do": word}), rank)
 
@@ -127,7 +129,7 @@ class Distributed:
         """Give back what the engine of this rank holds; the others are told when the link ends."""
         self.inner.close()
 
-    def _ask(self, request: Ask[Any], turn: Turn, words: Header) -> None:
+    def _ask(self, request: Ask[Any], turn: RoundContext, words: Header) -> None:
         """Send everyone's own messages to its rank and what is shared to all."""
         if not self.others:
             return
@@ -181,7 +183,7 @@ def _do(engine: Engine, federation: Federation, link: Link, message: Message, he
         _answer(engine, federation, link, message, header)
     elif do == "swap":
         swap, among = engine.table[header["swap"]], tuple(json.loads(header["among"]))
-        assert isinstance(swap, Swap)
+        assert isinstance(swap, PeerTask)
         sent = _swap(engine, link, shares(federation, link.size), swap, among, _turn(header, federation))
         told = json.dumps([(a, b, count) for (a, b), count in sent.items()])
         link.send(parcel.with_added(memories.take_added(), {"sent": told}), 0)
@@ -191,10 +193,10 @@ def _do(engine: Engine, federation: Federation, link: Link, message: Message, he
     elif do == "hold":
         here = map_leaves(lambda t: t.to(engine.device), message)
         memories.restore(dict(zip(json.loads(header["of"]), parcel.untied(here, header), strict=True)))
-    elif do == "mark":
-        memories.mark()
-    elif do == "undo":
-        memories.undo()
+    elif do == "snapshot":
+        memories.snapshot()
+    elif do == "rollback":
+        memories.rollback()
 
 
 def _answer(engine: Engine, federation: Federation, link: Link, message: Message, header: Header) -> None:
@@ -208,7 +210,7 @@ def _answer(engine: Engine, federation: Federation, link: Link, message: Message
     request: Ask[Any] = Ask(header["task"], who, shared, each)
     turn, words = _turn(header, federation), json.loads(header["words"])
     if words:
-        link.send(encode(*part_as_message(fold_part(engine, request, from_words(words), turn))), 0)
+        link.send(encode(*part_as_message(fold_part(engine, request, from_spec(words), turn))), 0)
         return
     posted: deque[Posted] = deque()
     for chunk in engine.replies(request, turn):
@@ -224,9 +226,9 @@ def _swap(
     engine: Engine,
     link: Link,
     shared: list[tuple[Client, ...]],
-    swap: Swap,
+    swap: PeerTask,
     among: tuple[Client, ...],
-    turn: Turn,
+    turn: RoundContext,
 ) -> dict[tuple[Client, Client], int]:
     """One rank's side of an exchange: all letters are written before any is read."""
     mine, home = _of(shared[link.rank], among), {c: r for r, who in enumerate(shared) for c in who}
@@ -264,10 +266,10 @@ def _of(share: Iterable[Client], who: Sequence[Client]) -> tuple[Client, ...]:
     return tuple(c for c in share if c in wanted)
 
 
-def _when(turn: Turn) -> Header:
+def _when(turn: RoundContext) -> Header:
     return {"run": str(turn.seed.run), "round": str(turn.round), "share": repr(turn.participation)}
 
 
-def _turn(header: Header, federation: Federation) -> Turn:
+def _turn(header: Header, federation: Federation) -> RoundContext:
     share = float(header["share"])
-    return Turn(Seed(int(header["run"])), int(header["round"]), federation.clients, share)
+    return RoundContext(Seed(int(header["run"])), int(header["round"]), federation.clients, share)

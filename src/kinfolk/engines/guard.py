@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.script import Ask
-from kinfolk.task import Expected, Real, Whole
-from kinfolk.types import Client, Message, Picked, Stack, leaves
+from kinfolk.task import Expected, FloatSpec, IntSpec
+from kinfolk.types import Client, IndexedMessages, Message, Stack, leaves
 
 # A count beyond this is a lie or a slip: no client holds that many rows.
 LARGEST_COUNT = 10**9
@@ -34,7 +34,7 @@ def inspect(
 
     >>> nan = {"v": torch.tensor(float("nan"))}
     >>> replies = {Client("a"): (3, {"v": torch.tensor(1.0)}), Client("b"): (3, nan)}
-    >>> good, bad = inspect(Stack.of(replies), {"v": Real()})
+    >>> good, bad = inspect(Stack.of(replies), {"v": FloatSpec()})
     >>> good.clients, bad
     (('a',), {'b': 'v is not finite'})
     """
@@ -70,7 +70,7 @@ def _misshapen(chunk: Stack, expected: Expected) -> str:
             wrong = [_unlike(f"{key}/{n}", value[n], declared[n].shape, declared[n].dtype) for n in declared]
         elif isinstance(declared, Tensor):
             wrong = [_unlike(key, value, declared.shape, declared.dtype)]
-        elif isinstance(declared, Whole):
+        elif isinstance(declared, IntSpec):
             wrong = [_unlike(key, value, torch.Size(()), torch.int64)]
         else:
             kind = value.dtype if value.is_floating_point() else torch.float32
@@ -105,17 +105,17 @@ def _checks(chunk: Stack, expected: Expected, largest: int, quick: bool) -> Iter
         flat, declared = leaf.reshape(len(chunk), -1), expected[key]
         if leaf.is_floating_point():
             # A number that may come as a double must be one that float32, in which we compute, can hold.
-            held = flat.float() if isinstance(declared, Real) else flat
+            held = flat.float() if isinstance(declared, FloatSpec) else flat
             where = f"{key}/{name}" if name else key
             if quick:
                 yield where, _calm(held)
             else:
                 yield f"{where} is not finite", held.isfinite().all(1)
                 yield f"{where} is beyond {LARGEST_VALUE:g}", (held.abs() <= LARGEST_VALUE).all(1)
-        if isinstance(declared, Whole):
+        if isinstance(declared, IntSpec):
             within = (leaf >= declared.low) & (leaf < declared.high)
             yield f"{key} is not in {declared.low}..{declared.high - 1}", within
-        elif isinstance(declared, Real):
+        elif isinstance(declared, FloatSpec):
             within = ((flat >= declared.low) & (flat <= declared.high)).all(1)
             yield f"{key} is not within [{declared.low:g}, {declared.high:g}]", within
 
@@ -158,7 +158,7 @@ class Cohort:
         declared = {key: value for key, value in self.expected.items() if isinstance(value, dict)}
         self._common = max(_norm(declared), _norm(self.request.shared))
         each = self.request.each
-        self._kinds = norms(each.table, _rows(each.table)) if isinstance(each, Picked) else None
+        self._kinds = norms(each.table, _rows(each.table)) if isinstance(each, IndexedMessages) else None
 
     def pass_on(self, chunk: Stack) -> Stack:
         """The replies that may pass now; the others wait."""
@@ -191,7 +191,7 @@ class Cohort:
         each, least = self.request.each, max(self._common, 1.0)
         if each is None:
             return torch.full((len(who),), least, dtype=torch.float64)
-        if isinstance(each, Picked):
+        if isinstance(each, IndexedMessages):
             assert self._kinds is not None
             own = self._kinds[each.kinds(who)]
         else:

@@ -12,8 +12,8 @@ from kinfolk.engines import one
 from kinfolk.engines.memory import Memories, swap_in_process
 from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask
-from kinfolk.streams import Turn
-from kinfolk.task import Swap, Table, Task
+from kinfolk.streams import RoundContext
+from kinfolk.task import PeerTask, Table, Task
 from kinfolk.types import Client, Message, Stack, map_leaves
 
 
@@ -35,7 +35,7 @@ class Loop:
         self.table, self.memories = table, memories
         self.note = f"loop: one client after another on {self.device}"
 
-    def replies(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
+    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
         """The replies to a request, one client each, in order of names."""
         task = self.table[request.task]
         assert isinstance(task, Task)
@@ -47,7 +47,9 @@ class Loop:
                 self.memories[who] = kept
             yield Stack.of({who: (one.train_rows(self.federation, who), reply)})
 
-    def swap(self, swap: Swap, among: tuple[Client, ...], turn: Turn) -> dict[tuple[Client, Client], int]:
+    def swap(
+        self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
+    ) -> dict[tuple[Client, Client], int]:
         """Let clients send to one another; the bytes of every letter."""
         return swap_in_process(swap, among, turn, self.memories)
 

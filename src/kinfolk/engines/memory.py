@@ -8,16 +8,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kinfolk.streams import Turn
-from kinfolk.task import Peer, Swap
+from kinfolk.streams import RoundContext
+from kinfolk.task import Peer, PeerTask
 from kinfolk.types import Client, Message, nbytes
 
 
-class Far(Protocol):
+class RemoteMemories(Protocol):
     """Other processes that hold the memories of some clients."""
 
     def tell(self, word: str) -> None:
-        """Let them `mark` or `undo` as well."""
+        """Let them `mark` or `rollback` as well."""
         ...
 
     def fetch(self) -> dict[Client, Message]:
@@ -41,33 +41,33 @@ class Memories(dict[Client, Message]):
     anything that follows from them leaves a client.
 
     >>> held = Memories(lambda who: {}, lasting=("log",))
-    >>> held.mark()
+    >>> held.snapshot()
     >>> held[Client("a")] = {"n": 1, "log": torch.zeros(1, 2, dtype=torch.uint8)}
-    >>> held.undo()
+    >>> held.rollback()
     >>> held[Client("a")]
     {'log': tensor([[0, 0]], dtype=torch.uint8)}
     """
 
     def __init__(self, remember: Callable[[Client], Message], lasting: Sequence[str] = ()) -> None:
         super().__init__()
-        self.remember, self.lasting = remember, tuple(lasting)
-        self.far: Far | None = None  # an engine of several processes puts itself here
+        self.init_client, self.lasting = remember, tuple(lasting)
+        self.far: RemoteMemories | None = None  # an engine of several processes puts itself here
         self.journal: Callable[[Added], None] = lambda added: None
         self._marked: dict[Client, Message] = {}
         self._kept: dict[Client, dict[str, Tensor]] = {}
         self._added: Added = []
 
-    def mark(self) -> None:
-        """Note what everyone holds, for `undo`."""
+    def snapshot(self) -> None:
+        """Note what everyone holds, for `rollback`."""
         self._marked = dict(self)
         if self.far is not None:
-            self.far.tell("mark")
+            self.far.tell("snapshot")
 
-    def undo(self) -> None:
+    def rollback(self) -> None:
         """Go back to the last mark: models and memories of a void round stay as they were, but what lasts."""
         self._hold(self._marked)
         if self.far is not None:
-            self.far.tell("undo")
+            self.far.tell("rollback")
 
     def everyones(self) -> dict[Client, Message]:
         """What all clients hold, wherever it is kept."""
@@ -110,7 +110,7 @@ class Memories(dict[Client, Message]):
                 self._added.append((who, entry, new))
 
     def __missing__(self, who: Client) -> Message:
-        return self._with_kept(who, self.remember(who))
+        return self._with_kept(who, self.init_client(who))
 
     def _hold(self, memories: Mapping[Client, Message]) -> None:
         whole = {who: self._with_kept(who, memory) for who, memory in memories.items()}
@@ -139,7 +139,7 @@ class Memories(dict[Client, Message]):
 
 
 def swap_in_process(
-    swap: Swap, among: tuple[Client, ...], turn: Turn, memories: Memories
+    swap: PeerTask, among: tuple[Client, ...], turn: RoundContext, memories: Memories
 ) -> dict[tuple[Client, Client], int]:
     """Every client sends before any receives, so nobody hears of this exchange in what it sends.
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.optim import clip
 from kinfolk.learning.plan import Rows, batches, step_count
-from kinfolk.streams import Turn
-from kinfolk.task import Batch, Carry, Descent, Facts, Fit, Plan, Sweep, Task
+from kinfolk.streams import RoundContext
+from kinfolk.task import Batch, Carry, ClientInfo, Fit, Plan, Scan, Task, TrainStep
 from kinfolk.types import Client, Message, Tree
 
 
@@ -35,13 +35,13 @@ def first_steps(task: Task, federation: Federation, who: Client) -> int:
 
 
 def perform(
-    task: Task, message: Message, memory: Message, federation: Federation, who: Client, turn: Turn
+    task: Task, message: Message, memory: Message, federation: Federation, who: Client, turn: RoundContext
 ) -> tuple[Message, Message | None]:
     """Run a task on one client's rows: (reply, memory or None if it stays as it was)."""
     held = federation.among([who])
     device = federation.x.device
     federation = held if held is federation else on_device(held, device)
-    facts = Facts(
+    facts = ClientInfo(
         rows=torch.tensor(train_rows(federation, who), device=device),
         steps=torch.tensor(first_steps(task, federation, who), device=device),
         round=turn.round,
@@ -58,7 +58,7 @@ def perform(
 
 
 def client_batches(
-    one: Fit | Sweep, number: int, stream: str, federation: Federation, who: Client, turn: Turn
+    one: Fit | Scan, number: int, stream: str, federation: Federation, who: Client, turn: RoundContext
 ) -> Iterator[Batch]:
     """The batches of pass number `number`, in the order that the client's own stream gives."""
     mine = federation.splits[one.plan.split].rows(federation.place(who))
@@ -75,7 +75,9 @@ def client_batches(
         yield Batch(x, y, row.to(pool.device), None)
 
 
-def changes(plan: Plan, visits: int, stream: str, number: int, who: Client, turn: Turn) -> Rows | None:
+def changes(
+    plan: Plan, visits: int, stream: str, number: int, who: Client, turn: RoundContext
+) -> Rows | None:
     """How each row is changed that pass number `number` visits, in order; None if rows stay as they are."""
     if plan.augment is None:
         return None
@@ -83,7 +85,7 @@ def changes(plan: Plan, visits: int, stream: str, number: int, who: Client, turn
     return draw.integers(plan.augment.ways, size=visits)
 
 
-def _fit(fit: Fit, carry: Carry, rows: Iterator[Batch], turn: Turn) -> Carry:
+def _fit(fit: Fit, carry: Carry, rows: Iterator[Batch], turn: RoundContext) -> Carry:
     # Every model in the carry, not only those that are trained: one that an objective merely consults in
     # training mode updates its buffers too, and they may be the server's own.
     carry = {key: owned(value) if isinstance(value, dict) else value for key, value in carry.items()}
@@ -110,7 +112,7 @@ def owned(model: Tree) -> Tree:
     return {name: t.clone(memory_format=torch.contiguous_format) for name, t in model.items()}
 
 
-def gradient(descent: Descent, carry: Carry, batch: Batch) -> tuple[Tree, Tree]:
+def gradient(descent: TrainStep, carry: Carry, batch: Batch) -> tuple[Tree, Tree]:
     """(parameters, gradient of the objective); buffers of the model are updated on the way."""
     model: Tree = carry[descent.part]
     leaves: dict[str, Tensor] = {n: model[n].detach().requires_grad_() for n in descent.names}
@@ -120,7 +122,7 @@ def gradient(descent: Descent, carry: Carry, batch: Batch) -> tuple[Tree, Tree]:
     return {n: model[n] for n in descent.names}, dict(zip(leaves, grads, strict=True))
 
 
-def _sweep(sweep: Sweep, carry: Carry, rows: Iterator[Batch]) -> Carry:
+def _sweep(sweep: Scan, carry: Carry, rows: Iterator[Batch]) -> Carry:
     with torch.no_grad():
         for batch in rows:
             carry = sweep.step(carry, batch)

@@ -16,8 +16,8 @@ from kinfolk.engines.one import changes
 from kinfolk.engines.steps import Rows
 from kinfolk.federation.federation import Federation, Split
 from kinfolk.learning.plan import batches, few
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Augment, Fit, Plan, Sweep
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import Augment, Fit, Plan, Scan
 from kinfolk.types import Client
 
 
@@ -85,12 +85,12 @@ def _layout(plan: Plan, n: int) -> tuple[NDArray[np.int64], NDArray[np.int32], i
 
 
 def padded(
-    one: Fit | Sweep,
+    one: Fit | Scan,
     number: int,
     stream: str,
     data: Federation,
     who: Sequence[Client],
-    turn: Turn,
+    turn: RoundContext,
     device: torch.device,
 ) -> Padded:
     """The plans of these clients for pass number `number` of a task.

@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.func import vmap
 
 from kinfolk.learning.optim import clip
-from kinfolk.task import Batch, Carry, Descent, Fit, Sweep
+from kinfolk.task import Batch, Carry, Fit, Scan, TrainStep
 from kinfolk.types import Message, Tree
 
 # (x, y, row, weight) of one step, each [clients, batch, ...].
 Rows = tuple[Tensor, Tensor, Tensor, Tensor]
 # (descent, carry, buffers, rows, whole) -> (parameters, gradients): `gradients`, or a faster way to the same.
-Gradients = Callable[[Descent, Carry, Tree, Rows, bool], tuple[Tree, Tree]]
+Gradients = Callable[[TrainStep, Carry, Tree, Rows, bool], tuple[Tree, Tree]]
 # The same, a rate, and whether to write over parameters: some may be moved at once and come third.
-Moves = Callable[[Descent, Carry, Tree, Rows, bool, float, bool], tuple[Tree, Tree, Tree]]
+Moves = Callable[[TrainStep, Carry, Tree, Rows, bool, float, bool], tuple[Tree, Tree, Tree]]
 
 
 def first_states(fit: Fit, carry: Carry) -> list[Message]:
@@ -87,7 +87,7 @@ def writes_over(fit: Fit) -> bool:
 
 
 def _towards(
-    descent: Descent,
+    descent: TrainStep,
     carry: Carry,
     buffers: Tree,
     rows: Rows,
@@ -108,7 +108,7 @@ def _towards(
     return moves(descent, carry, buffers, rows, whole, rate, over)
 
 
-def gradients(descent: Descent, carry: Carry, buffers: Tree, rows: Rows, whole: bool) -> tuple[Tree, Tree]:
+def gradients(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: bool) -> tuple[Tree, Tree]:
     """(parameters, gradients) of all clients; they do not mix, so the sum's gradient is each one's own.
 
     `buffers` are updated on the way.
@@ -153,7 +153,7 @@ def _each(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     return change(value)
 
 
-def sweep_step(sweep: Sweep, carry: Carry, rows: Rows, active: Tensor | None, whole: bool) -> Carry:
+def sweep_step(sweep: Scan, carry: Carry, rows: Rows, active: Tensor | None, whole: bool) -> Carry:
     """One step without gradients."""
 
     def one(carry: Carry, x: Tensor, y: Tensor, row: Tensor, weight: Tensor) -> Carry:

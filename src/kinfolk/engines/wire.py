@@ -18,8 +18,8 @@ from kinfolk.engines.memory import Memories
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Peer, Swap, Table, Task
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import Peer, PeerTask, Table, Task
 from kinfolk.types import Client, Message, Stack, nbytes
 
 
@@ -35,7 +35,7 @@ class Site:
         task = self.table.get(header.get("task", ""))
         if header.get("to") != self.who or not isinstance(task, Task):
             raise KinfolkError("message", header, f"client {self.who} has no such task or is not addressed")
-        turn = Turn(Seed(int(header["run"])), int(header["round"]), clients)
+        turn = RoundContext(Seed(int(header["run"])), int(header["round"]), clients)
         reply, kept = one.perform(task, message, self.memories[self.who], self.rows, self.who, turn)
         if kept is not None:
             self.memories[self.who] = kept
@@ -54,7 +54,7 @@ class Wire:
         self.sites = {c: Site(c, federation.only(c), table, memories) for c in federation.clients}
         self.note = f"wire: {len(self.sites)} sites, every message to bytes and back"
 
-    def replies(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
+    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
         """The replies to a request, one client each, in order of names."""
         for who in sorted(request.to):
             header = {"to": who, "task": request.task, "run": str(turn.seed.run), "round": str(turn.round)}
@@ -62,7 +62,9 @@ class Wire:
             reply, back = decode(data)
             yield Stack.of({Client(back["from"]): (int(back["rows"]), reply)})
 
-    def swap(self, swap: Swap, among: tuple[Client, ...], turn: Turn) -> dict[tuple[Client, Client], int]:
+    def swap(
+        self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
+    ) -> dict[tuple[Client, Client], int]:
         """Let sites write to one another; the bytes of every letter."""
         inbox: dict[Client, dict[Client, Message]] = {c: {} for c in among}
         sent: dict[tuple[Client, Client], int] = {}

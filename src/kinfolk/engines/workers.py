@@ -26,17 +26,18 @@ from typing import Any, TypeVar
 import torch
 
 from kinfolk.codec import decode, encode
-from kinfolk.engines import parcel, trace
-from kinfolk.engines.heap import keep_heap
+from kinfolk.engines import parcel
+from kinfolk.engines.coordinator import Engine, Part, fold_part, part_as_message, part_from_message
+from kinfolk.engines.fast import trace
+from kinfolk.engines.fast.heap import keep_large_blocks
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories, swap_in_process
-from kinfolk.engines.stage import Engine, Part, fold_part, part_as_message, part_from_message
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
-from kinfolk.fold import Mergeable, from_words
+from kinfolk.fold import Mergeable, from_spec
 from kinfolk.script import Ask
-from kinfolk.streams import Seed, Turn
-from kinfolk.task import Swap, Table
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import PeerTask, Table
 from kinfolk.types import Client, Message, Stack
 
 _ENDED = "a worker process ended unexpectedly (out of memory?); use fewer processes"
@@ -98,25 +99,25 @@ class Workers:
         self._channels: list[Channel] = []
         self._running: list[Any] = []
 
-    def replies(self, request: Ask[Any], turn: Turn) -> Iterator[Stack]:
+    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
         """The replies to a request, in order of names whatever the order of arrival."""
         who = sorted(request.to)
         jobs = [who[i : i + self.together] for i in range(0, len(who), self.together)]
         return self._all(request, turn, {}, jobs, self._stack)
 
-    def parts(self, request: Ask[Any], turn: Turn) -> Iterator[Part]:
+    def parts(self, request: Ask[Any], turn: RoundContext) -> Iterator[Part]:
         """What the processes made of their clients' replies, in order of names."""
         assert isinstance(request.fold, Mergeable)
         who = sorted(request.to)
         parts = min(PARTS, len(who))
         cuts = [len(who) * i // parts for i in range(parts + 1)]
         jobs = [who[a:b] for a, b in pairwise(cuts)]
-        return self._all(request, turn, request.fold.words(), jobs, self._part)
+        return self._all(request, turn, request.fold.spec(), jobs, self._part)
 
     def _all(
         self,
         request: Ask[Any],
-        turn: Turn,
+        turn: RoundContext,
         words: dict[str, str],
         jobs: list[list[Client]],
         read: Callable[[bytes], R],
@@ -153,7 +154,9 @@ class Workers:
                 yield done.pop(shown)
                 shown += 1
 
-    def swap(self, swap: Swap, among: tuple[Client, ...], turn: Turn) -> dict[tuple[Client, Client], int]:
+    def swap(
+        self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
+    ) -> dict[tuple[Client, Client], int]:
         """Let clients send to one another; the bytes of every letter."""
         return swap_in_process(swap, among, turn, self.memories)
 
@@ -244,7 +247,7 @@ def _memories(parts: Message, count: int) -> list[Message]:
 def _serve(channel: Channel, others: list[Connection], inner: Inner) -> None:
     """A worker's life: a shared message sets the request, every other one names clients to serve."""
     torch.set_num_threads(1)
-    keep_heap()
+    keep_large_blocks()
     _make_way()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what the parent has made of it
@@ -293,11 +296,11 @@ def _answer(
     before = dict(zip(who, _memories(parts, len(who)), strict=True))
     engine.memories.clear()
     engine.memories.update(before)
-    turn = Turn(Seed(int(header["run"])), int(header["round"]), tuple(who))
+    turn = RoundContext(Seed(int(header["run"])), int(header["round"]), tuple(who))
     request: Ask[Any] = Ask(header["task"], tuple(who), shared, each)
     words = json.loads(header["words"])
     if words:
-        body, told = part_as_message(fold_part(engine, request, from_words(words), turn))
+        body, told = part_as_message(fold_part(engine, request, from_spec(words), turn))
     else:
         stack = Stack.join(list(engine.replies(request, turn)))
         body = {"size": stack.size, **{f"body.{key}": value for key, value in stack.body.items()}}

@@ -7,22 +7,22 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from kinfolk.algorithms.warm_start import Points, sketch_for, warm_task
+from kinfolk.algorithms.blocks.warm_start import Points, sketch_for, warm_task
 from kinfolk.engines.choose import Wanted, arithmetic, choose, make
+from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Stage
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import Parts, first_rows
 from kinfolk.experiment.sections import EngineSpec
 from kinfolk.learning.batchable import cost, obstacle
 from kinfolk.script import Ask
-from kinfolk.streams import Turn
+from kinfolk.streams import RoundContext
 from kinfolk.task import Table
 from kinfolk.types import Message, map_leaves
 
 
 @contextmanager
-def staged(parts: Parts, table: Table) -> Iterator[Stage]:
+def staged(parts: Parts, table: Table) -> Iterator[Coordinator]:
     """A stage on which the clients of `parts` can be asked the tasks of `table`; closed at the end.
 
     >>> from kinfolk.experiment.build import build_parts
@@ -41,7 +41,7 @@ def staged(parts: Parts, table: Table) -> Iterator[Stage]:
     with arithmetic(choice.device, spec.precision):
         engine = make(choice, parts.federation, table, Memories(lambda who: {}))
         try:
-            yield Stage(engine)
+            yield Coordinator(engine)
         finally:
             engine.close()
 
@@ -66,7 +66,7 @@ def one_process(engine: str) -> None:
         raise KinfolkError("engine.name", engine, "this command runs in one process; use 'auto'")
 
 
-def here(stage: Stage, message: Message) -> Message:
+def here(stage: Coordinator, message: Message) -> Message:
     """A message where the engine's own tensors are."""
     return map_leaves(lambda t: t.to(stage.engine.device), message)
 
@@ -85,7 +85,7 @@ def trained_alike(parts: Parts, epochs: int) -> Tensor:
     with staged(parts, {"train": warm_task(learner, epochs)}) as stage:
         fold = Points(learner.names, sketch)
         request = Ask("train", clients, here(stage, {"model": first}), fold=fold)
-        who, _, points = stage.perform(request, Turn(parts.seed, 0, clients))
+        who, _, points = stage.perform(request, RoundContext(parts.seed, 0, clients))
     if who != clients:
         lost = len(clients) - len(who)
         raise KinfolkError("local.lr", parts.spec.local.lr, f"{lost} clients diverged; give a smaller one")

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kinfolk.algorithms.lowest_loss import training_loss
-from kinfolk.algorithms.near_centre import squared_distances
-from kinfolk.engines.stage import Stage
+from kinfolk.algorithms.blocks.lowest_loss import training_loss
+from kinfolk.algorithms.blocks.near_centre import squared_distances
+from kinfolk.engines.coordinator import Coordinator
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.asking import here, middle, staged
 from kinfolk.experiment.build import Network, Parts, build_parts
@@ -26,9 +26,9 @@ from kinfolk.experiment.newcomers import Trained
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.metrics import LOWER_IS_BETTER, scores
 from kinfolk.script import Ask
-from kinfolk.streams import Turn
+from kinfolk.streams import RoundContext
 from kinfolk.task import Table
-from kinfolk.types import Client, Each, Message, Picked, Stack, Tree
+from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tree
 
 RULES = ("loss", "distance")
 # Algorithms that place clients by their parameters; all others have a loss to go by.
@@ -74,7 +74,7 @@ def assign(
         group = fit.argmin(axis=1)
         before = asking.score("score", {"model": middle(asking.centres)})
         each = np.stack([asking.score("score", asking.centre(k)) for k in range(trained.k)], axis=1)
-        mine = Picked(asking.clients, torch.from_numpy(group), {"model": asking.centres})
+        mine = IndexedMessages(asking.clients, torch.from_numpy(group), {"model": asking.centres})
         tuned = asking.score("tuned", {}, mine)
     worst = each.max(1) if asking.name in LOWER_IS_BETTER else each.min(1)
     known = set(asking.clients) & set(trained.clients)
@@ -153,7 +153,7 @@ class _Asking:
     """Questions to all newcomers."""
 
     parts: Parts
-    stage: Stage
+    stage: Coordinator
     centres: Tree
     round: int
 
@@ -169,11 +169,11 @@ class _Asking:
     def centre(self, k: int) -> Message:
         return {"model": {name: t[k] for name, t in self.centres.items()}}
 
-    def ask(self, task: str, shared: Message, each: Each | None = None, fold: Any = None) -> Any:
-        turn = Turn(self.parts.seed, self.round, self.clients)
+    def ask(self, task: str, shared: Message, each: PerClient | None = None, fold: Any = None) -> Any:
+        turn = RoundContext(self.parts.seed, self.round, self.clients)
         return self.stage.perform(Ask(task, self.clients, shared, each, fold), turn)
 
-    def score(self, task: str, shared: Message, each: Each | None = None) -> Floats:
+    def score(self, task: str, shared: Message, each: PerClient | None = None) -> Floats:
         """The score of every newcomer; NaN for who has no test rows or whose model diverged."""
         got: Stack = self.ask(task, shared, each)
         return self._by_client(dict(zip(got.clients, scores(got.body)[self.name], strict=True)), ())

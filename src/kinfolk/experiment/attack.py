@@ -18,7 +18,7 @@ from kinfolk.experiment.sections import RunSpec
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.noise import bits, normal
 from kinfolk.streams import Seed
-from kinfolk.task import Batch, Carry, Descent, Facts, Fit, Peer, Swap, Sweep, Table, Task
+from kinfolk.task import Batch, Carry, ClientInfo, Fit, Peer, PeerTask, Scan, Table, Task, TrainStep
 from kinfolk.types import Client, Message, Tree
 
 SCALE = 10.0  # how many times its update a "scaled" attacker sends
@@ -40,7 +40,7 @@ class Attack:
     classes: int
     seed: Seed
 
-    def mark(
+    def with_flag(
         self, remember: Callable[[Client], Message], gives: Sequence[str] = ()
     ) -> Callable[[Client], Message]:
         """What clients hold at first, with a word on whether they attack.
@@ -48,7 +48,7 @@ class Attack:
         Of models that they give one another (`gives`) they also hold what these were before training.
 
         >>> attack = Attack("noise", frozenset({Client("eve")}), 2, Seed(0))
-        >>> attack.mark(lambda who: {})(Client("eve"))["attack.flag"]
+        >>> attack.with_flag(lambda who: {})(Client("eve"))["attack.flag"]
         tensor(True)
         """
 
@@ -71,9 +71,9 @@ class Attack:
         """
         kept = self._kept(given(table))
         self._check(table)
-        armed: dict[str, Task | Swap] = {}
+        armed: dict[str, Task | PeerTask] = {}
         for name, entry in table.items():
-            if isinstance(entry, Swap):
+            if isinstance(entry, PeerTask):
                 armed[name] = _swap(entry, self.kind)
             else:
                 kind = "none" if name.startswith("score.") else self.kind
@@ -83,7 +83,7 @@ class Attack:
     def _check(self, table: Table) -> None:
         """An attack that would change nothing, though clients write to one another, is refused."""
         replies = any(_trees(entry) for entry in table.values() if isinstance(entry, Task))
-        letters = any(isinstance(entry, Swap) for entry in table.values())
+        letters = any(isinstance(entry, PeerTask) for entry in table.values())
         if self.kind in BENDING and letters and not replies and not given(table):
             remedy = (
                 "no exchange of this algorithm says which model it gives away (Swap.gives); use label_flip"
@@ -94,10 +94,10 @@ class Attack:
 def given(table: Table) -> tuple[str, ...]:
     """The models that clients give one another in any exchange.
 
-    >>> given({"swap": Swap(lambda memory, me: {}, lambda inbox, memory, me: memory, ("model",))})
+    >>> given({"swap": PeerTask(lambda memory, me: {}, lambda inbox, memory, me: memory, ("model",))})
     ('model',)
     """
-    found = {key for entry in table.values() if isinstance(entry, Swap) for key in entry.gives}
+    found = {key for entry in table.values() if isinstance(entry, PeerTask) for key in entry.gives}
     return tuple(sorted(found))
 
 
@@ -152,7 +152,7 @@ def _parted(held: Message) -> tuple[Message, Message]:
     return {k: v for k, v in held.items() if k not in ours}, ours
 
 
-def _swap(swap: Swap, kind: str) -> Swap:
+def _swap(swap: PeerTask, kind: str) -> PeerTask:
     """An exchange as it is, but that attackers give away other models; the word on who attacks is kept."""
     gives = swap.gives if kind in BENDING else ()
 
@@ -171,7 +171,7 @@ def _swap(swap: Swap, kind: str) -> Swap:
         own = {k: memory[k] for k in gives if k in after and after[k] is shown[k]}
         return {**after, **own, **ours}
 
-    return Swap(lambda memory, me: swap.send(played(memory, me)[0], me), receive, swap.gives)
+    return PeerTask(lambda memory, me: swap.send(played(memory, me)[0], me), receive, swap.gives)
 
 
 def _trees(task: Task) -> list[str]:
@@ -183,7 +183,7 @@ def _task(task: Task, kind: str, classes: int, kept: Sequence[str] = ()) -> Task
     keys = _trees(task) if kind in BENDING else []
     trained = {descent.part for one in task.passes if isinstance(one, Fit) for descent in one.descents}
 
-    def start(message: Message, memory: Message, facts: Facts) -> Carry:
+    def start(message: Message, memory: Message, facts: ClientInfo) -> Carry:
         own, ours = _parted(memory)
         carry = task.start(message, own, facts)
         began = _before(carry, [*keys, *(key for key in kept if key in trained)])
@@ -201,7 +201,7 @@ def _task(task: Task, kind: str, classes: int, kept: Sequence[str] = ()) -> Task
 
     flips = classes if kind == "label_flip" else 0
     trains = [isinstance(one, Fit) for one in task.passes]
-    passes: list[Fit | Sweep] = []
+    passes: list[Fit | Scan] = []
     for i, one in enumerate(task.passes):
         # A client may choose among several models before it trains one: there its update begins.
         choosing = any(trains) and not any(trains[:i])
@@ -224,7 +224,7 @@ def _fit(fit: Fit, classes: int) -> Fit:
     if not classes or fit.plan.split != "train":
         return fit
 
-    def flipping(descent: Descent) -> Descent:
+    def flipping(descent: TrainStep) -> TrainStep:
         return replace(
             descent,
             objective=lambda model, batch, carry: descent.objective(
@@ -235,7 +235,7 @@ def _fit(fit: Fit, classes: int) -> Fit:
     return replace(fit, descents=tuple(map(flipping, fit.descents)))
 
 
-def _sweep(sweep: Sweep, classes: int, keys: Sequence[str]) -> Sweep:
+def _sweep(sweep: Scan, classes: int, keys: Sequence[str]) -> Scan:
     def step(carry: Carry, batch: Batch) -> Carry:
         own, ours = _parted(carry)
         if classes and sweep.plan.split == "train":

@@ -16,8 +16,8 @@ from torch import nn
 
 from kinfolk.algorithms import build_algorithm
 from kinfolk.engines.choose import Choice, Wanted, arithmetic, choose, make
+from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Stage
 from kinfolk.engines.workers import cores
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
@@ -28,8 +28,8 @@ from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD
 from kinfolk.learning.plan import batches
-from kinfolk.script import installed, play
-from kinfolk.streams import Seed, Turn
+from kinfolk.script import client_tasks, play
+from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 
 SHAPES = {"lenet": (1, 28, 28), "femnist_cnn": (1, 28, 28), "femnist_cnn_small": (1, 28, 28), "mlp": (784,)}
@@ -133,13 +133,13 @@ def bare_round(learner: Learner, federation: Federation, device: torch.device) -
 
 def engine_round(
     learner: Learner, federation: Federation, choice: Choice
-) -> tuple[Callable[[], None], Stage]:
+) -> tuple[Callable[[], None], Coordinator]:
     """One FedAvg round on an engine."""
     algorithm = build_algorithm("fedavg", learner, {})
-    stage = Stage(make(choice, federation, installed(algorithm), Memories(lambda who: {})))
+    stage = Coordinator(make(choice, federation, client_tasks(algorithm), Memories(lambda who: {})))
     first = {name: t.to(choice.device) for name, t in learner.first.items()}
     state = algorithm.init(first, federation.clients, Seed(0))
-    turn = Turn(Seed(0), 0, federation.clients)
+    turn = RoundContext(Seed(0), 0, federation.clients)
 
     def go() -> None:
         play(algorithm.round(state, federation.clients, turn), lambda request: stage.perform(request, turn))
@@ -186,7 +186,7 @@ class Ready:
 
 def _round(
     work: Work, ready: Ready, name: str, device: torch.device
-) -> tuple[Callable[[], None], Stage | None] | None:
+) -> tuple[Callable[[], None], Coordinator | None] | None:
     """One round by the bare loop or an engine; nothing if that is not for this device or network."""
     if name == BARE:
         return bare_round(ready.learner, ready.federation, device), None

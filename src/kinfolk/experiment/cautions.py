@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kinfolk.algorithms.slfed import SLFed
+from kinfolk.algorithms.slfed.slfed import SLFed
 from kinfolk.experiment.build import Parts
 from kinfolk.federation.federation import Federation
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from kinfolk.engines.coordinator import Coordinator, Ledger
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.stage import Ledger, Stage
 from kinfolk.experiment.score import Groupings
 from kinfolk.script import Algorithm, Chooses, play
-from kinfolk.streams import Turn
+from kinfolk.streams import RoundContext
 
 Facts = dict[str, Any]
 
 
 def choose_now(
-    algorithm: Algorithm[Any], state: Any, stage: Stage, memories: Memories, turn: Turn
+    algorithm: Algorithm[Any], state: Any, stage: Coordinator, memories: Memories, turn: RoundContext
 ) -> tuple[Any, Facts]:
     """(the state with everybody's choice made now, what that took); the state itself where nobody chooses.
 
@@ -24,12 +24,12 @@ def choose_now(
     if script is None:
         return state, {}
     usual, stage.ledger = stage.ledger, Ledger()
-    memories.mark()
+    memories.snapshot()
     try:
         stage.begin()
         chosen, _ = play(script, lambda request: stage.perform(request, turn, rehearse=False))
     finally:
-        memories.undo()
+        memories.rollback()
         spent, stage.ledger = stage.ledger, usual
     stage.ledger.add_seconds("score.choose", sum(spent.seconds.values()))
     return chosen, {"answered": len(stage.answered), "bytes": spent.bytes}

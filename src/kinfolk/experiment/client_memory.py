@@ -16,7 +16,7 @@ from kinfolk.engines.memory import Added, Memories
 from kinfolk.experiment.attack import given
 from kinfolk.experiment.build import Parts
 from kinfolk.experiment.record import disk_errors
-from kinfolk.script import NeverForgets, Remembers, installed
+from kinfolk.script import NeverForgets, Remembers, client_tasks
 from kinfolk.types import Client, map_leaves
 
 
@@ -29,8 +29,8 @@ def make_memories(parts: Parts, device: torch.device, folder: Path | None = None
     {}
     """
     algorithm = parts.algorithm
-    remember = algorithm.remember if isinstance(algorithm, Remembers) else lambda who: {}
-    marked = parts.attack.mark(remember, given(installed(algorithm))) if parts.attack else remember
+    remember = algorithm.init_client if isinstance(algorithm, Remembers) else lambda who: {}
+    marked = parts.attack.with_flag(remember, given(client_tasks(algorithm))) if parts.attack else remember
     lasting = algorithm.lasting if isinstance(algorithm, NeverForgets) else ()
     memories = Memories(lambda who: map_leaves(lambda t: t.to(device), marked(who)), lasting)
     if folder is not None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kinfolk.engines.stage import Stage
+from kinfolk.engines.coordinator import Coordinator
 from kinfolk.experiment.record import Records
 from kinfolk.script import Algorithm, Exchange, Prepares, Spends
-from kinfolk.streams import Turn
+from kinfolk.streams import RoundContext
 
 
-def prepare(algorithm: Algorithm[Any], stage: Stage, turn: Turn) -> None:
+def prepare(algorithm: Algorithm[Any], stage: Coordinator, turn: RoundContext) -> None:
     """Let all clients make their secrets, where the algorithm has any, before the first checkpoint."""
     if isinstance(algorithm, Prepares) and (name := algorithm.preparation()):
         stage.perform(Exchange(name, turn.clients), turn, rehearse=False)

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from kinfolk.engines.choose import arithmetic, make
+from kinfolk.engines.coordinator import Engine
 from kinfolk.engines.distributed import serve
 from kinfolk.engines.link import Link
-from kinfolk.engines.stage import Engine
 from kinfolk.experiment.build import Parts
 from kinfolk.experiment.choice import chosen
 from kinfolk.experiment.client_memory import make_memories
 from kinfolk.federation.federation import Federation
-from kinfolk.script import installed
+from kinfolk.script import client_tasks
 from kinfolk.task import Table
 
 
@@ -33,5 +33,5 @@ def follow(build: Callable[[], Parts], link: Link) -> None:
 
 def table_of(parts: Parts) -> Table:
     """What clients can be asked, attackers included."""
-    table = installed(parts.algorithm)
+    table = client_tasks(parts.algorithm)
     return table if parts.attack is None else parts.attack.arm(table)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.engines.choose import Choice, arithmetic, make
+from kinfolk.engines.coordinator import Coordinator, drop_outs
 from kinfolk.engines.distributed import Distributed
+from kinfolk.engines.fast.tune import tuned
 from kinfolk.engines.link import Link, linked
-from kinfolk.engines.stage import Stage, drop_outs
-from kinfolk.engines.tune import tuned
 from kinfolk.engines.work import Work
 from kinfolk.errors import BrokeDown, KinfolkError
 from kinfolk.experiment.budget import Budget, Spent, too_short
@@ -32,8 +32,8 @@ from kinfolk.experiment.settled import settle, unsettle
 from kinfolk.experiment.spec import dump, run_id
 from kinfolk.experiment.state import from_message, memories_from_message, memories_to_message, to_message
 from kinfolk.federation.federation import Federation
-from kinfolk.script import Script, Settles, Stops, play
-from kinfolk.streams import Turn
+from kinfolk.script import Finalizes, Script, Stops, play
+from kinfolk.streams import RoundContext
 from kinfolk.task import Info
 from kinfolk.types import Client, Message, map_leaves
 
@@ -135,7 +135,7 @@ class Running:
         engine = make(choice, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
         rows, absent = parts.federation, drop_outs(self.spec.run.absent)
-        self.stage = Stage(engine, self.records.audit, absent, rows, self._afford)
+        self.stage = Coordinator(engine, self.records.audit, absent, rows, self._afford)
         self.budget, self.ended = Budget.of(parts, self._warn), ""
         self.state = self.algorithm.init(self._here(parts.learner.first), self.clients, parts.seed)
         self.attackers = parts.attack.who if parts.attack else frozenset[Client]()
@@ -183,7 +183,7 @@ class Running:
         turn = self._turn()
         cohort = turn.cohort
         before, extra = self.state, self.budget.extra
-        self.memories.mark()
+        self.memories.snapshot()
         try:
             after, info = self._played(self.algorithm.round(before, cohort, turn), turn)
         except Spent as spent:
@@ -218,7 +218,7 @@ class Running:
 
     def _stop_short(self, spent: Spent, extra: int) -> None:
         """A round asks for more than is left: it is not played, and the run ends before it."""
-        self.memories.undo()
+        self.memories.rollback()
         self.budget.extra = extra
         self.spent()
         if not self.done:
@@ -236,10 +236,10 @@ class Running:
             self.records.amend_round(self.done, {**line, "summary": self.summary})
             self.saved = -1
 
-    def _turn(self) -> Turn:
-        return Turn(self.parts.seed, self.done, self.clients, self.spec.run.participation)
+    def _turn(self) -> RoundContext:
+        return RoundContext(self.parts.seed, self.done, self.clients, self.spec.run.participation)
 
-    def _played(self, script: Script[Any], turn: Turn) -> tuple[Any, Info]:
+    def _played(self, script: Script[Any], turn: RoundContext) -> tuple[Any, Info]:
         """What a script ends with; time that was not spent on requests is the server's."""
         self.stage.begin()
         began = time.perf_counter()
@@ -251,11 +251,11 @@ class Running:
 
     def closing(self) -> Script[Any] | None:
         """What the algorithm has to say last, if it has."""
-        if not isinstance(self.algorithm, Settles):
+        if not isinstance(self.algorithm, Finalizes):
             return None
-        return self.algorithm.last_word(self.state, self._turn())
+        return self.algorithm.finalize(self.state, self._turn())
 
-    def last_word(self) -> Info | None:
+    def finalize(self) -> Info | None:
         """Play what the algorithm has to say last on who is served what, if it has.
 
         It is not saved: more rounds go on from what was before, and it comes to the same when repeated.
@@ -263,14 +263,14 @@ class Running:
         script = self.closing()
         if script is None:
             return None
-        self.memories.mark()
+        self.memories.snapshot()
         self.state, info = self._played(script, self._turn())
-        self.memories.undo()
+        self.memories.rollback()
         return info
 
     def _void(self, answered: int, asked: int) -> None:
         """Too few usable replies: models and memories stay as they were."""
-        self.memories.undo()
+        self.memories.rollback()
         self.voids += 1
         self.records.audit("void", round=self.done, answered=answered, asked=asked)
         if self.voids >= VOID_LIMIT:

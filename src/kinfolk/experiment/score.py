@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from kinfolk.clustering.agreement import agreement, sizes, switch_fraction
-from kinfolk.engines.stage import Stage
+from kinfolk.engines.coordinator import Coordinator
 from kinfolk.federation.federation import Split
 from kinfolk.learning import metrics
 from kinfolk.learning.metrics import LOWER_IS_BETTER
 from kinfolk.script import Algorithm, Ask, Groups
-from kinfolk.streams import Turn
+from kinfolk.streams import RoundContext
 from kinfolk.task import Task
-from kinfolk.types import Client, Each, Message, Stack, map_leaves
+from kinfolk.types import Client, Message, PerClient, Stack, map_leaves
 
 Columns = dict[str, list[Any]]
 Groupings = dict[str, Any]
@@ -26,8 +26,8 @@ Groupings = dict[str, Any]
 def score_everyone(
     algorithm: Algorithm[Any],
     state: Any,
-    stage: Stage,
-    turn: Turn,
+    stage: Coordinator,
+    turn: RoundContext,
     split: str,
     without: Container[Client] = (),
     models: str = "all",
@@ -42,8 +42,8 @@ def score_everyone(
     columns: Columns = {name: [] for name in ("client", "model", "split", "score", "value", "rows")}
     summary: dict[str, Any] = {}
     who = tuple(c for c in turn.clients if c not in without)
-    shared, each = algorithm.serve(state, who)
-    for kind, task in list(algorithm.scored().items())[: 1 if models == "first" else None]:
+    shared, each = algorithm.eval_inputs(state, who)
+    for kind, task in list(algorithm.eval_tasks().items())[: 1 if models == "first" else None]:
         instead = stand_ins(task, each, who, rows.of.tolist() if rows else range(len(turn.clients)), turn)
         asked = tuple(sorted(set(instead.values())))
         got: Stack = stage.perform(Ask(f"score.{kind}", asked, shared, each), turn, rehearse=False)
@@ -63,7 +63,7 @@ def score_everyone(
 
 
 def stand_ins(
-    task: Task, each: Each | None, who: Sequence[Client], sets: Sequence[int], turn: Turn
+    task: Task, each: PerClient | None, who: Sequence[Client], sets: Sequence[int], turn: RoundContext
 ) -> dict[Client, Client]:
     """Who is scored in place of each: the first who is sent the same and has the same set of rows.
 
@@ -71,11 +71,11 @@ def stand_ins(
     memory, what it trains), or where messages are not told apart by number, everyone stands for itself.
 
     >>> from kinfolk.streams import Seed
-    >>> from kinfolk.types import Picked
+    >>> from kinfolk.types import IndexedMessages
     >>> task = Task(lambda message, memory, facts: {}, lambda carry: ({}, None), common=True)
     >>> who = tuple(map(Client, "abcd"))
-    >>> two = Picked(who, torch.tensor([0, 0, 0, 1]), {"model": torch.zeros(2)})
-    >>> stand_ins(task, two, who, [5, 6, 5, 5], Turn(Seed(0), 0, who))
+    >>> two = IndexedMessages(who, torch.tensor([0, 0, 0, 1]), {"model": torch.zeros(2)})
+    >>> stand_ins(task, two, who, [5, 6, 5, 5], RoundContext(Seed(0), 0, who))
     {'a': 'a', 'b': 'b', 'c': 'a', 'd': 'd'}
     """
     if not task.common or isinstance(each, Stack):
@@ -110,7 +110,7 @@ def score_groups(
     before: Any,
     after: Any,
     cohort: tuple[Client, ...],
-    turn: Turn,
+    turn: RoundContext,
     truth: Tensor | None,
     without: Container[Client] = (),
 ) -> Groupings:

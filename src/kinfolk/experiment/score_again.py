@@ -78,7 +78,7 @@ def _scored(running: Running, loaded: Loaded, source: Path) -> Result:
     running.open_folder(again=name)
     running.records.audit("again", source=str(source), round=loaded.number)
     running.take(loaded)
-    running.last_word()
+    running.finalize()
     running.stage.ledger.take()  # its cost is in the records of the run itself
     # Who is in which group was settled in training.
     groups = [fact["groups"] for fact in read_rounds(source) if fact.get("groups")]

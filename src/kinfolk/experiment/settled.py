@@ -22,7 +22,7 @@ def settle(run: Running) -> None:
     if run.closing() is None:
         return
     run.spent()  # the last checkpoint's, as in runs that do not settle
-    info = run.last_word()
+    info = run.finalize()
     found = {"answered": len(run.stage.answered), "info": info}
     groups = run.groups(before, run.state, run.clients)
     spent = run.spent()

@@ -16,19 +16,31 @@ from kinfolk.learning.losses import Loss
 from kinfolk.learning.norm import RowBatchNorm, has_batch_norm, in_any_order, row_weights, without_padding
 from kinfolk.learning.optim import SGD
 from kinfolk.learning.pool import fast_pool, join_relu_and_pool
-from kinfolk.task import Batch, Carry, Descent, Expected, Facts, Fit, Objective, Optimiser, Plan, Sweep, Task
+from kinfolk.task import (
+    Batch,
+    Carry,
+    ClientInfo,
+    Expected,
+    Fit,
+    Objective,
+    Optimiser,
+    Plan,
+    Scan,
+    Task,
+    TrainStep,
+)
 from kinfolk.types import Message, Tree
 
-Start = Callable[[Message, Message, Facts], Carry]
+Start = Callable[[Message, Message, ClientInfo], Carry]
 Finish = Callable[[Carry], tuple[Message, Message | None]]
 
 
-def received_model(message: Message, memory: Message, facts: Facts) -> Carry:
+def received_model(message: Message, memory: Message, facts: ClientInfo) -> Carry:
     """Start from the model that was sent."""
     return {"model": message["model"]}
 
 
-def own_model(message: Message, memory: Message, facts: Facts) -> Carry:
+def own_model(message: Message, memory: Message, facts: ClientInfo) -> Carry:
     """Start from the model that was kept."""
     return {"model": memory["model"]}
 
@@ -161,9 +173,9 @@ class Learner:
         """The trainable part of a model: what distances and penalties are about."""
         return {name: model[name] for name in self.names}
 
-    def descent(self, objective: Objective | None = None) -> Descent:
+    def descent(self, objective: Objective | None = None) -> TrainStep:
         """How this learner moves its model along an objective (its own mean loss by default)."""
-        return Descent(
+        return TrainStep(
             objective or self.objective, self.optimiser, self.names, self.lr, self.decay, clip=self.clip
         )
 
@@ -198,7 +210,7 @@ class Learner:
 
         classes = self.outputs if self.loss.classification else 0
 
-        def begin(message: Message, memory: Message, facts: Facts) -> Carry:
+        def begin(message: Message, memory: Message, facts: ClientInfo) -> Carry:
             return {**start(message, memory, facts), "tally": metrics.blank(classes, facts.rows.device)}
 
         def count(carry: Carry, batch: Batch) -> Carry:
@@ -211,7 +223,7 @@ class Learner:
         plan = Plan(self.score_batch, shuffle=False, split=self.score_split)
         told = _tally if by_class else _tally_without_classes
         expected = told({"tally": metrics.blank(classes, torch.device("cpu"))})[0]
-        passes = (*((tune,) if tune else ()), Sweep(count, plan))
+        passes = (*((tune,) if tune else ()), Scan(count, plan))
         common = start is received_model and tune is None
         return Task(begin, told, passes, expected, stream=stream, common=common)
 

@@ -254,7 +254,7 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(tmp_path, monkeyp
         KinfolkError, match=r"new': can not be written \(No space left on device\); free space"
     ):
         write_store(FOUND, tmp_path / "new")
-    monkeypatch.undo()
+    monkeypatch.rollback()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "store"]
     (tmp_path / "new").mkdir()  # an empty folder is as good as none
     read_store(write_store(FOUND, tmp_path / "new"), verify=True)

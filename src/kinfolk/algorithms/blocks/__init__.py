@@ -1,0 +1,1 @@
+"""What several algorithms are made of: states, starts, assignments and aggregation."""

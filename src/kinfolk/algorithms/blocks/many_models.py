@@ -1,0 +1,166 @@
+"""What algorithms with one model for each of K groups have in common: state, who gets which model, scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfolk.algorithms.blocks.one_model import Learns
+from kinfolk.fold import Weights, client_weights, weighted_sum
+from kinfolk.streams import Seed
+from kinfolk.task import Table, Task
+from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tree
+
+
+@dataclass(frozen=True)
+class State:
+    """The models of all groups, and who belongs to which."""
+
+    centres: Tree  # c_k: every leaf [K, ...]
+    member: Tensor  # s_i: [clients] int64, in sorted order of names
+    clients: tuple[str, ...]  # the names, sorted
+
+    @property
+    def k(self) -> int:
+        """How many groups there are."""
+        return len(next(iter(self.centres.values())))
+
+    def of(self, who: Sequence[Client]) -> Tensor:
+        """The groups of some clients, in the order they are named."""
+        place = {c: i for i, c in enumerate(self.clients)}
+        return self.member.cpu()[torch.tensor([place[c] for c in who], dtype=torch.int64)]
+
+    def moved(self, who: Sequence[Client], groups: Tensor) -> Tensor:
+        """Memberships with those of `who` changed."""
+        place = {c: i for i, c in enumerate(self.clients)}
+        member = self.member.cpu().clone()
+        member[torch.tensor([place[c] for c in who], dtype=torch.int64)] = groups.to(member)
+        return member
+
+
+def copies(model: Tree, k: int) -> Tree:
+    """K times the same model.
+
+    >>> copies({"w": torch.tensor([1.0])}, 2)
+    {'w': tensor([[1.],
+            [1.]])}
+    """
+    # A plain clone of one copy would keep the stride of 0, which can not be written to disk.
+    return {
+        name: t.expand(k, *t.shape).clone(memory_format=torch.contiguous_format) for name, t in model.items()
+    }
+
+
+def distinct(centres: Tree, names: Sequence[str], seed: Seed) -> Tree:
+    """Different starts: the weights of all but the first model drawn anew, as large as they were.
+
+    Every matrix is shuffled, which keeps the law its entries were drawn from.
+
+    >>> start = copies({"w": torch.arange(6.0).reshape(2, 3)}, 2)
+    >>> other = distinct(start, ["w"], Seed(0))["w"]
+    >>> torch.equal(other[0], start["w"][0]), torch.equal(other[1], start["w"][1]), float(other[1].sum())
+    (True, False, 15.0)
+    """
+    out = dict(centres)
+    for name in names:
+        t = centres[name].clone()
+        for k in range(1, len(t)) if t.dim() > 2 else ():
+            order = torch.from_numpy(seed.numpy("cluster", "distinct", name, k).permutation(t[k].numel()))
+            t[k] = t[k].flatten()[order.to(t.device)].reshape(t[k].shape)
+        out[name] = t
+    return out
+
+
+def model_of_group(state: State, who: Sequence[Client]) -> IndexedMessages:
+    """A message for each client: the model of its group."""
+    names = tuple(sorted(who))
+    return IndexedMessages(names, state.of(names), {"model": state.centres})
+
+
+def tasks(self: Learns) -> Table:
+    """Train the received model on the client's own rows."""
+    return {"update": self.learner.train()}
+
+
+def eval_inputs(self: Any, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:
+    """Everyone is served the model of its group."""
+    return {}, model_of_group(state, who)
+
+
+def eval_tasks(self: Learns) -> Mapping[str, Task]:
+    """The model of the client's group, as it is."""
+    return {"centre": self.learner.score()}
+
+
+def groups(self: Any, state: State) -> Tensor:
+    """The group of every client."""
+    return state.member
+
+
+@dataclass(frozen=True)
+class GroupMeans:
+    """A fold: the weighted mean of one tree of the replies in every group; an empty group keeps its model.
+
+    `group` says of a chunk of replies which group each belongs to, so that a method can decide it from
+    the replies themselves. What the script receives: (means, every leaf [K, ...]; group of each client
+    that replied; total weight of each group).
+
+    >>> fold = GroupMeans("model", {"w": torch.zeros(2, 1)}, "uniform", lambda chunk: torch.tensor([1, 1]))
+    >>> reply = lambda v: {"model": {"w": torch.tensor([v])}}
+    >>> chunk = Stack.of({Client("a"): (1, reply(2.0)), Client("b"): (3, reply(4.0))})
+    >>> fold.end(fold.add(fold.begin(), chunk))[0]
+    {'w': tensor([[0.],
+            [3.]])}
+    """
+
+    key: str
+    keep: Tree  # the models of the groups as they are, [K, ...]
+    weights: Weights
+    group: Any  # (chunk) -> [replies] int64
+
+    def begin(self) -> tuple[Tree, Tensor, dict[Client, int]]:
+        """Nothing summed yet."""
+        k = len(next(iter(self.keep.values())))
+        return {}, torch.zeros(k, dtype=torch.float64), {}
+
+    def add(self, total: Any, chunk: Stack) -> Any:
+        """Add a chunk, each reply to the sum of its group."""
+        sums, mass, member = total
+        group = self.group(chunk).cpu()
+        weights = client_weights(chunk, self.weights)
+        share = torch.zeros(len(mass), len(chunk), dtype=torch.float64)
+        share[group, torch.arange(len(chunk))] = weights
+        joined = {}
+        for name, leaf in chunk.tree(self.key).items():
+            if leaf.is_floating_point():
+                new = weighted_sum(share, leaf)
+                joined[name] = sums[name] + new if name in sums else new
+            else:
+                new = _largest(group, leaf, len(mass))
+                joined[name] = sums[name].maximum(new) if name in sums else new
+        return joined, mass + share.sum(1), member | dict(zip(chunk.clients, group.tolist(), strict=True))
+
+    def end(self, total: Any) -> tuple[Tree, dict[Client, int], Tensor]:
+        """Sums over weights; where nobody is, what was there."""
+        sums, mass, member = total
+        if not sums:
+            return self.keep, member, mass
+        means = {}
+        for name, old in self.keep.items():
+            shape = (-1, *[1] * (old.dim() - 1))
+            some = (mass > 0).to(old.device).reshape(shape)
+            new = sums[name]
+            if new.is_floating_point():
+                new = new / mass.to(new.device).clamp(min=1e-300).reshape(shape)
+            means[name] = torch.where(some, new.to(old.dtype), old)
+        return means, member, mass
+
+
+def _largest(group: Tensor, leaf: Tensor, k: int) -> Tensor:
+    """Counters are not averaged: the largest of each group, 0 where nobody is."""
+    mine = [leaf[(group == g).to(leaf.device)] for g in range(k)]
+    return torch.stack([m.amax(0) if len(m) else torch.zeros_like(leaf[0]) for m in mine])

@@ -1,0 +1,176 @@
+"""A vanilla GAN that a client trains on its own rows, as objectives that an engine can run.
+
+Goodfellow et al.: Generative Adversarial Nets. NeurIPS 2014. Fully connected layers; a generator of
+100-128-256-512-1024-out and a discriminator of out-512-256-1.
+
+All of it is in float64. Images are sent as bytes, and the byte of a pixel must not depend on the order in
+which an engine adds numbers up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from kinfolk.learning.layers import exchange_layers
+from kinfolk.learning.linear import ClientLinear
+from kinfolk.learning.noise import normal, uniform
+from kinfolk.learning.norm import RowBatchNorm, row_weights, without_padding
+from kinfolk.learning.optim import Adam
+from kinfolk.task import Batch, Carry, Fit, Objective, Plan, TrainStep
+from kinfolk.types import Tree
+
+# Of the carry: the networks, and the key of the client's noise.
+PART, KEY = "work.gan", "key"
+# What noise is used for.
+_WEIGHTS, _GENERATOR, _DISCRIMINATOR, _IMAGES = range(4)
+# Images are made so many at a time.
+_TOGETHER = 128
+
+
+@dataclass(frozen=True)
+class Gan:
+    """How large the networks are and how they are trained.
+
+    >>> gan = Gan(width=0.125)
+    >>> tree = gan.first(torch.tensor(7), 16)
+    >>> gan.images(tree, torch.tensor(7), 5).shape
+    torch.Size([5, 16])
+    """
+
+    width: float = 1.0  # factor on all hidden layers
+    latent: int = 100
+    epochs: int = 10
+    steps: int = 0  # > 0: that many steps instead of epochs
+    rows: int = 0  # > 0: of a client that has more, only so many rows
+    batch: int = 64
+    lr: float = 2e-4
+    betas: tuple[float, float] = (0.5, 0.999)
+    low: float = -1.0  # the range of the numbers in a row
+    high: float = 1.0
+
+    def first(self, key: Tensor, pixels: int) -> Tree:
+        """Networks before training: weights uniform in +-1/sqrt(inputs), from the client's key."""
+        tree: Tree = {"step": torch.zeros_like(key)}
+        for place, (path, layer) in enumerate(self._networks(pixels, True).named_modules()):
+            if isinstance(layer, nn.Linear):
+                spread = layer.in_features**-0.5
+                for side, part in enumerate(("weight", "bias")):
+                    shape = tuple(layer.get_parameter(part).shape)
+                    drawn = uniform(key, shape, _WEIGHTS, 2 * place + side)
+                    tree[f"{path}.{part}"] = (2 * drawn - 1) * spread
+            elif isinstance(layer, RowBatchNorm):
+                for part, leaf in layer.state_dict().items():
+                    value = 1.0 if part in ("weight", "running_var") else 0.0
+                    kind = torch.float64 if leaf.is_floating_point() else leaf.dtype
+                    tree[f"{path}.{part}"] = torch.full(leaf.shape, value, dtype=kind, device=key.device)
+        return tree
+
+    def fit(self) -> Fit:
+        """For each batch the generator takes a step, then the discriminator."""
+        names = [n for n, _ in self._networks(1, True).named_parameters()]
+        adam = Adam(betas=self.betas)
+
+        def descent(objective: Objective, side: str) -> TrainStep:
+            mine = tuple(n for n in names if n.startswith(side))
+            return TrainStep(objective, adam, mine, self.lr, part=PART)
+
+        plan = Plan(self.batch, self.epochs, self.steps, drop_single=True, rows=self.rows)
+        both = (descent(self.generator_loss, "generator"), descent(self.discriminator_loss, "discriminator"))
+        return Fit(both, plan)
+
+    def generator_loss(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
+        """-log D(G(z)), averaged over the batch; counts the steps."""
+        fake = self._fakes(model, batch, carry[KEY], _GENERATOR)
+        model["step"].add_(1)
+        return batch.mean(F.softplus(-self._judged(model, fake)))
+
+    def discriminator_loss(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
+        """The mean of -log D(x) and -log(1 - D(G(z)))."""
+        fake = self._fakes(model, batch, carry[KEY], _DISCRIMINATOR).detach()
+        real = to_unit(batch.x.flatten(1).double(), self.low, self.high)
+        wrong = F.softplus(-self._judged(model, real)) + F.softplus(self._judged(model, fake))
+        return batch.mean(wrong) / 2
+
+    def images(self, model: Tree, key: Tensor, count: int) -> Tensor:
+        """So many images [count, pixels] in [-1, 1] of the trained generator, by its running statistics."""
+        z = normal(key, (count, self.latent), _IMAGES)
+        made = [self._call("generator", model, part, False) for part in torch.split(z, _TOGETHER)]
+        return torch.cat(made)
+
+    def _fakes(self, model: Tree, batch: Batch, key: Tensor, use: int) -> Tensor:
+        z = normal(key, (len(batch.row), self.latent), use, model["step"])
+        with row_weights(batch.weight):
+            return self._call("generator", model, z, True)
+
+    def _judged(self, model: Tree, x: Tensor) -> Tensor:
+        return self._call("discriminator", model, x, True).squeeze(1)
+
+    def _call(
+        self, side: Literal["generator", "discriminator"], model: Tree, x: Tensor, train: bool
+    ) -> Tensor:
+        pixels = model["discriminator.0.weight"].shape[-1]
+        network = self._networks(pixels, train).get_submodule(side)
+        tree = {n.removeprefix(f"{side}."): t for n, t in model.items() if n.startswith(side)}
+        out: Tensor = functional_call(network, tree, (x,))
+        return out
+
+    def _networks(self, pixels: int, train: bool) -> nn.Module:
+        return _networks(pixels, self.latent, self.width, train)
+
+
+class _Dense(ClientLinear):
+    """A layer that is not given first weights: they are the tree's, and to draw them is not allowed here."""
+
+    def reset_parameters(self) -> None:
+        """Leave everything as it is."""
+
+
+@lru_cache(maxsize=16)
+def _networks(pixels: int, latent: int, width: float, train: bool) -> nn.Module:
+    """Both networks, without numbers: they say what is done, the tree says with what."""
+    g = [latent, *(max(2, round(width * n)) for n in (128, 256, 512, 1024)), pixels]
+    d = [pixels, *(max(2, round(width * n)) for n in (512, 256)), 1]
+    with torch.device("meta"):
+        making: list[nn.Module] = [_Dense(g[0], g[1]), nn.LeakyReLU(0.2)]
+        for a, b in pairwise(g[1:5]):
+            making += [_Dense(a, b), nn.BatchNorm1d(b), nn.LeakyReLU(0.2)]
+        making += [_Dense(g[4], g[5]), nn.Tanh()]
+        judging: list[nn.Module] = [_Dense(d[0], d[1]), nn.LeakyReLU(0.2)]
+        judging += [_Dense(d[1], d[2]), nn.LeakyReLU(0.2), _Dense(d[2], d[3])]
+        both = nn.ModuleDict({"generator": nn.Sequential(*making), "discriminator": nn.Sequential(*judging)})
+    return exchange_layers(both, without_padding).train(train)
+
+
+def to_unit(x: Tensor, low: float, high: float) -> Tensor:
+    """Numbers of [low, high] in [-1, 1].
+
+    >>> to_unit(torch.tensor([0.0, 1.0]), 0.0, 1.0)
+    tensor([-1.,  1.])
+    """
+    return (x - low) * (2 / (high - low)) - 1
+
+
+def to_bytes(x: Tensor) -> Tensor:
+    """Numbers of [-1, 1] as bytes, the nearest one; what lies outside is cut.
+
+    >>> to_bytes(torch.tensor([-1.0, 0.01, 3.0]))
+    tensor([  0, 129, 255], dtype=torch.uint8)
+    """
+    return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def from_bytes(images: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
+    """Bytes as the numbers of [low, high] that a network is given, in float32.
+
+    >>> from_bytes(torch.tensor([0, 255], dtype=torch.uint8), 0.0, 1.0)
+    tensor([0., 1.])
+    """
+    return images.float() * ((high - low) / 255) + low

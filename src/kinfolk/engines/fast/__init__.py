@@ -1,0 +1,1 @@
+"""What makes engines fast: recorded steps, graph passes, CUDA lanes and kept memory."""

@@ -1,0 +1,157 @@
+"""A traced list of operations made shorter and quicker to call. Not a bit of its results changes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+_aten = torch.ops.aten
+# Operations whose result has the shape of what they are given, but none of its numbers.
+_MAKERS = {
+    _aten.ones_like.default,
+    _aten.zeros_like.default,
+    _aten.full_like.default,
+    _aten.new_zeros.default,
+    _aten.new_ones.default,
+    _aten.new_full.default,
+    _aten.full.default,
+    _aten.zeros.default,
+    _aten.ones.default,
+    _aten.arange.default,
+    _aten.scalar_tensor.default,
+}
+# Numbers in a result that is kept rather than made anew in every step.
+_MOST_KEPT = 1 << 16
+
+
+def alike(t: Tensor) -> Tensor:
+    """A copy of the same layout: one tensor that stands for all clients still does."""
+    return t[:1].clone().expand_as(t) if t.dim() and len(t) > 1 and t.stride(0) == 0 else t.clone()
+
+
+def remove_noops(graph: Graph) -> None:
+    """Leave out operations that give back what they were given."""
+    for node in list(graph.nodes):
+        same = node.target == _aten.detach.default or (
+            node.target == _aten.permute.default and list(node.args[1]) == list(range(len(node.args[1])))
+        )
+        if same:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+class _Watched(Interpreter):
+    """Runs a list of operations and shows each with what it was given and what it gave."""
+
+    def __init__(self, module: GraphModule, show: Callable[[Node, Any, Any, Any], None]) -> None:
+        super().__init__(module)
+        self.show = show
+
+    def run_node(self, n: Node) -> Any:
+        """One operation."""
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        given = super().run_node(n)
+        self.show(n, args, kwargs, given)
+        return given
+
+
+def keep_constants(made: GraphModule, given: Sequence[Tensor]) -> None:
+    """Work out once what depends on shapes alone: the slope of a mean, zeros to add to."""
+    constant: set[Node] = set()
+    spoilt = {
+        shown(arg)
+        for node in made.graph.nodes
+        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+        for arg in node.all_input_nodes
+    }
+    for node in made.graph.nodes:
+        if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
+            continue
+        if torch.Tag.nondeterministic_seeded in node.target.tags or shown(node) in spoilt:
+            continue
+        inputs = node.all_input_nodes
+        if node.target in _MAKERS or (inputs and all(n in constant for n in inputs)):
+            constant.add(node)
+    values: dict[Node, Tensor] = {}
+
+    def note(node: Node, args: Any, kwargs: Any, value: Any) -> None:
+        used = any(user not in constant and user.op != "output" for user in node.users)
+        if node in constant and used and isinstance(value, Tensor) and value.numel() <= _MOST_KEPT:
+            values[node] = value  # as it lies in memory: its layout may decide that of a result
+
+    with torch.no_grad():
+        _Watched(made, note).run(*(alike(t) for t in given))
+    for number, (node, value) in enumerate(values.items()):
+        # A plain attribute: looking up a buffer of a module takes longer.
+        setattr(made, f"kept{number}", value)
+        with made.graph.inserting_before(node):
+            kept = made.graph.create_node("get_attr", f"kept{number}")
+        for user in [u for u in node.users if u not in constant and u.op != "output"]:
+            user.replace_input_with(node, kept)
+    made.graph.eliminate_dead_code()
+
+
+def copied(made: GraphModule) -> GraphModule:
+    """A copy whose list can be changed; what was kept stays a plain attribute."""
+    new = copy.deepcopy(made)
+    for name in [n for n in new._buffers if n.startswith("kept")]:
+        new.__dict__[name] = new._buffers.pop(name)
+    return new
+
+
+def by_methods(made: GraphModule, given: Sequence[Any]) -> None:
+    """Call operations by the methods of tensors, which takes half as long as by their full names.
+
+    Each is tried on what is `given`; one that does not give the very same keeps its name.
+    """
+    swaps: dict[Node, Callable[..., Any] | str] = {}
+
+    def tried(node: Node, args: Any, kwargs: Any, value: Any) -> None:
+        if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
+            return
+        name = node.target._schema.name.split("::")[1]
+        # As a method, `where` has its arguments in another order, which one trial may not show.
+        method = name != "where" and hasattr(Tensor, name) and args and isinstance(args[0], Tensor)
+        short = getattr(Tensor if method else torch, name, None)
+        if short is None or not isinstance(value, Tensor):
+            return
+        try:
+            other = short(*args, **kwargs)
+        except (TypeError, RuntimeError):
+            return
+        if (
+            isinstance(other, Tensor)
+            and (other.stride(), other.dtype) == (value.stride(), value.dtype)
+            and torch.equal(other.nan_to_num(), value.nan_to_num())
+        ):
+            swaps[node] = name if method else short
+
+    with torch.no_grad():
+        _Watched(made, tried).run(*(alike(t) if isinstance(t, Tensor) else t for t in given))
+    for node, short in swaps.items():
+        with made.graph.inserting_before(node):
+            call = made.graph.call_method if isinstance(short, str) else made.graph.call_function
+            new = call(short, node.args, node.kwargs)  # type: ignore[arg-type]
+        node.replace_all_uses_with(new)
+        made.graph.erase_node(node)
+    made.recompile()
+
+
+def shown(node: Any) -> Any:
+    """The node in whose memory this one lies, if it is a view."""
+    while isinstance(node, Node) and node.op == "call_function" and _is_view(node.target):
+        node = node.args[0]
+    return node
+
+
+def _is_view(target: Any) -> bool:
+    if not isinstance(target, OpOverload):
+        return True  # one of several results
+    return target == _aten._unsafe_view.default or any(r.alias_info for r in target._schema.returns)

@@ -1,0 +1,1 @@
+"""What only reproduces the tables and figures of papers; nothing else imports it."""

@@ -1,0 +1,324 @@
+"""A reproduced paper: reported next to obtained, as tables for the terminal and for Markdown, and figures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from kinfolk.errors import KinfolkError
+from kinfolk.report.figures import COLOURS, INK, PALE, STYLES, save
+from kinfolk.report.read import (
+    LOWER_IS_BETTER,
+    Run,
+    extra_rounds,
+    last,
+    load_run,
+    mean_history,
+    overview,
+    sample_std,
+    shown,
+    training_seconds,
+)
+
+GROUPS = ("ari", "nmi", "purity")
+COSTS = {"down": "MB down", "up": "MB up", "server": "server s", "effective": "differ"}
+# The row that the time of all others is told beside.
+BASE = "FedAvg"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One reproduced table as it lies on disk."""
+
+    folder: Path
+    facts: Mapping[str, Any]
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """(score, over) of every column."""
+        return [(str(score), str(over)) for score, over in self.facts["columns"]]
+
+    @property
+    def costs(self) -> list[str]:
+        """What is told of the runs' costs; tables of earlier versions have none."""
+        return [str(name) for name in self.facts.get("costs", [])]
+
+    def runs(self, row: Mapping[str, Any]) -> list[Run]:
+        """The runs of a row that have begun."""
+        paths = [self.folder / name for name in row["runs"]]
+        return [load_run(path) for path in paths if (path / "run.json").is_file()]
+
+
+def load_sheets(folder: Path) -> list[Sheet]:
+    """The tables in a folder that `kinfolk reproduce` has written."""
+    found = sorted(folder.glob("*/reproduction.json"))
+    if not found:
+        raise KinfolkError("folder", str(folder), "holds no reproduction; run `kinfolk reproduce` into it")
+    return [Sheet(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in found]
+
+
+def obtained(runs: Sequence[Run], model: str, score: str, over: str) -> tuple[float, float, int]:
+    """(mean, sample standard deviation, number of seeds) of one cell; NaN where nothing was recorded."""
+    values = [value for run in runs if not math.isnan(value := _value(run, model, score, over))]
+    return (float(np.mean(values)), sample_std(values), len(values)) if values else (math.nan, math.nan, 0)
+
+
+def _value(run: Run, model: str, score: str, over: str) -> float:
+    if score in GROUPS:
+        told = [fact["groups"] for fact in run.rounds if fact.get("groups")]
+        return float(told[-1].get(score, math.nan)) if told else math.nan
+    kind = model or (run.models[0] if run.models else "")
+    if kind not in run.models or score not in run.metrics:
+        return math.nan
+    if over == "pooled":
+        told = [fact["summary"] for fact in run.rounds if fact.get("summary")]
+        value = told[-1][kind][score].get("pooled") if told else None
+        return math.nan if value is None else float(value)
+    end = last(run, kind, score)
+    return overview(end["value"], end["rows"], score in LOWER_IS_BETTER)[over]
+
+
+def cost(run: Run, name: str) -> float:
+    """What a run has cost, by the names of COSTS; NaN if that was not recorded.
+
+    Megabytes are means over participants and rounds. Of the server's seconds a round the median counts: one
+    round may have held a start that others do not.
+
+    >>> sent = {"update": {"down": 3_000_000}, "law": {"down": 0, "up": 40}}
+    >>> facts = [{"round": 1, "cohort": 2, "bytes": sent, "seconds": {"server": 0.5, "update": 9.0}}]
+    >>> run = Run.of({"title": "mdicfl", "seed": 0}, {"value": []}, facts)
+    >>> cost(run, "down"), cost(run, "server")
+    (1.5, 0.5)
+    """
+    played = [fact for fact in run.rounds if fact.get("cohort")]
+    if name in ("down", "up"):
+        sent = sum(ways.get(name, 0) for fact in played for ways in fact["bytes"].values())
+        return sent / 1e6 / sum(fact["cohort"] for fact in played) if played else math.nan
+    if name == "server":
+        spent = [fact["seconds"]["server"] for fact in played if "server" in fact["seconds"]]
+        return float(np.median(spent)) if spent else math.nan
+    told = [fact["info"][name] for fact in played if name in (fact.get("info") or {})]
+    return float(told[-1]) if told else math.nan
+
+
+def _paid(runs: Sequence[Run], name: str) -> float:
+    """The mean over seeds of those that tell it."""
+    values = [value for run in runs if not math.isnan(value := cost(run, name))]
+    return float(np.mean(values)) if values else math.nan
+
+
+def _finished(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.facts.get("status") == "finished"]
+
+
+def cells(sheet: Sheet) -> list[dict[str, Any]]:
+    """Every row: its label, and for each column what was reported and what was obtained, as text.
+
+    Only runs that have finished count; `some` says so where others have not.
+    """
+    rows = []
+    for row in sheet.facts["rows"]:
+        begun = sheet.runs(row)
+        runs = _finished(begun)
+        lost = sum(run.facts.get("status") == "stopped" for run in begun)
+        broke = f"broke down in {lost} of {len(begun)} seeds" if lost else ""
+        some = 0 < len(runs) < len(row["runs"])
+        got = [obtained(runs, row["model"], score, over) for score, over in sheet.columns]
+        text = [
+            _text(mean, std, score) for (mean, std, _), (score, _) in zip(got, sheet.columns, strict=True)
+        ]
+        reported = [str(value) for value in row["reported"]] or ["-"] * len(sheet.columns)
+        rows.append(
+            {
+                "label": row["label"],
+                "model": row["model"] or (runs[0].models[0] if runs and runs[0].models else ""),
+                "reported": reported,
+                "obtained": text,
+                "costs": {name: _paid(runs, name) for name in sheet.costs},
+                "numbers": [{"mean": mean, "std": std, "seeds": n} for mean, std, n in got],
+                "some": f"{len(runs)} of {len(row['runs'])} seeds" if some else "",
+                "seconds": seconds(runs),
+                "rounds": [_with_start(run) for run in runs if extra_rounds(run)],
+                "why": "; ".join(filter(None, (broke, row["why"]))),
+            }
+        )
+    return rows
+
+
+def _with_start(run: Run) -> str:
+    return f"{run.rounds[-1]['round']}+{extra_rounds(run):.3g}"
+
+
+def seconds(runs: Sequence[Run]) -> float:
+    """What a round took, training only: the median over rounds and seeds, so that a start does not count.
+
+    >>> math.isnan(seconds([]))
+    True
+    """
+    spent = [training_seconds(fact) for run in runs for fact in run.rounds if fact.get("cohort")]
+    return float(np.median(spent)) if spent else math.nan
+
+
+def notes(sheet: Sheet, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why the numbers differ, for all rows and for each; and what a round costs beside that of FedAvg."""
+    why = sheet.facts.get("why")
+    told = [f"all rows: {why}"] if why else []
+    if sheet.facts.get("again"):
+        told.append(f"all rows: the models of {sheet.facts['again']}, scored again on these test rows")
+    told += [f"{row['label']}: {row['why']}" for row in rows if row["why"]]
+    paid = [f"{row['label']} {', '.join(dict.fromkeys(row['rounds']))}" for row in rows if row["rounds"]]
+    told += [f"rounds and what a start was worth: {'; '.join(paid)}"] if paid else []
+    runs = {row["label"]: tuple(row["runs"]) for row in sheet.facts["rows"]}
+    base = next((row for row in rows if row["label"] == BASE and row["seconds"] > 0), None)
+    if base is None:
+        return told
+    once = {runs[row["label"]]: row for row in reversed(rows) if runs[row["label"]] != runs[BASE]}
+    times = [
+        f"{row['label']} {row['seconds']:.3g} ({row['seconds'] / base['seconds']:.2f} x)"
+        for row in reversed(once.values())
+        if not math.isnan(row["seconds"])
+    ]
+    beside = f"{BASE} {base['seconds']:.3g}; {', '.join(times)}" if times else f"{BASE} {base['seconds']:.3g}"
+    return [*told, f"seconds a round, training only (median): {beside}"]
+
+
+def _text(mean: float, std: float, score: str) -> str:
+    if score in GROUPS:
+        return "-" if math.isnan(mean) else f"{mean:.2f}" + ("" if math.isnan(std) else f" ± {std:.2f}")
+    return shown(mean, score, std)
+
+
+def _told(row: Mapping[str, Any]) -> list[str]:
+    """Costs as text."""
+    return ["-" if math.isnan(value) else f"{value:.3g}" for value in row["costs"].values()]
+
+
+def _heads(sheet: Sheet) -> list[str]:
+    words = {"accuracy": "acc", "macro_f1": "F1", "top5": "top-5", "ari": "ARI", "nmi": "NMI"}
+    return [
+        words.get(score, score) if score in GROUPS else f"{over} {words.get(score, score)}"
+        for score, over in sheet.columns
+    ]
+
+
+def sheet_table(sheet: Sheet) -> Table:
+    """The table for the terminal, of at most 100 columns: for every row the reported, then the obtained."""
+    table = Table(title=Text(_title(sheet), style="bold"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.title_justify = "left"
+    table.add_column("method", overflow="fold")
+    table.add_column("model")
+    table.add_column("")
+    for head in [*_heads(sheet), *(COSTS[name] for name in sheet.costs)]:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in cells(sheet):
+        got = [row["model"], row["some"] or "obtained", *row["obtained"], *_told(row)]
+        if any(value != "-" for value in row["reported"]):
+            table.add_row(row["label"], "", "reported", *row["reported"], style="dim")
+            table.add_row("", *got)
+        else:
+            table.add_row(row["label"], *got)
+    return table
+
+
+def markdown(sheet: Sheet) -> str:
+    """The table for a page: reported / obtained in each cell, and the reasons below."""
+    rows, heads = cells(sheet), _heads(sheet)
+    lines = [f"**{_title(sheet)}** (reported / obtained)", ""]
+    heads += [COSTS[name] for name in sheet.costs]
+    lines += ["| method | model | " + " | ".join(heads) + " |", "| --- " * (2 + len(heads)) + "|"]
+    for row in rows:
+        both = [f"{a} / {b}" for a, b in zip(row["reported"], row["obtained"], strict=True)]
+        label = f"{row['label']} ({row['some']})" if row["some"] else row["label"]
+        lines.append(f"| {label} | {row['model']} | " + " | ".join([*both, *_told(row)]) + " |")
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes(sheet, rows)), ""])
+
+
+def _title(sheet: Sheet) -> str:
+    seeds = max((len(row["runs"]) for row in sheet.facts["rows"]), default=0)
+    small = ", reduced" if sheet.facts["small"] else ""
+    return f"{sheet.facts['title']} ({seeds} seed{'s' if seeds != 1 else ''}{small})"
+
+
+def sheet_figure(sheet: Sheet, path: Path) -> Path | None:
+    """The curves of a table over the rounds, and where the clients' models lie if that was recorded."""
+    wanted = sheet.facts["curves"] or [row["label"] for row in sheet.facts["rows"]]
+    # Of runs that were scored again there is one round, which is no curve.
+    rows = [
+        row
+        for row in sheet.facts["rows"]
+        if row["label"] in wanted and any(run.scores["round"].nunique() > 1 for run in sheet.runs(row))
+    ]
+    held = sheet.folder / "picture.json"
+    if not rows:
+        return None
+    shown, more = _drawn(sheet), held.is_file()
+    across = len(shown) + more
+    figure = Figure(figsize=((7, 10, 13)[min(across, 3) - 1], 4.2), dpi=150, facecolor="white")
+    for place, (score, over) in enumerate(shown):
+        _curves(figure.add_subplot(1, across, place + 1), sheet, rows, score, over)
+    if more:
+        _models(figure.add_subplot(1, across, across), json.loads(held.read_text(encoding="utf-8")))
+    figure.tight_layout()
+    return save(figure, path)
+
+
+def models_figure(held: Mapping[str, Any], path: Path) -> Path:
+    """Where the clients' models lie, alone: what `kinfolk.papers.local_models` has computed."""
+    figure = Figure(figsize=(6, 4.6), dpi=150, facecolor="white")
+    _models(figure.add_subplot(), held)
+    figure.tight_layout()
+    return save(figure, path)
+
+
+def _drawn(sheet: Sheet) -> list[tuple[str, str]]:
+    """The columns whose curves are drawn: the first; where worst and best clients are shown, these too."""
+    scores = [column for column in sheet.columns if column[0] not in GROUPS] or [("accuracy", "macro")]
+    score = scores[0][0]
+    ends = [(score, over) for over in ("worst", "macro", "best")]
+    return ends if set(ends) <= set(scores) else scores[:1]
+
+
+def _curves(axes: Axes, sheet: Sheet, rows: Sequence[Mapping[str, Any]], score: str, over: str) -> None:
+    for i, row in enumerate(rows):
+        begun = [run for run in sheet.runs(row) if run.models]
+        runs = _finished(begun) or begun  # a seed that has only begun would cut the others' curve short
+        if not runs:
+            continue
+        curve = mean_history(runs, row["model"] or runs[0].models[0], score, over)
+        colour, style = COLOURS[i % len(COLOURS)], STYLES[i // len(COLOURS) % len(STYLES)]
+        axes.plot(curve.index, 100 * curve["mean"], style, color=colour, label=row["label"], linewidth=1.6)
+        band = (100 * (curve["mean"] + sign * curve["std"].fillna(0)) for sign in (-1, 1))
+        axes.fill_between(curve.index, *band, color=colour, alpha=0.15, linewidth=0)
+    axes.set_title(sheet.facts["title"], loc="left", fontsize=10, color=INK)
+    axes.set_xlabel("round", color=INK)
+    axes.set_ylabel(f"{over} {score}, %", color=INK)
+    axes.legend(fontsize=7, frameon=False, ncols=2 if len(rows) > 6 else 1)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#eeeeee")
+
+
+def _models(axes: Axes, held: Mapping[str, Any]) -> None:
+    group = np.array(held["group"])
+    for i, k in enumerate(sorted(set(group.tolist()))):
+        mine = group == k
+        x, y = np.array(held["x"])[mine], np.array(held["y"])[mine]
+        label, colour = f"group {k}: {mine.sum()}", COLOURS[i % len(COLOURS)]
+        axes.scatter(x, y, s=14, alpha=0.8, color=colour, label=label, linewidths=0)
+    share = [f"{100 * part:.0f} %" for part in held["share"]]
+    axes.set_title(f"{len(group)} clients' models, {held['title']}", loc="left", fontsize=10, color=INK)
+    axes.set_xlabel(f"first principal axis ({share[0]} of the variance)", color=INK)
+    axes.set_ylabel(f"second ({share[1]})", color=INK)
+    axes.legend(fontsize=8, frameon=False)
+    axes.tick_params(colors=PALE)
+    axes.spines[["top", "right"]].set_visible(False)

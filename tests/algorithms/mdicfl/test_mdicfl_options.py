@@ -1,0 +1,248 @@
+"""MD-ICFL's options: each reaches what it is about, and the default start is not undone by what follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_mdicfl import FEW, one_round, started
+from turned import turned
+
+from kinfolk.algorithms.fedavg import FedAvg
+from kinfolk.algorithms.mdicfl.back_search import BackSearch, Prior
+from kinfolk.algorithms.mdicfl.generator import Generators
+from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
+from kinfolk.clustering.agreement import agreement
+from kinfolk.contract import toy
+from kinfolk.contract.checks import check_resume
+from kinfolk.contract.compare import message_difference, state_difference
+from kinfolk.contract.spoil import Passing
+from kinfolk.federation.sources import build
+from kinfolk.federation.spec import DataSpec
+from kinfolk.learning.learner import Learner
+from kinfolk.learning.losses import find_loss
+from kinfolk.learning.models import build_model
+from kinfolk.script import play
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import Plan
+
+TURN = RoundContext(Seed(0), 3, ())
+SEARCH = {
+    "search_lr": ({"search_lr": 0.3}, {"lr": 0.3}),
+    "iterations": ({"search_iterations": 9}, {"iterations": 9}),
+    "mean": ({"prior_mean": 0.8}, {"prior": Prior(0.8)}),
+    "weight": ({"prior_weight": 3.0}, {"prior": Prior(weight=3.0)}),
+    "norm": ({"norm": "squared"}, {"prior": Prior(norm="squared")}),
+    "clipping": ({"clip_to_range": True}, {"clip_to_range": True}),
+}
+
+
+def ready(method, federation):
+    return replace(started(method, federation), shape=federation.shape)
+
+
+@pytest.mark.parametrize("name", SEARCH)
+def test_every_option_of_the_search_reaches_it(name):
+    federation, _ = turned(2)
+    plain = MDICFL(toy.learner("mlp", federation), k=2, start="distinct", **FEW)
+    options, wanted = SEARCH[name]
+    state = ready(plain, federation)
+    usual, got = (m.probe(state, TURN)[1].x for m in (plain, replace(plain, **options)))
+    search = BackSearch(**{"samples": 6, "iterations": 20, **wanted})
+    assert torch.equal(got, search.draw(plain.learner, state.centres, state.shape, TURN, {})[0])
+    assert not torch.allclose(got, usual, atol=1e-3)
+    if name == "clipping":
+        assert got.abs().max() <= 1 < usual.abs().max()
+
+
+def test_the_options_of_the_generator_reach_it():
+    federation, _ = turned(2)
+    few = {"samples": 2, "generator_iterations": 4, "generator_batch": 5, "hidden": 6, "noise": 3}
+    more = {"generator_lr": 0.05, "diversity_weight": 0.5, "generator_statistics": "batch", "output": "none"}
+    prior = {"prior_mean": 0.4, "prior_weight": 2.0, "norm": "squared"}
+    learner = toy.learner("mlp", federation)
+    method = MDICFL(learner, k=2, start="distinct", sampler="generator", **few, **more, **prior)
+    state = ready(method, federation)
+    how = Generators(2, 4, 0.05, 5, 3, 6, "none", False, 0.5, "batch", Prior(0.4, 2.0, "squared"))
+    got = method.probe(state, TURN)[1].x
+    assert torch.equal(got, how.draw(learner, state.centres, state.shape, TURN, {})[0])
+    for name, value in {**more, **prior}.items():
+        usual = replace(method, **{name: MDICFL.__dataclass_fields__[name].default})
+        assert not torch.allclose(usual.probe(state, TURN)[1].x, got, atol=1e-4), (name, value)
+
+
+@pytest.mark.parametrize("privacy", ["weak", "strong"])
+@pytest.mark.parametrize("weights", ["size", "uniform"])
+def test_clusters_are_means_by_the_weights_that_are_asked_for(weights, privacy):
+    federation = toy.ragged()
+    learner = toy.learner("mlp", federation)
+    method = MDICFL(learner, k=2, start="distinct", weights=weights, privacy=privacy, **FEW)
+    said = {}
+
+    def watch(request, reply):
+        if request.task == "update":
+            said[reply.clients[0]] = (int(reply.size[0]), reply.row(reply.clients[0])["model"]["head.weight"])
+        return reply
+
+    new, _, _ = one_round(method, started(method, federation), federation, wrap=lambda e: Passing(e, watch))
+    assert len({size for size, _ in said.values()}) > 1
+    for k in set(new.member.tolist()):
+        mine = [said[c] for c in federation.clients if new.of([c]) == k]
+        shares = np.array([size if weights == "size" else 1 for size, _ in mine], dtype=float)
+        wanted = np.average([m.double().numpy() for _, m in mine], axis=0, weights=shares)
+        np.testing.assert_allclose(new.centres["head.weight"][k].numpy(), wanted, atol=1e-6)
+
+
+def test_common_rounds_are_fedavg_by_the_same_weights():
+    federation = toy.ragged()
+    learner = toy.learner("mlp", federation)
+    for weights in ("size", "uniform"):
+        method = MDICFL(learner, k=2, weights=weights, shared_rounds=2)
+        ours = toy.play_rounds(method, federation, score=False).state.centres
+        plain = toy.play_rounds(FedAvg(learner, weights), federation, score=False).state.model
+        assert message_difference({n: t[1] for n, t in ours.items()}, plain, 0) == ""
+
+
+def test_rounds_on_the_plateau_do_not_count_and_the_start_ends_all_the_same():
+    federation, _ = turned(1)
+    few = {"samples": 2, "search_iterations": 2, "warm_epochs": 1, "restarts": 1}
+    still = MDICFL(toy.learner("mlp", federation, lr=1e-6), k=2, shared_rounds=2, shared_most=4, **few)
+    state, told = played(still, federation, 5)
+    assert common(told) == [True] * 4 + [False], "nothing is learned, so it ends late"
+    assert all(info["blind"] > 0.9 for info in told[:4])
+    assert (state.counted, state.begun) == (0, True)
+    quick = replace(still, learner=toy.learner("mlp", federation, epochs=4))
+    state, told = played(quick, federation, 3)
+    assert common(told) == [True, True, False]
+    assert told[1]["blind"] < 0.9
+    assert common(played(replace(still, plateau=0.0), federation, 3)[1]) == [True, True, False]
+
+
+def common(told):
+    """Which rounds were of one model."""
+    return ["blind" in info for info in told]
+
+
+def played(method, federation, rounds, engine="batched", absent=None):
+    """(state, what each round told)."""
+    told = []
+    with toy.staged(method, federation, engine, absent) as stage:
+        state = started(method, federation)
+        for number in range(rounds):
+            turn = RoundContext(Seed(0), number, federation.clients)
+            script = method.round(state, federation.clients, turn)
+            state, info = play(script, lambda request, turn=turn: stage.perform(request, turn))
+            told.append(info)
+    return state, told
+
+
+def digits(seed):
+    """Rotated digits of four groups, and a small network that has hardly begun after a few epochs."""
+    law = {"partition": "dirichlet", "alpha": 10.0}
+    federation = build(DataSpec("digits", clients=12, rows=60, groups=4, shift="rotation", **law), Seed(seed))
+    with Seed(seed).borrowed("init"):
+        module = build_model("mlp", federation.shape, 10, {"hidden": [32]})
+    return federation, Learner(module, find_loss("cross_entropy"), 10, plan=Plan(20, 1), lr=0.1)
+
+
+def test_clusters_stand_until_their_models_are_sure():
+    federation, learner = digits(1)
+    few = {"samples": 3, "search_iterations": 10, "plateau": 0.0, "shared_rounds": 3}
+    sure = MDICFL(learner, k=4, **few)
+    rash = replace(sure, confidence=0.0)
+    (held, told), (lost, _) = (played(method, federation, 6) for method in (sure, rash))
+    truth = federation.truth
+    assert all(info["confidence"] < 0.7 for info in told[3:])
+    assert agreement(held.member.tolist(), truth)["ari"] == 1.0
+    assert agreement(lost.member.tolist(), truth)["ari"] < 0.9, "unsure models attract everybody"
+    assert not held.assigned
+    assert lost.assigned
+    last = replace(sure, final_reassign=True)
+    turn = RoundContext(Seed(0), 6, federation.clients)
+    with toy.staged(last, federation, "batched") as stage:
+        end, _ = play(last.finalize(held, turn), lambda request: stage.perform(request, turn))
+    assert torch.equal(end.member, held.member), "nor does a last assignment undo them"
+    # Clusters that were drawn are nothing to hold on to.
+    drawn = replace(sure, start="shared", confidence=1.0)
+    assert played(drawn, federation, 2)[0].assigned
+
+
+def test_clusters_that_stand_ask_nobody_to_choose():
+    federation, _ = turned(3)
+    few = {"k": 3, "privacy": "strong", "plateau": 0.0, "shared_rounds": 1, **FEW}
+    method, asked = MDICFL(toy.learner("mlp", federation), confidence=1.0, **few), []
+
+    def watch(request, reply):
+        asked.append(request.task)
+        return reply
+
+    toy.play_rounds(method, federation, rounds=3, wrap=lambda e: Passing(e, watch), score=False)
+    assert "warm" in asked
+    assert "choose" not in asked
+    ready_to = replace(method, confidence=0.0)
+    toy.play_rounds(ready_to, federation, rounds=3, wrap=lambda e: Passing(e, watch), score=False)
+    assert "choose" in asked
+
+
+@pytest.mark.parametrize("privacy", ["weak", "strong"])
+def test_a_model_of_no_numbers_is_far_from_everybody(privacy):
+    federation, _ = turned(2)
+    method = MDICFL(toy.learner("mlp", federation), k=3, start="distinct", privacy=privacy, **FEW)
+    state = started(method, federation)
+    # Finite, as an absurd reply that passed would leave it, but what it says is not.
+    absurd = {n: t.index_copy(0, torch.tensor([2]), t[2:] * 1e30) for n, t in state.centres.items()}
+    spoilt = replace(state, centres=absurd, shape=federation.shape)
+    assert method.probe(spoilt, TURN)[1].own[2].isnan().all()
+    others = [c for c in federation.clients if state.of([c]) != 2]
+    new, info, _ = one_round(method, spoilt, federation, cohort=others)
+    assert set(new.of(others).tolist()) <= {0, 1}
+    assert 0 < info["confidence"] <= 1
+
+
+def test_warm_rows_go_on_from_the_round_before():
+    federation, _ = turned(2)
+    method = MDICFL(toy.learner("mlp", federation), k=2, start="distinct", warm_rows=2, **FEW)
+    state, first = method.probe(ready(method, federation), TURN)
+    assert torch.equal(state.kept["x"], first.x)
+    assert torch.equal(first.x, replace(method, warm_rows=0).probe(state, TURN)[1].x), (
+        "at first they are fresh"
+    )
+    later, second = method.probe(state, RoundContext(Seed(0), 4, ()))
+    search = BackSearch(6, 2)
+    y = torch.arange(4).repeat_interleave(6)
+    assert torch.equal(second.x, search.search(method.learner, state.centres, first.x, y))
+    assert torch.equal(later.kept["x"], second.x)
+    # Rows of a model that was no number for a while begin anew.
+    x = first.x.clone()
+    x[1, 0] = torch.nan
+    mended = method.probe(replace(state, kept={"x": x}), RoundContext(Seed(0), 4, ()))[1].x
+    assert mended.isfinite().all()
+    assert torch.equal(mended[0], second.x[0])
+    assert replace(method, warm_rows=0).probe(state, TURN)[0].kept == {}
+
+
+START = {"plateau": 0.0, "shared_rounds": 1, "confidence": 0.0, "samples": 2, "search_iterations": 3}
+RESUMED = {
+    "warm rows": {**START, "warm_rows": 2},
+    "plateau": {"shared_rounds": 1, "shared_most": 2, "samples": 2, "search_iterations": 3},
+}
+
+
+@pytest.mark.parametrize("what", RESUMED)
+def test_a_resumed_run_has_the_same_end(what):
+    check_resume(lambda learner: MDICFL(learner, k=2, **RESUMED[what]))
+
+
+@pytest.mark.parametrize("engine", ["batched", "workers", "wire"])
+def test_engines_agree_on_the_start_with_absent_clients(engine):
+    federation, _ = turned(2)
+    few = {**START, "shared_rounds": 2, "warm_rows": 2, "plateau": 0.99}
+    method = MDICFL(toy.learner("mlp", federation), k=2, **few)
+    gone = lambda turn, who: (turn.round + len(who) + ord(who[-1])) % 4 == 0  # noqa: E731
+    (one, told), (other, heard) = (played(method, federation, 4, e, gone) for e in ("loop", engine))
+    assert one.begun
+    assert one.member.tolist() == other.member.tolist()
+    assert state_difference(one, other, 1e-4) == ""
+    assert [i["clusters"] for i in told] == [i["clusters"] for i in heard]

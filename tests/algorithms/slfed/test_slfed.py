@@ -1,0 +1,300 @@
+"""SLFed: what a round comes to, who hears what, and what its options mean."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from film import EASY, NAMES, STEPS, Film, check_pams, check_passed_on, flat, learner, nine, past
+
+from kinfolk.algorithms import build_algorithm
+from kinfolk.algorithms.slfed.book import known, opinions
+from kinfolk.algorithms.slfed.peers import due, partners
+from kinfolk.algorithms.slfed.probe_images import predicted
+from kinfolk.algorithms.slfed.similar_peers import listed
+from kinfolk.algorithms.slfed.slfed import SLFed
+from kinfolk.codec import decode, encode
+from kinfolk.contract import checks, toy
+from kinfolk.contract.compare import message_difference
+from kinfolk.engines.one import perform
+from kinfolk.errors import KinfolkError
+from kinfolk.script import Ask
+from kinfolk.shares.refusals import Refusals, no_refusals
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import Peer
+from kinfolk.types import Client
+
+
+@pytest.mark.parametrize("scheme", ["plain", "layerwise", "additive64", "shamir61"])
+def test_a_pam_is_the_scaled_mean_by_every_scheme(scheme):
+    algorithm = SLFed(learner(), shares=scheme, waves=3 if scheme == "layerwise" else 1, **EASY)
+    film = Film(algorithm, nine(), 6, past())
+    summed = sum(check_pams(film, number) for number in (4, 5))
+    if scheme in ("plain", "layerwise"):
+        assert summed > 8
+    else:  # one sum for each model, and the members have it too
+        assert summed >= 3
+        assert sum(check_passed_on(film, number) for number in (4, 5)) > 4
+    counts = [m["pam"]["norm1.num_batches_tracked"] for m in film.memories.values()]
+    assert all(c.dtype == torch.int64 for c in counts)
+    assert all(int(m["refused"].sum()) == 0 for m in film.memories.values())
+
+
+def test_batch_norm_buffers_are_averaged_and_training_starts_from_the_pam():
+    film = Film(SLFed(learner(), **EASY), nine(), 5, past())
+    who, members = next(iter(film.lists(4).items()))
+    models, pam = film.after[4, "confirm"], film.after[4, "responses"][who]["pam"]
+    parts = [(1.0, who), *((sigma, c) for c, sigma in members.items())]
+    whole = sum(s * models[c]["model"]["norm1.running_var"].double() for s, c in parts)
+    torch.testing.assert_close(
+        pam["norm1.running_var"].double(), whole / sum(s for s, _ in parts), rtol=1e-5, atol=1e-6
+    )
+    turn = RoundContext(Seed(0), 4, NAMES)
+    trained = perform(learner().train(), {"model": pam}, {}, nine(), who, turn)[0]["model"]
+    np.testing.assert_allclose(flat(film.memories[who]["model"]), flat(trained), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(flat(film.memories[who]["pam"]), flat(pam))
+
+
+def test_nothing_reaches_a_coordinator_and_letters_go_to_those_they_are_for():
+    letters = []
+
+    def note(sent, memory, me):
+        letters.extend((me.name, to, tuple(payload)) for to, payload in sent.items())
+        return sent
+
+    film = Film(SLFed(learner(), **EASY), nine(), 5, past(), tamper=dict.fromkeys(STEPS, note))
+    for request, answer in zip(film.requests, film.answers, strict=True):
+        if isinstance(request, Ask):
+            assert (request.shared, request.each, request.fold, answer.body) == ({}, None, None, {})
+        else:
+            assert answer is None
+    assert film.info == {}
+    assert film.bytes["train"] == {"down": 0, "up": 0}
+    assert film.state.joined.tolist() == [1] * 9
+    turn, lists = RoundContext(Seed(0), 4, NAMES), film.lists(4)
+    direct = {(a, b) for a in NAMES for b in partners(Peer(a, turn), 2)}
+    fellows = {(a, b) for who in lists.values() for a in who for b in who if a != b}
+    for sender, to, keys in letters:
+        if keys[0] in ("images", "yours", "opinions"):
+            assert (sender, to) in direct
+        elif keys[0].isdigit():  # shares, by the requester's place
+            assert (sender, to) in fellows
+        elif "rolls" in keys:
+            assert sender in lists[to]
+        elif "sum" in keys:  # passed on
+            assert to in lists[sender]
+    assert {keys[0] for _, _, keys in letters} >= {"images", "yours", "opinions", "mask", "id", "word"}
+
+
+def test_links_go_both_ways_and_follow_from_seed_round_and_name():
+    turns = [RoundContext(Seed(s), r, NAMES) for s, r in ((0, 0), (0, 0), (0, 1), (1, 0))]
+    links = [{c: partners(Peer(c, turn), 2) for c in NAMES} for turn in turns]
+    assert links[0] == links[1]
+    assert links[0] != links[2] != links[3] != links[0]
+    for who, near in links[0].items():
+        assert len(near) >= 2
+        assert who not in near
+        assert all(who in links[0][other] for other in near)
+
+
+@pytest.mark.parametrize("compare", ["counts", "images"])
+def test_similarity_is_that_of_predictions_and_both_ends_agree(compare):
+    method = toy.learner("mlp", nine())  # to the other network all noise is of one class
+    film = Film(SLFed(method, compare=compare, **EASY), nine(), 1)
+    before, after = film.after[0, "dream"], film.after[0, "counts"]
+
+    def seen(model_of, images_of):
+        images = before[images_of]["images"]
+        return predicted(method, before[model_of]["model"], images, -1.0, 1.0).numpy()
+
+    def alike(a, b):
+        if compare == "images":
+            return sum(one == other for one, other in zip(a, b, strict=True)) / len(a)
+        a, b = (np.bincount(labels, minlength=4).astype(float) for labels in (a, b))
+        return a @ b / np.sqrt((a @ a) * (b @ b))
+
+    turn = RoundContext(Seed(0), 0, NAMES)
+    for a in NAMES:
+        for b in partners(Peer(a, turn), 2):
+            both = (alike(seen(a, a), seen(b, a)) + alike(seen(a, b), seen(b, b))) / 2
+            assert float(after[a]["book"]["sum"][NAMES.index(b)]) == pytest.approx(both)
+            assert after[a]["book"]["sum"][NAMES.index(b)] == after[b]["book"]["sum"][NAMES.index(a)]
+        assert int(after[a]["book"]["met"].sum()) == len(partners(Peer(a, turn), 2))
+    assert len({round(float(v), 9) for m in after.values() for v in m["book"]["sum"]}) > 5
+
+
+@pytest.mark.parametrize(("compare", "kind", "size"), [("counts", "int64", 4), ("images", "uint8", 30)])
+def test_what_was_seen_is_kept_as_agreed_and_can_be_stored(compare, kind, size):
+    """As in a checkpoint of somebody who went away between two exchanges."""
+    film = Film(SLFed(learner(), compare=compare, **EASY), nine(), 1, gone={"counts": {"c"}})
+    held = film.after[0, "counts"]["c"]
+    assert set(held["seen"]) == {"c", *partners(Peer(Client("c"), RoundContext(Seed(0), 0, NAMES)), 2)}
+    assert all(t.dtype == getattr(torch, kind) and t.shape == (size,) for t in held["seen"].values())
+    again, _ = decode(encode(held))
+    assert message_difference(again, held, 0) == ""
+    assert "seen" not in film.after[0, "counts"]["a"]
+
+
+def test_engines_agree_on_what_is_seen_image_by_image():
+    """With a network to which noise is of several classes, so that similarities differ."""
+    checks.check_engines_agree(lambda learner: SLFed(learner, compare="images", **EASY), "mlp")
+
+
+def test_what_is_compared_is_one_of_two():
+    assert build_algorithm("slfed", learner(), {}).compare == "counts"
+    assert build_algorithm("slfed", learner(), {"compare": "images"}).compare == "images"
+    with pytest.raises(KinfolkError, match=r"algorithm.compare = 'rows': choose one of 'counts', 'images'"):
+        build_algorithm("slfed", learner(), {"compare": "rows"})
+
+
+def test_everybody_is_known_by_the_third_round_and_lists_are_at_most_half():
+    two, one = (Film(SLFed(learner(), direct=ds, **EASY), nine(), 5) for ds in (2, 1))
+    doubts = []
+    for film in (two, one):
+        memories = film.after[4, "opinions"].values()
+        doubts.append(np.mean([opinions(m["book"]).u[known(m["book"])].mean() for m in memories]))
+    assert all(int(known(m["book"]).sum()) == 8 for m in two.after[2, "opinions"].values())
+    assert any(int(known(m["book"]).sum()) < 8 for m in one.after[1, "opinions"].values())
+    for number in range(5):
+        for memory in two.after[number, "opinions"].values():
+            assert int(memory["asked"]["mask"].sum()) <= int(known(memory["book"]).sum()) // 2
+    assert doubts[0] < doubts[1]
+
+
+def test_images_are_made_anew_every_few_rounds_and_at_once_by_newcomers():
+    algorithm = SLFed(learner(), gan_every=2, **EASY)
+    film = Film(algorithm, nine(), 3)
+    asked = [r.task for r in film.requests if isinstance(r, Ask)]
+    assert asked == ["practise", "dream", "train", "train", "dream", "train"]
+    first, kept, new = (film.after[number, "train"]["a"]["images"] for number in range(3))
+    assert torch.equal(first, kept)
+    assert not torch.equal(first, new)
+    outcome = toy.play_rounds(
+        SLFed(learner(), gan_every=9, **EASY),
+        nine(),
+        "batched",
+        rounds=3,
+        absent=lambda turn, who: who == "d" and turn.round == 0,
+    )
+    assert outcome.memories["d"]["images"].shape == first.shape
+    assert int(outcome.memories["d"]["book"]["met"].sum()) > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"direct": 0}, "direct"),
+        ({"images_count": 1}, "images_count"),
+        ({"low": 1.0}, "high"),
+        ({"waves": 0}, "waves"),
+        ({"gan_growth": 0.5}, "gan_growth"),
+        ({"gan_rows": -1}, "gan_rows"),
+        ({"local_rounds": -1}, "local_rounds"),
+        ({"retries": -1}, "retries"),
+        ({"share_bits": -1}, "share_bits"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, field):
+    with pytest.raises(KinfolkError, match=field):
+        SLFed(learner(), **options)
+
+
+def test_literally_the_pam_is_mixed_as_it_was_before_training():
+    film = Film(SLFed(learner(), mixes="pam", shares="plain", **EASY), nine(), 5)
+    for number in range(1, 5):
+        before = film.after[number - 1, "train"]
+        for who, memory in film.after[number, "begin"].items():
+            np.testing.assert_array_equal(flat(memory["model"]), flat(before[who]["pam"]))
+        check_pams(film, number)
+    usual = Film(SLFed(learner(), shares="plain", **EASY), nine(), 2)
+    begun = [one.after[1, "begin"]["a"]["model"] for one in (film, usual)]
+    assert not np.array_equal(*map(flat, begun))
+    np.testing.assert_array_equal(flat(begun[1]), flat(usual.after[0, "train"]["a"]["model"]))
+
+
+def test_what_is_trained_in_rounds_alone_is_not_taken_back_for_a_pam():
+    film = Film(SLFed(learner(), mixes="pam", local_rounds=4, shares="plain", **EASY), nine(), 6)
+    for number in (3, 4):  # the second round of meetings, and the first in which models are asked for
+        for who, memory in film.after[number, "begin"].items():
+            trained = flat(film.after[number - 1, "train"][who]["model"])
+            np.testing.assert_array_equal(flat(memory["model"]), trained)
+            assert not np.array_equal(trained, flat(film.after[number - 1, "begin"][who]["model"]))
+    before = film.after[4, "train"]
+    assert all(
+        np.array_equal(flat(memory["model"]), flat(before[who]["pam"]))
+        for who, memory in film.after[5, "begin"].items()
+    )
+
+
+@pytest.mark.parametrize("tell", ["all", "direct"])
+def test_what_is_told_is_of_own_contacts_or_of_everybody_known(tell):
+    seen = []
+
+    def note(sent, memory, me):
+        met, whom = memory["book"]["met"] > 0, known(memory["book"])
+        seen.append(int((whom & ~met).sum()))
+        for letter in sent.values():
+            told = letter["opinions"][2] < 1
+            assert told.tolist() == (whom if tell == "all" else met).tolist()
+        return sent
+
+    Film(SLFed(learner(), tell=tell, direct=1, **EASY), nine(), 3, tamper={"opinions": note})
+    assert sum(seen) > 0, "nobody was known by hearsay alone"
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"shares": "layerwise", "layers": "module"}, {"granularity": "module"}),
+        ({"shares": "additive64"}, {"bits": 32, "limit": 2.0**14}),
+        ({"shares": "shamir61"}, {"bits": 24}),
+        ({"shares": "additive64", "share_bits": 20, "share_limit": 99.0}, {"bits": 20, "limit": 99.0}),
+    ],
+)
+def test_options_reach_the_scheme(options, kind):
+    peer = Peer(Client("a"), RoundContext(Seed(0), 0, NAMES))
+    desk = SLFed(learner(), retries=2, **options)._desk(peer, Refusals(NAMES, no_refusals(9)))
+    scheme = desk.scheme(Client("b"), 0)
+    assert {key: getattr(scheme, key) for key in kind} == kind
+    assert desk.retries == 2
+
+
+def test_the_systems_entropy_gives_the_same_sums():
+    known_draws, unknown = (
+        Film(SLFed(learner(), entropy=entropy, **EASY), nine(), 3) for entropy in ("stream", "system")
+    )
+    for who in NAMES:
+        np.testing.assert_array_equal(
+            flat(known_draws.memories[who]["pam"]), flat(unknown.memories[who]["pam"])
+        )
+
+
+@pytest.mark.parametrize(("every", "growth"), [(1, 1.0), (3, 1.0), (3, 1.5), (4, 2.0), (2, 1.1), (1, 50.0)])
+def test_images_get_rarer_by_a_factor(every, growth):
+    wanted, at, gap = [], Fraction(0), Fraction(every)
+    while at < 200:
+        wanted.append(int(at))
+        at, gap = at + gap, gap * Fraction(growth)
+    assert [r for r in range(200) if due(r, every, growth)] == wanted
+
+
+def test_rounds_alone_have_two_halves_and_then_lists_are_by_similarity():
+    """Half of them nobody is met, in the other half nobody is asked; images are made from the half on."""
+    options = {"rank": "similarity", "local_rounds": 4, "gan_every": 3, "min_members": 1, "max_share": 1.0}
+    options |= {"shares": "plain", "images": "back_search", "images_count": 20}
+    film = Film(SLFed(toy.learner("mlp", nine()), **options), nine(), 6)
+    by_round = {r: {name for number, name in film.after if number == r} for r in range(6)}
+    assert by_round[0] == by_round[1] == {"practise"}
+    assert [r for r in range(6) if "dream" in by_round[r]] == [2, 5]
+    for number in (2, 3):
+        assert not film.lists(number)
+        assert check_pams(film, number) == 0
+    for number in (4, 5):
+        check_pams(film, number)
+        for memory in film.after[number, "opinions"].values():
+            whom = listed(memory["book"], NAMES, "similarity")
+            assert memory["asked"]["mask"].tolist() == [c in whom for c in NAMES]
+    assert sum(len(film.lists(number)) for number in (4, 5)) > 0
+    # Alone, what is scored as the PAM is the model before the round's training.
+    before, after = (film.after[number, "practise"]["a"] for number in (0, 1))
+    np.testing.assert_array_equal(flat(after["pam"]), flat(before["model"]))

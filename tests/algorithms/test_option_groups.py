@@ -87,7 +87,7 @@ def test_a_file_changes_single_options_of_a_group_of_the_file_it_extends(tmp_pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"begin.epoch": 1}, "algorithm.begin.epoch = 1: grouped has no such option; did"),
+        ({"begin.epoch": 1}, "begin.epoch = 1: grouped has no such option; did you mean 'begin.epochs'?"),
         ({"epochs": 1}, "algorithm.epochs = 1: grouped has no such option; did you mean 'begin.epochs'?"),
         ({"begin": "drawn"}, "begin = 'drawn': is a group of options; set one of begin.name, begin.epochs"),
         ({"begin.name": "cold"}, "algorithm.begin.name = 'cold': choose one of 'warm', 'drawn'"),

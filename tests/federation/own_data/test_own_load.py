@@ -34,7 +34,7 @@ def test_every_form_gives_the_same_federation(tmp_path):
     back, kept = load_own(store)
     assert split.fingerprint() == one.fingerprint() == back.fingerprint()
     assert report.sizes == same.sizes == {"0": 10, "1": 10}
-    assert report.odd == same.odd
+    assert report.anomalies == same.anomalies
     assert kept == same
     assert one.splits["test"].counts().tolist() == [3, 3]
     assert one.splits["valid"].counts().tolist() == [2, 2]

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from kinfolk.algorithms import build_algorithm
-from kinfolk.engines.choose import Choice, Wanted, arithmetic, choose, make
+from kinfolk.engines.choose import Choice, arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.memory import Memories
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.engines.workers import cores
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
@@ -136,7 +137,7 @@ def engine_round(
 ) -> tuple[Callable[[], None], Coordinator]:
     """One FedAvg round on an engine."""
     algorithm = build_algorithm("fedavg", learner, {})
-    stage = Coordinator(make(choice, federation, client_tasks(algorithm), Memories(lambda who: {})))
+    stage = Coordinator(make(choice.engine, federation, client_tasks(algorithm), Memories(lambda who: {})))
     first = {name: t.to(choice.device) for name, t in learner.first.items()}
     state = algorithm.init(first, federation.clients, Seed(0))
     turn = RoundContext(Seed(0), 0, federation.clients)
@@ -192,7 +193,7 @@ def _round(
         return bare_round(ready.learner, ready.federation, device), None
     if name == "workers" and device.type == "cuda":
         return None  # for CPUs only
-    choice = choose(Wanted(name), ready.size, work.batch, work.clients, ready.blocked)
+    choice = choose(EngineSpec(name), ready.size, work.batch, work.clients, ready.blocked)
     return engine_round(ready.learner, ready.federation, choice) if choice.name == name else None
 
 

@@ -102,5 +102,5 @@ def test_an_option_is_a_field_of_the_table_and_a_use_in_the_engine(monkeypatch, 
 
     monkeypatch.setattr(Joined, "replies", noted)
     run(replace(SPEC, engine=WithMost("joined", "cpu", most=5)), tmp_path / "run")
-    assert sizes[:2] == [5, 3], "eight clients train"
+    assert max(sizes) == 5, "of eight clients"
     assert json.loads((tmp_path / "run" / "run.json").read_text())["choice"]["most"] == 5

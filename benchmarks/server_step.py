@@ -29,7 +29,6 @@ from kinfolk.engines.choose import arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator, Engine
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.spec import EngineSpec
-from kinfolk.experiment.bench import CLASSES, toy
 from kinfolk.learning.batchable import cost
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
@@ -39,6 +38,7 @@ from kinfolk.script import Ask, client_tasks, play
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 from kinfolk.types import Stack
+from measure import CLASSES, toy
 
 BAR = 0.15
 # Rounds that are not like others.

@@ -194,7 +194,7 @@ FAULTS = {
     "negative": ({"ann": (GOOD[0], [0, 1, -2, 1])}, {}, r"data\.ann\.y = -2: labels run"),
     "label too high": ({"ann": GOOD}, {"classes": 2}, r"data\.ann\.y = 2: labels run from 0 to 1"),
     "not finite": ({"ann": GOOD, "bob": NANS}, {}, r"data\.bob\.x\[1\] = 'row 2': infinite"),
-    "missing": ([(np.array([[1.0], [np.nan]]), [0, 1])], {}, r"client-000\.x\[0\]: missing in row 2"),
+    "missing": ([(np.array([[1.0], [np.nan]]), [0, 1])], {}, r"client-000\.x\[0\]: empty or NaN in row 2"),
     "words": ([(np.array([["a", "b"]]), [0])], {}, r"data\.client-000\.x = '<U1': give numbers"),
     "ragged rows": ([([[1, 2], [3]], [0, 1])], {}, r"data\.client-000\.x = 'list': give numbers"),
     "complex": ([(np.zeros((2, 2), complex), [0, 1])], {}, r"data\.client-000\.x = 'complex128'"),

@@ -71,8 +71,9 @@ def resolve(
         raise KinfolkError(f"data.{last.client}.{label}", None, remedy)
     if missing == "refuse":
         first, total = found[0], sum(h.values for h in found)
+        columns = f"{len(found)} column{'s' * (len(found) > 1)}"
         remedy = (
-            f"missing in row {first.row} ({total} missing in {len(found)} column{'s' * (len(found) > 1)}: "
+            f"empty or NaN in row {first.row} ({total} missing in {columns}: "
             f"{listed(h.column for h in found)}); fill them, or take missing='drop' or 'median'"
         )
         raise KinfolkError(f"data.{first.client}.{first.column}", None, remedy)

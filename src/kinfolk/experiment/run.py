@@ -82,7 +82,7 @@ def run(
             # What the user has set is not tried out.
             if spec.engine.name == "auto" and link is None and not (spec.engine.chunk or spec.engine.lanes):
                 choice = (
-                    kept(choice, where)
+                    kept(choice, spec.engine, where)
                     if resume
                     else tuned(choice, parts.federation, parts.learner, work(parts))
                 )
@@ -117,7 +117,7 @@ class Running:
         self.spec, self.algorithm, self.clients = parts.spec, parts.algorithm, parts.federation.clients
         self.records = Records(folder)
         self.memories = make_memories(parts, choice.device, folder)
-        engine = make(choice, parts.federation, table_of(parts), self.memories)
+        engine = make(choice.engine, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
         rows, absent = parts.federation, drop_outs(self.spec.run.absent)
         self.stage = Coordinator(engine, self.records.audit, absent, rows, self._afford)

@@ -12,7 +12,7 @@ from kinfolk.algorithms.slfed.personal_models import finite_or
 from kinfolk.algorithms.slfed.slfed_similar import SLFedSimilar
 from kinfolk.algorithms.slfed.trust import known, opinions
 from kinfolk.contract import toy
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.shares.options import ShareOptions
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Peer

@@ -7,7 +7,7 @@ import pytest
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.own_data.folder import read_folder
-from kinfolk.federation.own_data.found import federate
+from kinfolk.federation.own_data.loaded import federate
 from kinfolk.streams import Seed
 
 CSV = "a,b,y\n1,0.5,0\n2,1.5,1\n3,2.5,1\n"
@@ -171,15 +171,15 @@ CSV_FAULTS = {
     "date": ({"ann": "day,y\n2020-01-31,0\n2020-02-01,1\n"}, r"data\.ann\.day = .*row 1 is not a number"),
     "missing": (
         {"ann": CSV, "bob": "a,b,y\n1,2,0\n3,,1\n,NA,1\n"},
-        r"data\.bob\.a: missing in row 3 \(3 missing in 2 columns: a, b\); fill them, or take missing='drop'",
+        r"data\.bob\.a: empty or NaN in row 3 \(3 missing in 2 columns: a, b\); fill them, or take",
     ),
     "missing label": (
         {"ann": "a,y\n1,0\n2,\n"},
-        r"data\.ann\.y: missing in row 2 \(1 missing in 1 column: y\)",
+        r"data\.ann\.y: empty or NaN in row 2 \(1 missing in 1 column: y\)",
     ),
     "missing text label": (
         {"ann": "a,y\n1,x\n2,\n3,x\n4, \n"},
-        r"data\.ann\.y: missing in row 2 \(2 missing",
+        r"data\.ann\.y: empty or NaN in row 2 \(2 missing",
     ),
     "infinite": ({"ann": "a,y\n1,0\ninf,1\n"}, r"data\.ann\.a = 'row 2': infinite"),
     "beyond float32": (
@@ -209,9 +209,9 @@ CSV_FAULTS = {
     "index": ({"ann": ",a,y\n0,1,0\n"}, r"ann\.csv': a column has no name"),
     "twice": ({"ann": "a,a,y\n0,1,0\n"}, r"ann\.csv': column 'a' occurs twice"),
     "semicolons": ({"ann": "a;y\n0;1\n"}, r"ann\.csv': has the one column 'a;y'.*commas"),
-    "ragged": ({"ann": "a,y\n0,1\n0,1,2\n"}, r"ann\.csv': can not be read \(.*Expected 2 columns, got 3"),
-    "short row": ({"ann": "a,b,y\n0,1\n"}, r"ann\.csv': can not be read \(.*Expected 3 columns, got 2"),
-    "nothing": ({"ann": ""}, r"ann\.csv': can not be read \(Empty CSV"),
+    "ragged": ({"ann": "a,y\n0,1\n0,1,2\n"}, r"ann\.csv': cannot be read \(.*Expected 2 columns, got 3"),
+    "short row": ({"ann": "a,b,y\n0,1\n"}, r"ann\.csv': cannot be read \(.*Expected 3 columns, got 2"),
+    "nothing": ({"ann": ""}, r"ann\.csv': cannot be read \(Empty CSV"),
     "no rows": ({"ann": CSV, "bob": "a,b,y\n"}, r"data\.bob = '0 rows': leave this client out"),
     "mixed labels": (
         {"ann": "a,y\n1,true\n", "bob": "a,y\n1,3\n"},
@@ -240,9 +240,9 @@ NPZ_FAULTS = {
     "no rows": ({"x": X[:0], "y": Y[:0]}, r"data\.bob = '0 rows'"),
     "blank label": (
         {"x": X, "y": np.array(["a", " ", "a", ""])},
-        r"data\.bob\.y: missing in row 2 \(2 missing",
+        r"data\.bob\.y: empty or NaN in row 2 \(2 missing",
     ),
-    "nan": ({"x": np.where(X == 5, np.nan, X), "y": Y}, r"data\.bob\.x\[1\]: missing in row 3 \(1 missing"),
+    "nan": ({"x": np.where(X == 5, np.nan, X), "y": Y}, r"data\.bob\.x\[1\]: empty or NaN in row 3 \(1 "),
 }
 
 
@@ -280,7 +280,7 @@ def test_a_damaged_file_is_named_whatever_is_cut(tmp_path):
     flipped[150] ^= 0xFF
     for damaged in (b"", raw[:40], raw[: len(raw) // 2], raw[:-5], bytes(flipped)):
         (folder / "ann.npz").write_bytes(damaged)
-        with pytest.raises(KinfolkError, match=r"ann\.npz': can not be read \(.*mend or remove"):
+        with pytest.raises(KinfolkError, match=r"ann\.npz': cannot be read \(.*mend or remove"):
             read_folder(folder)
 
 
@@ -290,7 +290,7 @@ def test_an_array_whose_head_lies_is_named(tmp_path):
     with zipfile.ZipFile(tmp_path / "ann.npz", "w") as archive:
         archive.writestr("x.npy", head.getvalue())
         archive.writestr("y.npy", head.getvalue())
-    with pytest.raises(KinfolkError, match=r"ann\.npz': can not be read"):
+    with pytest.raises(KinfolkError, match=r"ann\.npz': cannot be read"):
         read_folder(tmp_path)
 
 
@@ -299,7 +299,7 @@ def test_a_cut_parquet_is_named(tmp_path, keep):
     path = tmp_path / "ann.parquet"
     pd.DataFrame({"a": np.arange(500.0), "y": np.arange(500) % 2}).to_parquet(path)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(KinfolkError, match=r"ann\.parquet': can not be read"):
+    with pytest.raises(KinfolkError, match=r"ann\.parquet': cannot be read"):
         read_folder(tmp_path)
 
 

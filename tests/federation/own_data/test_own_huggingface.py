@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own_data.found import Hole, federate
 from kinfolk.federation.own_data.huggingface import read_huggingface
+from kinfolk.federation.own_data.loaded import MissingValue, federate
 
 absent = importlib.util.find_spec("datasets") is None
 needs = pytest.mark.skipif(absent, reason="needs the package datasets: the extra hf")
@@ -54,12 +54,12 @@ def test_a_chosen_and_shuffled_data_set_is_read_as_it_stands(hf):
 def test_class_names_are_kept_and_minus_one_is_no_label(hf):
     data = hf.Dataset.from_dict({**columns(), "y": [0, 2, -1, 0, 2, 0]})
     data = data.cast_column("y", hf.ClassLabel(names=["cat", "dog", "emu"]))
-    with pytest.raises(KinfolkError, match=r"data\.b\.y: missing in row 3"):
+    with pytest.raises(KinfolkError, match=r"data\.b\.y: empty or NaN in row 3"):
         read_huggingface(data, "who", "y")
     found = read_huggingface(data, "who", "y", missing="drop")
     assert found.class_names == ("cat", "dog", "emu")
     assert found.clients["b"][1].tolist() == [0, 0, 0]
-    assert found.missing == (Hole("y", 1, "b", 3),)
+    assert found.missing == (MissingValue("y", 1, "b", 3),)
     assert federate(found).classes == 3
 
 
@@ -97,7 +97,7 @@ def test_images_are_planes_of_bytes(hf):
     with pytest.raises(KinfolkError, match=r"data\.image = 'row 4': has no image"):
         read_huggingface(hf.Dataset.from_dict(data, features), "who", "y")
     data["image"][3] = {"bytes": b"no image", "path": None}
-    with pytest.raises(KinfolkError, match=r"data\.image = 'row 4': its image can not be read"):
+    with pytest.raises(KinfolkError, match=r"data\.image = 'row 4': its image cannot be read"):
         read_huggingface(hf.Dataset.from_dict(data, features), "who", "y")
 
 
@@ -107,7 +107,7 @@ FAULTS = {
     "client as label": ({}, "who", "who", r"label = 'who': no such column"),
     "unique": ({"who": [*range(6)]}, "who", "y", r"all 6 differ.* id of rows, not of clients"),
     "text": ({"a": [*"xyzxyz"]}, "who", "y", r"data\.a = 'x': row 1 is text"),
-    "missing": ({"a": [1, None, 3, 4, 5, 6]}, "who", "y", r"data\.a\.a: missing in row 2"),
+    "missing": ({"a": [1, None, 3, 4, 5, 6]}, "who", "y", r"data\.a\.a: empty or NaN in row 2"),
     "list among others": (
         {"a": [[1]] * 6},
         "who",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +14,14 @@ from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.own_data.columns import choose_label, table_part
 from kinfolk.federation.own_data.files import TABLES, check_columns, read_table_file, short
 from kinfolk.federation.own_data.folder import column_types
-from kinfolk.federation.own_data.found import Found, Part
 from kinfolk.federation.own_data.gather import gather
+from kinfolk.federation.own_data.loaded import ClientRows, LoadedClients
 from kinfolk.federation.own_data.missing import check_missing
 
 
 def read_frame(
     frame: pd.DataFrame, client: str, label: str | None = None, *, missing: str = "refuse"
-) -> Found:
+) -> LoadedClients:
     """The clients of a pandas frame, named by the column `client`. Rows count from 1.
 
     >>> frame = pd.DataFrame({"who": ["ann", "bob", "ann"], "age": [31, 28, 47], "y": [0, 1, 1]})
@@ -36,7 +35,9 @@ def read_frame(
     return _found(frame, client, label, missing, "frame", {})
 
 
-def read_table(path: str | Path, client: str, label: str | None = None, *, missing: str = "refuse") -> Found:
+def read_table(
+    path: str | Path, client: str, label: str | None = None, *, missing: str = "refuse"
+) -> LoadedClients:
     """The clients of a csv or parquet file with a column `client`. Rows count from 1, below the header.
 
     >>> import tempfile
@@ -61,7 +62,7 @@ def _found(
     missing: str,
     kind: str,
     left_out: Mapping[str, int],
-) -> Found:
+) -> LoadedClients:
     check_missing(missing)
     columns = list(frame.columns)
     check_columns(columns, kind)
@@ -121,18 +122,13 @@ def _name(value: object) -> str:
     return str(value)
 
 
-def split_part(whole: Part, owner: pd.Series) -> dict[str, Part]:
+def split_part(whole: ClientRows, owner: pd.Series) -> dict[str, ClientRows]:
     """The rows of all clients, by client; each keeps its order and knows its row.
 
     >>> rows = np.array([1, 2, 3])
-    >>> whole = Part(rows[:, None], rows, np.zeros(3, bool), rows)
+    >>> whole = ClientRows(rows[:, None], rows, np.zeros(3, bool), rows)
     >>> split_part(whole, pd.Series(["b", "a", "b"]))["b"].row
     array([1, 3])
     """
     places: dict[str, NDArray[np.int64]] = owner.reset_index(drop=True).groupby(owner.to_numpy()).indices
-    return {
-        str(who): replace(
-            whole, x=whole.x[place], y=whole.y[place], hole=whole.hole[place], row=whole.row[place]
-        )
-        for who, place in places.items()
-    }
+    return {str(who): whole.take(place) for who, place in places.items()}

@@ -107,7 +107,9 @@ def test_an_error_names_the_client_and_what_happened():
 
     before = children()
     with engine({"t": doing(fail)}) as made:
-        with pytest.raises(RuntimeError, match=r"client cat failed in a worker process:[\s\S]*by nought"):
+        with pytest.raises(
+            RuntimeError, match=r"process failed at client cat: Zero[\s\S]*by nought"
+        ):
             together(made, Ask("t", DATA.clients), turn(DATA))
         assert children() == before, "no process is left behind"
         # And it can be used again.

@@ -36,7 +36,7 @@ VARIANTS = {
         {"sampler": "generator", "warm_generators": True, "generator_iterations": 5, "start": "distinct"},
     ),
 }
-# Engines treat the others' tasks like those of one of these: they are tried on larger images among the slow tests.
+# Engines treat the others' tasks like those of one of these; they go on larger images among the slow tests.
 ON_LENET = ("fedavg", "ifca", "fesem", "mdicfl", "slfed", "gossip")
 
 

@@ -18,13 +18,16 @@ METHODS["mdicfl"] = (
     {"samples": 4, "search_iterations": 5, "shared_most": 1, "confidence": 0.0},
 )
 # A small GAN that makes few images: none of the checks is about how good these are.
-SMALL = {"images_count": 8, "gan_epochs": 1, "gan_width": 0.0625}
+SMALL = {"images.count": 8, "gan.epochs": 1, "gan.width": 0.0625}
 METHODS["slfed"] = (ALGORITHMS["slfed"], SMALL)
-FEW = {"images_count": 8, "search_steps": 3, "local_rounds": 2, "shares": "plain"}
+FEW = {"images.count": 8, "images.search_steps": 3, "local_rounds": 2, "shares.scheme": "plain"}
 METHODS["slfed_similar"] = (ALGORITHMS["slfed_similar"], FEW)
 VARIANTS = {
-    "slfed pairs": (ALGORITHMS["slfed"], {**SMALL, "min_members": 2, "max_share": 1.0, "waves": 2}),
-    "slfed images": (ALGORITHMS["slfed"], {**SMALL, "images": "means", "means_of": 3, "compare": "images"}),
+    "slfed pairs": (ALGORITHMS["slfed"], {**SMALL, "shares.min_members": 2, "shares.max_share": 1.0}),
+    "slfed images": (
+        ALGORITHMS["slfed"],
+        {**SMALL, "images.kind": "means", "images.means_of": 3, "compare": "images"},
+    ),
     "gossip random": (Gossip, {"neighbours": "random"}),
     "nearest of 5": (Nearest, {"k": 5}),
     "mdicfl strong": (

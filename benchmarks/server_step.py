@@ -27,6 +27,7 @@ import torch
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.engines.choose import Wanted, arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator, Engine
+from kinfolk.engines.fast import prepare
 from kinfolk.engines.memory import Memories
 from kinfolk.experiment.bench import CLASSES, toy
 from kinfolk.learning.batchable import cost
@@ -71,7 +72,9 @@ def measure(
     federation = toy("lenet", clients, rows)
     with Seed(0).borrowed("init"):
         module = build_model("lenet", federation.shape, CLASSES, {})
-    learner = Learner(module, find_loss("cross_entropy"), CLASSES, SGD(), Plan(50, epochs), lr=0.1)
+    learner = Learner(
+        module, find_loss("cross_entropy"), CLASSES, SGD(), Plan(50, epochs), lr=0.1, prepare=prepare
+    )
     method = MDICFL(learner, k=4, start="shared", **options)
     size = cost(learner, federation.x[:1])
     choice = choose(Wanted("workers"), size, 50, clients, None)

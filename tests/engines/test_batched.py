@@ -25,9 +25,8 @@ from toys import (
 )
 
 from kinfolk.algorithms.slfed.probe_images import StandIns
-from kinfolk.engines import steps
 from kinfolk.engines.batched import Batched
-from kinfolk.engines.fast import trace
+from kinfolk.engines.fast import steps, trace
 from kinfolk.engines.fast.lanes import CudaLane
 from kinfolk.engines.loop import Loop
 from kinfolk.federation.own import from_arrays

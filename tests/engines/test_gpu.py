@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fast_learner import Learner
 
 from kinfolk.algorithms import ALGORITHMS
 from kinfolk.contract import toy
@@ -24,7 +25,6 @@ from kinfolk.federation.own import from_arrays
 from kinfolk.federation.sources import DataSpec, build
 from kinfolk.learning import recording
 from kinfolk.learning.augment import FlipCrop
-from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD, Adam

@@ -14,6 +14,7 @@ import torch
 from kinfolk.engines.choose import Choice, arithmetic
 from kinfolk.engines.choose import make as make_engine
 from kinfolk.engines.coordinator import Coordinator, Engine
+from kinfolk.engines.fast import prepare
 from kinfolk.engines.memory import Memories
 from kinfolk.experiment.budget import head_start
 from kinfolk.experiment.build import build_parts
@@ -121,6 +122,7 @@ def learner(network: str, federation: Federation, **local: Any) -> Learner:
         plan=Plan(settings["batch"], settings["epochs"]),
         lr=settings["lr"],
         score_batch=4,  # so that clients differ in how many batches they are scored on
+        prepare=prepare,
     )
 
 

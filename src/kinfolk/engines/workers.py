@@ -28,8 +28,7 @@ import torch
 from kinfolk.codec import decode, encode
 from kinfolk.engines import parcel
 from kinfolk.engines.coordinator import Engine, Part, fold_part, part_as_message, part_from_message
-from kinfolk.engines.fast import trace
-from kinfolk.engines.fast.heap import keep_large_blocks
+from kinfolk.engines.fast import keep_large_blocks, warm
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories, swap_in_process
 from kinfolk.errors import KinfolkError
@@ -179,7 +178,7 @@ class Workers:
                 "engine.name", "workers", "this system can not fork processes; use 'loop' or 'batched'"
             )
         context = multiprocessing.get_context("fork")
-        trace.warm()
+        warm()
         down = mmap.mmap(-1, _SHARED)
         for _ in range(self.processes):
             ours, theirs = context.Pipe()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.algorithms import build_algorithm, find_algorithm, options_of
+from kinfolk.engines.fast import accelerated
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.attack import Attack, planned
 from kinfolk.experiment.sections import Experiment, LocalSpec
@@ -70,7 +71,7 @@ def build_parts(
         # Within the loan too: lazy layers draw their weights when they see the first row.
         _check_output(module, spec.model.name, federation, outputs)
     augment = find_augment(spec.local.augment, spec.local.augment_pad, federation.shape)
-    learner = _learner(spec, module, loss, outputs, augment).for_rows(first_rows(federation, 2)[0])
+    learner = accelerated(_learner(spec, module, loss, outputs, augment), first_rows(federation, 2)[0])
     _check_training(spec, learner)
     algorithm = build_algorithm(spec.algorithm.name, learner, spec.algorithm.options)
     attack = planned(spec.run, federation, seed)

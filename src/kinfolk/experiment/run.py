@@ -11,8 +11,8 @@ from typing import Any
 from kinfolk.engines.choose import Choice, arithmetic, make
 from kinfolk.engines.coordinator import Coordinator, drop_outs
 from kinfolk.engines.distributed import Distributed
-from kinfolk.engines.fast.tune import tuned
 from kinfolk.engines.link import Link, linked
+from kinfolk.engines.tune import tuned
 from kinfolk.engines.work import Work
 from kinfolk.errors import BrokeDown, KinfolkError
 from kinfolk.experiment.budget import Budget, Spent, too_short

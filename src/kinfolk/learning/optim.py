@@ -39,11 +39,6 @@ class SGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
 
-    @property
-    def plain(self) -> bool:
-        """Whether a step subtracts the gradient times the rate and does nothing else."""
-        return not (self.momentum or self.weight_decay)
-
     def init(self, params: Tree) -> Message:
         """A velocity of zero, if there is momentum."""
         return {"velocity": _zeros(params)} if self.momentum else {}
@@ -59,29 +54,6 @@ class SGD:
             move = list(velocity)
             state = {"velocity": _named(params, move)}
         return _named(params, _moved(list(params.values()), move, lr)), state
-
-    def update_(
-        self, params: Tree, grads: Tree, state: Message, step: Count, lr: Number, rows: Number
-    ) -> None:
-        """The same step, written into the parameters and the state."""
-        p = list(params.values())
-        g = [
-            new if new.stride() == old.stride() else new.contiguous()
-            for old, new in zip(p, grads.values(), strict=True)
-        ]
-        velocity = list(state["velocity"].values()) if self.momentum else []
-        torch._fused_sgd_(
-            p,
-            g,
-            velocity,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            lr=lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-        )
 
 
 def _moved(params: list[Tensor], move: list[Tensor], lr: float | Tensor) -> list[Tensor]:

@@ -139,6 +139,7 @@ class StandIns:
         return keep_all({**carry, "made": made.long(), "copies": copies.long()})
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "gan", self.gan.prepared(self.learner.prepare))
         at_least("algorithm.images_count", self.count, 2)
         if not self.gan.low < self.gan.high:
             raise KinfolkError("algorithm.high", self.gan.high, f"must be above low = {self.gan.low:g}")

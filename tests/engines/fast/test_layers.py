@@ -20,7 +20,7 @@ from kinfolk.engines.fast import accelerated, conv, prepare
 from kinfolk.engines.fast.layers import FastReluPool2, Pool2, fast_linear, fast_pool, join_relu_and_pool
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.batchable import obstacle
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
-from kinfolk.engines.choose import Wanted, arithmetic, choose, make
+from kinfolk.engines.choose import arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator, Engine
 from kinfolk.engines.fast import prepare
 from kinfolk.engines.memory import Memories
-from kinfolk.experiment.bench import CLASSES, toy
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.learning.batchable import cost
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
@@ -39,6 +39,7 @@ from kinfolk.script import Ask, client_tasks, play
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 from kinfolk.types import Stack
+from measure import CLASSES, toy
 
 BAR = 0.15
 # Rounds that are not like others.
@@ -77,8 +78,8 @@ def measure(
     )
     method = MDICFL(learner, k=4, start="shared", **options)
     size = cost(learner, federation.x[:1])
-    choice = choose(Wanted("workers"), size, 50, clients, None)
-    engine = Gathering(make(choice, federation, client_tasks(method), Memories(lambda who: {})))
+    choice = choose(EngineSpec("workers"), size, 50, clients, "")
+    engine = Gathering(make(choice.engine, federation, client_tasks(method), Memories(lambda who: {})))
     stage, found = Coordinator(engine), []
     state = method.init(learner.first, federation.clients, Seed(0))
     spent, others = 0.0, _processes()

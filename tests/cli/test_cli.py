@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
-
-from kinfolk.experiment.bench import Work, _peak_mib
 
 SMALL = [
     "--set",
@@ -110,30 +107,8 @@ def test_list_without_a_word_fits_the_page(kinfolk):
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_bench_measures_every_engine(kinfolk):
-    code, out, _ = kinfolk(
-        "bench", "--model", "mlp", "--clients", 2, "--clients", 3, "--rows", 20, "--batch", 10, "--json"
-    )
-    assert code == 0
-    rows = json.loads(out)
-    assert {(n, name) for n in (2, 3) for name in ("bare loop", "loop", "batched")} <= {
-        (row["clients"], row["engine"]) for row in rows
-    }
-    assert all(row["peak"] > 50 for row in rows), "a process that has loaded PyTorch takes that much"
-    for row in rows:
-        assert row["samples"] == pytest.approx(20 * row["trainings"])
-        assert row["trainings"] == pytest.approx(row["clients"] / row["seconds"])
-
-
-def test_memory_of_a_round_is_not_that_of_who_measures_it():
-    held = torch.ones(1 << 28)  # 1 GiB
-    one, more = (_peak_mib(Work("mlp", 2, rows, 10), "loop") for rows in (10, 20_000))
-    assert 50 < one < 1024 * held.numel() / (1 << 28)
-    assert more - one > 0.9 * 2 * 20_000 * 784 * 4 / 2**20, "rows count"
-
-
 def test_every_command_has_help_with_examples(kinfolk):
-    for command in ("run", "compare", "show", "list", "check", "bench"):
+    for command in ("run", "compare", "show", "list", "check"):
         code, out, _ = kinfolk(command, "--help")
         assert code == 0
         assert "Examples" in out
@@ -218,7 +193,7 @@ def test_a_network_that_can_not_be_batched_falls_back_with_a_warning(kinfolk, tm
     code, _, err = kinfolk("run", *words, "--set", "engine.name=batched", "--out", "r")
     assert code == 0
     assert (
-        "warning: this network can not be batched over clients, so 'loop' is used (layer the network (Branch)"
+        "warning: this network cannot be batched over clients, so 'loop' is used (layer the network (Branch)"
         in err
     )
     assert json.loads((tmp_path / "r/run.json").read_text())["engine"].startswith("loop")

@@ -23,6 +23,7 @@ from kinfolk.engines.fast import CudaLane, Passes, lanes_on
 from kinfolk.engines.memory import Memories, by_form, swap_in_process
 from kinfolk.engines.one import first_steps, on_device, train_rows
 from kinfolk.engines.padded import Padded, padded
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
@@ -59,7 +60,7 @@ class Underway:
 class Batched:
     """Performs a task for a chunk of clients at a time."""
 
-    name = "batched"
+    name, in_process, chunked = "batched", True, True
 
     def __init__(
         self,
@@ -80,6 +81,11 @@ class Batched:
         self._passes = Passes(self.device, record)
         self._ahead: dict[Any, Prepared] = {}
         self._asked: dict[str, list[tuple[Client, ...]]] = {}
+
+    @classmethod
+    def make(cls, spec: EngineSpec, federation: Federation, table: Table, memories: Memories) -> Batched:
+        """The engine that a filled-in `[engine]` table describes."""
+        return cls(federation, table, memories, spec.chunk, spec.device, lanes=spec.lanes)
 
     def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
         """The replies to a request, in chunks; within a chunk sorted by client."""

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.checkpoint import load_latest
-from kinfolk.experiment.sections import EngineSpec, Experiment
+from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump, load
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.own_data.from_spec import own_data

@@ -113,7 +113,7 @@ def _lead(
         # What the user has set is not tried out.
         if spec.engine.name == "auto" and link is None and not (spec.engine.chunk or spec.engine.lanes):
             choice = (
-                kept(choice, folder)
+                kept(choice, spec.engine, folder)
                 if resume
                 else tuned(choice, parts.federation, parts.learner, work(parts))
             )
@@ -132,7 +132,7 @@ class Running:
         self.spec, self.algorithm, self.clients = parts.spec, parts.algorithm, parts.federation.clients
         self.records = Records(folder)
         self.memories = make_memories(parts, choice.device, folder)
-        engine = make(choice, parts.federation, table_of(parts), self.memories)
+        engine = make(choice.engine, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
         rows, absent = parts.federation, drop_outs(self.spec.run.absent)
         self.stage = Coordinator(engine, self.records.audit, absent, rows, self._afford)

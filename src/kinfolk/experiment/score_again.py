@@ -60,7 +60,7 @@ def score_again(
         _check_rows(source, before, spec, loaded, parts.federation, trained)
         choice = chosen(parts, link)
         if spec.engine == before.engine:  # a run tries chunks out, and others have other bits
-            choice = kept(choice, source)
+            choice = kept(choice, spec.engine, source)
         with arithmetic(choice.device, spec.engine.precision):
             running = Running(parts, folder, choice, watch, link)
             try:

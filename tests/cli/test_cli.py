@@ -9,6 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from kinfolk.experiment.compare import DEFAULT
+
 SMALL = [
     "--set",
     "run.rounds=2",
@@ -115,7 +117,6 @@ def test_every_command_has_help_with_examples(kinfolk):
 
 
 NET = """
-import torch
 from torch import nn
 
 class Narrow(nn.Module):
@@ -263,3 +264,17 @@ def test_the_version_is_that_of_the_package(kinfolk):
 
     code, out, _ = kinfolk("--version")
     assert (code, out.strip()) == (0, f"kinfolk {version('kinfolk')}")
+
+
+def test_without_names_the_usual_methods_are_compared_and_help_says_which(kinfolk, monkeypatch):
+    asked = []
+    monkeypatch.setattr("kinfolk.experiment.compare.run", lambda spec, *_, **__: asked.append(spec))
+    monkeypatch.setattr("kinfolk.cli.commands._show", lambda *_: None)
+    code, _, err = kinfolk("compare", "--set", "data.clients=6", "--seeds", 1, "--out", "c")
+    assert code == 0, err
+    assert [spec.algorithm.name for spec in asked] == list(DEFAULT)
+    told = " ".join(kinfolk("compare", "--help")[1].replace("│", " ").split())
+    assert ", ".join(DEFAULT) in told
+    listed = {row["name"] for row in json.loads(kinfolk("list", "algorithms", "--json")[1])["algorithms"]}
+    assert set(DEFAULT) < listed
+    assert "fedavg_no_buffers" in listed, "what is wrong on purpose is listed, but only run by name"

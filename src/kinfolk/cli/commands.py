@@ -45,7 +45,12 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]
 Algorithms = Annotated[
     list[str] | None,
-    typer.Option("--algorithm", "-a", metavar="NAME[,OPTION=VALUE]", help="May be repeated; left out: all."),
+    typer.Option(
+        "--algorithm",
+        "-a",
+        metavar="NAME[,OPTION=VALUE]",
+        help="May be repeated; default: local, fedavg, fedavg_tuned, fedprox, ifca, fesem.",
+    ),
 ]
 
 
@@ -94,14 +99,14 @@ def compare(
     json_: AsJson = False,
 ) -> None:
     """Compare algorithms over several seeds: one table, mean ± sample std, and one figure."""
-    from kinfolk.algorithms import ALGORITHMS
     from kinfolk.cli.progress import telling
     from kinfolk.engines.link import follows
+    from kinfolk.experiment.compare import DEFAULT
     from kinfolk.experiment.compare import compare as compare_all
     from kinfolk.experiment.spec import run_id
 
     experiment = read_spec(spec, set_)
-    names = algorithm or list(ALGORITHMS)
+    names = algorithm or DEFAULT
     folder = out or Path("runs") / f"compare-{run_id(experiment)}"
     serves = follows(experiment.engine.name)
     with telling(experiment.run.rounds * len(names) * max(seeds, 1), quiet=json_ or serves) as teller:

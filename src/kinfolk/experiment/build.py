@@ -14,7 +14,7 @@ from kinfolk.algorithms.options import flat_options
 from kinfolk.engines.fast import accelerated
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.attack import Attack, planned
-from kinfolk.experiment.sections import Experiment, LocalSpec
+from kinfolk.experiment.sections import Experiment
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
 from kinfolk.learning.augment import find_augment
@@ -22,10 +22,10 @@ from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import Loss, find_loss
 from kinfolk.learning.metrics import names
 from kinfolk.learning.models import build_model
-from kinfolk.learning.optim import SGD, Adam
+from kinfolk.learning.optim import build_optimiser
 from kinfolk.script import Algorithm
 from kinfolk.streams import Seed
-from kinfolk.task import Augment, Optimiser, Plan
+from kinfolk.task import Augment, Plan
 
 # A user's network: one that is ready, or something that makes one.
 Network = nn.Module | Callable[[], nn.Module]
@@ -100,7 +100,7 @@ def _learner(
         module,
         loss,
         outputs,
-        optimiser=_optimiser(local),
+        optimiser=build_optimiser(local.optimiser, vars(local)),
         plan=Plan(local.batch, local.epochs, local.steps, drop_last=local.drop_last, augment=augment),
         lr=local.lr,
         decay=local.decay,
@@ -109,12 +109,6 @@ def _learner(
         score_split=spec.run.split,
         half=spec.engine.precision == "bf16",
     )
-
-
-def _optimiser(local: LocalSpec) -> Optimiser:
-    if local.optimiser == "adam":
-        return Adam(weight_decay=local.weight_decay)
-    return SGD(local.momentum, local.weight_decay)
 
 
 def _loss(name: str, federation: Federation) -> Loss:

@@ -1,14 +1,21 @@
-"""Optimisers as pairs of pure functions, element-wise so that one model and a stack of models go alike."""
+"""Optimisers as pairs of pure functions, element-wise so that one model and a stack of models go alike.
+
+An optimiser is a frozen dataclass: its fields are its options, `init` gives its state, `update` takes a step.
+It is added to OPTIMISERS and nowhere else.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfolk.task import Count, Number
+from kinfolk.errors import KinfolkError, near
+from kinfolk.task import Count, Number, Optimiser
 from kinfolk.types import Message, Tree
 
 
@@ -116,6 +123,23 @@ class SumGradients:
             return g * (rows.reshape(-1, *[1] * (g.dim() - 1)) if isinstance(rows, Tensor) else rows)
 
         return params, {"sum": {name: state["sum"][name] + weighted(g) for name, g in grads.items()}}
+
+
+# By the name that `local.optimiser` gives. Options that the [local] table has too are taken from there.
+OPTIMISERS: dict[str, type[Any]] = {"sgd": SGD, "adam": Adam}
+
+
+def build_optimiser(name: str, settings: Mapping[str, Any]) -> Optimiser:
+    """The optimiser of this name, with those of the settings that are its options.
+
+    >>> build_optimiser("sgd", {"momentum": 0.9, "batch": 20})
+    SGD(momentum=0.9, weight_decay=0.0)
+    """
+    if name not in OPTIMISERS:
+        raise KinfolkError("local.optimiser", name, near(name, OPTIMISERS))
+    kind = OPTIMISERS[name]
+    found: Optimiser = kind(**{f.name: settings[f.name] for f in fields(kind) if f.name in settings})
+    return found
 
 
 def clip(grads: Tree, limit: float) -> Tree:

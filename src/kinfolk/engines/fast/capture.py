@@ -28,7 +28,7 @@ from kinfolk.engines.fast.steps import (
 )
 from kinfolk.engines.padded import Padded, seen
 from kinfolk.federation.federation import Federation
-from kinfolk.learning.recording import recorded
+from kinfolk.learning.recording import recorded, warm_up
 from kinfolk.task import Carry, Fit, Scan
 from kinfolk.types import Message
 
@@ -140,16 +140,13 @@ class Recorded:
     def _warm_up(self, body: Callable[[], None]) -> None:
         """Run a step, then bring back what it wrote over."""
         kept = [t.clone() for t in self._fixed_tensors()]
-        # On the lane's own stream: libraries hold room to work in for each stream, and two recordings that
-        # are replayed at a time must not share it.
-        side = self.side
-        assert side is not None, "recordings are for CUDA devices"
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):
-                self.step.zero_()  # a step beyond the plan would read outside it
-                body()
-        torch.cuda.current_stream().wait_stream(side)
+        assert self.side is not None, "recordings are for CUDA devices"
+
+        def first_step() -> None:
+            self.step.zero_()  # a step beyond the plan would read outside it
+            body()
+
+        warm_up(first_step, _WARM_UP, self.side)
         for tensor, old in zip(self._fixed_tensors(), kept, strict=True):
             tensor.copy_(old)
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.engines.fast.choices import KERNELS
-from kinfolk.learning.recording import recorded
+from kinfolk.learning.recording import recorded, warm_up
 
 Form = Callable[[Tensor, Tensor, Tensor | None, int, int], Tensor]
 
@@ -272,11 +272,7 @@ def _trial(call: Call) -> dict[str, float]:
 
 def _milliseconds(go: Callable[[], None]) -> float:
     """The device's own time for some work: recorded and replayed, so that the host's does not count."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        go()
-    torch.cuda.current_stream().wait_stream(side)
+    warm_up(go)
     graph = recorded(go)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     times = []

@@ -16,8 +16,7 @@ from kinfolk.experiment.checkpoint import load_latest
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump, load
 from kinfolk.federation.federation import Federation
-from kinfolk.federation.own_data.from_spec import own_data
-from kinfolk.federation.own_data.load import load_own
+from kinfolk.federation.own_data.load import load_own, own_data
 from kinfolk.federation.own_data.report import Report
 from kinfolk.federation.own_data.store import is_store
 from kinfolk.streams import Seed

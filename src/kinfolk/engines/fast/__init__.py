@@ -13,8 +13,8 @@ None of it changes a result beyond rounding, and what it chooses by timing is re
 from kinfolk.engines.fast.choices import KERNELS
 from kinfolk.engines.fast.heap import keep_large_blocks
 from kinfolk.engines.fast.lanes import CudaLane, lanes_on
+from kinfolk.engines.fast.networks import accelerated, prepare
 from kinfolk.engines.fast.passes import Passes
-from kinfolk.engines.fast.prepare import accelerated, prepare
 from kinfolk.engines.fast.trace import warm
 
 __all__ = [

@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "clustering": {"types", "errors", "streams"},
     "federation": {"types", "streams", "errors"},
     "shares": {"types", "errors"},
+    "authoring": CORE | {"learning", "scores"},
     "algorithms": CORE | {"by_path", "learning", "clustering", "shares"},
     "engines": CORE | {"codec", "learning", "federation"},
     "experiment": EVERYTHING - {"report", "cli", "contract", "api", "papers", "__init__"},
@@ -128,7 +129,8 @@ def pickles(tree: ast.AST, module: str) -> list[str]:
         if called.endswith(("np.load", "numpy.load", "read_pickle", "to_pickle")):
             wrong.append(called)
         # A Connection's `send` and `recv` pickle; `send_bytes` and `recv_bytes` do not.
-        if module.endswith("engines.workers") and called.endswith((".send", ".recv")):
+        mine = module.endswith(("engines.workers", "engines.rpc"))
+        if mine and called.endswith((".send", ".recv")):
             wrong.append(called)
     return wrong
 

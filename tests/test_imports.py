@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "learning": {"types", "task", "streams", "errors", "scores", "by_path"},
     "clustering": {"types", "errors", "streams"},
     "federation": {"types", "streams", "errors"},
-    "shares": {"types", "errors"},
+    "shares": {"types", "errors", "task"},
     "authoring": CORE | {"learning", "scores"},
     "algorithms": CORE | {"by_path", "learning", "clustering", "shares"},
     "engines": CORE | {"codec", "learning", "federation"},

@@ -66,8 +66,8 @@ JOBS: dict[str, list[str]] = {
     "longer": ["algorithm.name=local", "run.participation=0.7", "run.rounds=4"],
     # Sums of two and more, some of whose rounds are void.
     "answers": [
-        *("algorithm.name=slfed", "algorithm.images=noise", "algorithm.images_count=20"),
-        *("algorithm.min_members=1", "algorithm.max_share=1.0"),
+        *("algorithm.name=slfed", "algorithm.images.kind=noise", "algorithm.images.count=20"),
+        *("algorithm.shares.min_members=1", "algorithm.shares.max_share=1.0"),
         *("run.absent=0.3", "run.quorum=0.6", "run.rounds=5"),
     ],
 }

@@ -97,9 +97,7 @@ class Optimiser(Protocol):
     ) -> tuple[Tree, Message]:
         """Parameters and state after step number `step` (from 0); `rows` are the rows of the batch.
 
-        Where steps are recorded and replayed, `step` and `lr` are tensors on the device. An optimiser
-        may also have `update_`, with the same arguments, that writes into `params` and `state`; and `plain`,
-        which if true says that `update_` only takes `lr` times the gradient off, so that others may.
+        Where steps are recorded and replayed, `step` and `lr` are tensors on the device.
         """
         ...
 

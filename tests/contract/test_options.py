@@ -28,6 +28,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_every_option_keeps_the_contract(name, options, monkeypatch):
     if options.get("epsilon") and name == "mdicfl":  # coins that come out alike, for runs to be compared

@@ -25,9 +25,8 @@ from toys import (
     turn,
 )
 
-from kinfolk.engines import steps
 from kinfolk.engines.batched import Batched
-from kinfolk.engines.fast import trace
+from kinfolk.engines.fast import steps, trace
 from kinfolk.engines.fast.lanes import CudaLane
 from kinfolk.engines.loop import Loop
 from kinfolk.federation.own_data.arrays import from_arrays

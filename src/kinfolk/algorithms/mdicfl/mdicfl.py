@@ -18,14 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks import many_models
-from kinfolk.algorithms.blocks.aggregator import Centre, check_trim, group_fold
+from kinfolk.algorithms.blocks.aggregator import Aggregator, Centre, check_trim, group_fold
 from kinfolk.algorithms.blocks.common_start import WithBlind, counts, telling
 from kinfolk.algorithms.blocks.label_distribution import choose_task, law_task, no_coin, throw, with_secret
 from kinfolk.algorithms.blocks.lowest_loss import enough_clients, where
@@ -178,10 +177,9 @@ class MDICFL:
             return state, False
         if self.start in ("warm_kmeans", "parted"):
             first = {n: t[0] for n, t in state.centres.items()}
-            by = partial(group_fold, self.mean, self.trim)
             ours = self.start == "parted"
             names = without_head(self.learner) if ours else self.learner.names
-            how = self.k, self.restarts, self.weights, turn, by
+            how = self.k, self.restarts, turn, Aggregator(self.mean, self.trim, self.weights)
             found = yield from warm_kmeans(first, names, *how, directions=ours)
             if found is not None:
                 centres, labels = found

@@ -64,7 +64,7 @@ def assign(
         remedy = "has all clients in one group: there is nothing to choose; name a run with several"
         raise KinfolkError("run", str(trained.folder), remedy)
     parts = fitted(trained, federation, network)
-    rule: str = by or getattr(parts.algorithm, "assign_by", "loss")
+    rule = str(by or getattr(parts.algorithm, "assign_by", "loss"))
     if rule not in RULES:
         raise KinfolkError("--by", rule, near(rule, RULES))
     with staged(parts, tasks(parts)) as stage:

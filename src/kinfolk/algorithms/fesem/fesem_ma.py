@@ -35,7 +35,7 @@ from torch import Tensor
 
 from kinfolk.algorithms.blocks import many_models, near_centre
 from kinfolk.algorithms.blocks.aggregator import Centre, check_trim
-from kinfolk.algorithms.blocks.label_distribution import count_labels
+from kinfolk.algorithms.blocks.label_counts import count_labels
 from kinfolk.algorithms.blocks.lowest_loss import enough_clients, where
 from kinfolk.algorithms.blocks.many_models import copies, model_of_group
 from kinfolk.algorithms.blocks.warm_start import warm_kmeans, warm_task

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from kinfolk.algorithms.options import flat_options
 from kinfolk.experiment import assign as assigning
 from kinfolk.experiment import choose_k as choosing
 from kinfolk.experiment import compare as comparing
@@ -135,7 +136,7 @@ def _spec(network: Network, rounds: int, settings: Mapping[str, Any]) -> Experim
         model=ModelSpec(f"{source.__module__}:{getattr(source, '__qualname__', type(source).__name__)}"),
     )
     named = replace(named, run=replace(named.run, rounds=rounds))
-    return override(named, [f"{key}={_toml(value)}" for key, value in settings.items()])
+    return override(named, [f"{key}={_toml(value)}" for key, value in flat_options(settings).items()])
 
 
 def _toml(value: Any) -> str:

@@ -37,24 +37,6 @@ def flatten(message: Message) -> dict[str, Tensor]:
     return {key if name is None else f"{key}/{name}": leaf for key, name, leaf in leaves(message)}
 
 
-def unflatten(flat: Mapping[str, Tensor]) -> Message:
-    """The message behind flat names, which are split at their first "/".
-
-    >>> unflatten({"n": torch.tensor(3), "m/a/b": torch.zeros(1)})
-    {'n': tensor(3), 'm': {'a/b': tensor([0.])}}
-    """
-    message: Message = {}
-    for path, tensor in flat.items():
-        key, slash, name = path.partition("/")
-        if not slash and key not in message:
-            message[key] = tensor
-        elif slash and isinstance(message.setdefault(key, {}), dict):
-            message[key][name] = tensor
-        else:
-            raise KinfolkError("message", key, "the same key names a tensor and a tree; rename one")
-    return message
-
-
 def encode(message: Message, header: Mapping[str, str] | None = None) -> bytes:
     """The bytes of a message; equal messages and headers give equal bytes.
 

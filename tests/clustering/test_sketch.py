@@ -7,7 +7,7 @@ from kinfolk.clustering import sketch as module
 from kinfolk.clustering.agreement import agreement
 from kinfolk.clustering.distances import flat, squared
 from kinfolk.clustering.kmeans import kmeans
-from kinfolk.clustering.sketch import Sketch, sketch_models, width_for
+from kinfolk.clustering.sketch import Sketch, width_for
 from kinfolk.errors import KinfolkError
 from kinfolk.streams import Seed
 
@@ -47,6 +47,10 @@ def test_it_is_the_sparse_matrix_it_says_it_is(monkeypatch):
     assert torch.allclose(made.apply(stack).double(), wanted, atol=1e-5)
 
 
+def _sketched(stack, width, seed):
+    return Sketch.of({name: leaf.shape[1:] for name, leaf in stack.items()}, width, seed).apply(stack)
+
+
 def test_it_is_linear():
     made, x, y = Sketch.of(SHAPES, 64, Seed(1)), _stack(3, "x"), _stack(3, "y")
     both = {name: 2 * x[name] - 3 * y[name] for name in SHAPES}
@@ -56,7 +60,7 @@ def test_it_is_linear():
 def test_squared_distances_are_unbiased_with_the_variance_of_a_gaussian_projection():
     stack = _stack(2)
     exact = squared(flat(stack))[0, 1]
-    ratios = torch.stack([squared(sketch_models(stack, 32, Seed(s)))[0, 1] / exact for s in range(600)])
+    ratios = torch.stack([squared(_sketched(stack, 32, Seed(s)))[0, 1] / exact for s in range(600)])
     spread = sqrt(2 / 32)
     assert abs(ratios.mean().item() - 1) < 4 * spread / sqrt(600)
     assert ratios.std().item() < 1.1 * spread
@@ -69,7 +73,7 @@ def test_all_distances_stay_within_the_bound():
     width = width_for(40, 0.3)
     fine = 0
     for seed in range(10):
-        ratio = (squared(sketch_models(stack, width, Seed(seed))) / exact)[pairs[0], pairs[1]]
+        ratio = (squared(_sketched(stack, width, Seed(seed))) / exact)[pairs[0], pairs[1]]
         fine += bool((ratio.min() > 0.7) & (ratio.max() < 1.3))
     assert fine >= 8
 
@@ -80,7 +84,7 @@ def test_groups_found_on_the_sketch_are_those_found_on_the_models(apart, least):
     truth = torch.arange(120) % 4
     points = apart * torch.randn(4, 2000, generator=draw)[truth] + torch.randn(120, 2000, generator=draw)
     exact = kmeans(points, 4, Seed(0))
-    short = kmeans(sketch_models({"w": points}, 1024, Seed(0)), 4, Seed(0))
+    short = kmeans(_sketched({"w": points}, 1024, Seed(0)), 4, Seed(0))
     assert agreement(short.labels, exact.labels)["ari"] >= least
 
 
@@ -111,6 +115,4 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(KinfolkError, match="two points"):
         width_for(1, 0.5)
     with pytest.raises(KinfolkError, match="at least one"):
-        sketch_models({"n": torch.tensor([1])}, 8, Seed(0))
-    with pytest.raises(KinfolkError, match="known: a"):
-        sketch_models({"a": torch.ones(1, 2)}, 8, Seed(0), ["zzz"])
+        Sketch.of({}, 8, Seed(0))

@@ -6,7 +6,7 @@ import pytest
 from gossip import Gossip
 from nearest import Nearest
 
-from kinfolk.algorithms import ALGORITHMS
+from kinfolk.algorithms import ALGORITHMS, with_options
 from kinfolk.contract import suite
 from kinfolk.contract.checks import CHECKS, Skip
 
@@ -69,7 +69,7 @@ def test_contract(method, check, monkeypatch):
     kind, options = {**METHODS, **VARIANTS}[method]
     reason = MAY_SKIP.get((method, check))
     with pytest.raises(Skip, match=reason) if reason else nullcontext():
-        CHECKS[check](lambda learner: kind(learner=learner, **options))
+        CHECKS[check](lambda learner: with_options(kind, learner, options))
 
 
 def test_the_suite_reports_every_check_in_order(monkeypatch):

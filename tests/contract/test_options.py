@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 from test_contract import METHODS
 
-from kinfolk.algorithms import ALGORITHMS
+from kinfolk.algorithms import ALGORITHMS, with_options
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.contract.options import check_variant, others, variants
 from kinfolk.errors import KinfolkError
@@ -33,7 +33,7 @@ def test_every_option_keeps_the_contract(name, options, monkeypatch):
     if options.get("epsilon") and name == "mdicfl":  # coins that come out alike, for runs to be compared
         monkeypatch.setattr("secrets.token_bytes", lambda n: b"s" * n)
     assert options, "no value of this option can be tried: give it a default that others can be told from"
-    check_variant(lambda learner: ALGORITHMS[name](learner=learner, **options))
+    check_variant(lambda learner: with_options(ALGORITHMS[name], learner, options))
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from kinfolk.algorithms.clustered_fl import ClusteredFL
 from kinfolk.algorithms.clustered_hdbscan import ClusteredHDBSCAN
@@ -29,12 +29,15 @@ from kinfolk.algorithms.ifca import IFCA
 from kinfolk.algorithms.local import Local
 from kinfolk.algorithms.majority_label import MajorityLabel
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
+from kinfolk.algorithms.options import check_options, options_of, with_options
 from kinfolk.algorithms.robust import Robust
 from kinfolk.algorithms.slfed.slfed import SLFed
 from kinfolk.algorithms.slfed.slfed_similar import SLFedSimilar
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Algorithm
+
+__all__ = ["ALGORITHMS", "build_algorithm", "find_algorithm", "options_of", "summary_line", "with_options"]
 
 ALGORITHMS: dict[str, type[Any]] = {
     "majority_label": MajorityLabel,
@@ -97,41 +100,8 @@ def find_algorithm(name: str) -> type[Any]:
     return kind
 
 
-def options_of(kind: type[Any]) -> Mapping[str, Any]:
-    """An algorithm's options with their defaults.
-
-    >>> dict(options_of(FedProx))
-    {'mu': 0.1, 'weights': 'size'}
-    """
-    return {f.name: f.default for f in fields(kind) if f.name != "learner" and f.init}
-
-
 def build_algorithm(name: str, learner: Learner, options: Mapping[str, Any]) -> Algorithm[Any]:
     """An algorithm with its options checked: unknown names and wrong types are errors."""
     kind = find_algorithm(name)
-    hints = get_type_hints(kind)
-    for key, value in options.items():
-        if key not in options_of(kind):
-            raise KinfolkError(
-                f"algorithm.{key}", value, f"{name} has no such option; {near(key, options_of(kind))}"
-            )
-        problem = _misfit(value, hints[key])
-        if problem:
-            raise KinfolkError(f"algorithm.{key}", value, problem)
-    given = {k: float(v) if hints[k] is float else v for k, v in options.items()}
-    make: Callable[..., Algorithm[Any]] = kind
-    return make(learner=learner, **given)
-
-
-def _misfit(value: Any, hint: Any) -> str:
-    """Why a value does not fit a declared type; empty if it does."""
-    if get_origin(hint) is Literal:
-        return "" if value in get_args(hint) else "choose one of " + ", ".join(map(repr, get_args(hint)))
-    if hint is float:
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return "" if fits and abs(value) < float("inf") else "give a finite number"
-    if hint is int:
-        return "" if isinstance(value, int) and not isinstance(value, bool) else "give a whole number"
-    if isinstance(hint, type) and not isinstance(value, hint):
-        return f"give a {hint.__name__}"
-    return ""
+    made: Algorithm[Any] = with_options(kind, learner, check_options(name, kind, options))
+    return made

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.clustering.distances import floating
 from kinfolk.errors import KinfolkError, near
 from kinfolk.streams import Seed
 from kinfolk.types import Tree
@@ -111,18 +110,3 @@ class Sketch:
                 place = self.places[name][i, begin:end].to(leaf.device).long() + run[begin:end] - begin
                 flip = self.flips[name][i, begin:end].to(leaf)
                 total[i] += (part[:, place] * flip).reshape(number, -1, block).sum(1)
-
-
-def sketch_models(stack: Tree, width: int, seed: Seed, names: Sequence[str] | None = None) -> Tensor:
-    """Sketch a stack of models at once, over `names` or every floating-point leaf.
-
-    >>> stack = {"w": torch.tensor([[1.0, 2.0], [1.0, 2.0]]), "n": torch.tensor([1, 2])}
-    >>> a, b = sketch_models(stack, 16, Seed(1))
-    >>> bool((a == b).all())
-    True
-    """
-    names = floating(stack) if names is None else names
-    for name in names:
-        if name not in stack:
-            raise KinfolkError("names", name, near(name, stack))
-    return Sketch.of({name: stack[name].shape[1:] for name in names}, width, seed).apply(stack)

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.clustering.agreement import agreement
-from kinfolk.clustering.kmeans import kmeans
 from kinfolk.errors import KinfolkError
-from kinfolk.streams import Seed
 
 
 @dataclass(frozen=True)
@@ -37,13 +35,3 @@ def stability(runs: Sequence[Tensor]) -> Stability:
             pairs[i, j] = pairs[j, i] = agreement(one, runs[j])["ari"]
     upper = pairs[tuple(torch.triu_indices(len(runs), len(runs), 1))]
     return Stability(float(upper.mean()), float(upper.min()), pairs)
-
-
-def across_seeds(points: Tensor, k: int, seed: Seed, runs: int = 5, restarts: int = 1) -> Stability:
-    """How far `runs` runs of k-means on the same points, each with a seed of its own, agree.
-
-    >>> across_seeds(torch.tensor([[0.0], [0.1], [9.0], [9.1]]), 2, Seed(0)).worst
-    1.0
-    """
-    seeds = [Seed(seed.number("stability", run)) for run in range(runs)]
-    return stability([kmeans(points, k, each, restarts).labels for each in seeds])

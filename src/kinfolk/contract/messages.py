@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms import ALGORITHMS
+from kinfolk.algorithms import ALGORITHMS, with_options
 from kinfolk.contract import toy
 from kinfolk.contract.options import variants
 from kinfolk.learning.learner import Learner
@@ -38,7 +38,7 @@ def _line(name: str, kind: type[Any], learner: Learner) -> str:
     tasks, swaps = _said(usual, learner), _across(usual)
     more: dict[str, str] = {}
     for label, options in variants(kind, {}).items():
-        here = client_tasks(kind(learner=learner, **options))
+        here = client_tasks(with_options(kind, learner, options))
         new = [line for line in _said(here, learner) if line not in tasks]
         new += [f"`{swap}` to one another" for swap in _across(here) if swap not in swaps]
         for line in new:

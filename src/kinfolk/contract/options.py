@@ -6,9 +6,9 @@ The list is made from the fields of the class, so that a new option is tried wit
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
-from kinfolk.algorithms import options_of
+from kinfolk.algorithms.options import option_types, options_of, with_options
 from kinfolk.codec import decode, encode
 from kinfolk.contract import toy
 from kinfolk.contract.checks import Make, require
@@ -39,7 +39,7 @@ def others(kind: type[Any]) -> Iterator[tuple[str, Any]]:
     >>> list(others(Robust))
     [('mean', 'mean'), ('mean', 'median')]
     """
-    hints = get_type_hints(kind)
+    hints = option_types(kind)
     for name, usual in options_of(kind).items():
         if get_origin(hints[name]) is Literal:
             yield from ((name, value) for value in get_args(hints[name]) if value != usual)
@@ -64,7 +64,7 @@ def variants(kind: type[Any], usual: Mapping[str, Any]) -> dict[str, dict[str, A
 
     def makes(options: dict[str, Any]) -> bool:
         try:
-            kind(learner=learner, **options)
+            with_options(kind, learner, options)
         except KinfolkError:
             return False
         return True

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kinfolk.algorithms import with_options
 from kinfolk.contract.checks import CHECKS, Skip
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Algorithm
@@ -42,7 +43,7 @@ def run_one(name: str, kind: type[Any], options: Mapping[str, Any]) -> tuple[str
     """
 
     def make(learner: Learner) -> Algorithm[Any]:
-        made: Algorithm[Any] = kind(learner=learner, **options)
+        made: Algorithm[Any] = with_options(kind, learner, options)
         return made
 
     try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from kinfolk.algorithms.options import option_values
 from kinfolk.engines.choose import Choice, arithmetic
 from kinfolk.engines.choose import make as make_engine
 from kinfolk.engines.coordinator import Coordinator, Engine
@@ -251,10 +252,9 @@ def spec_of(algorithm: Algorithm[Any], settings: Mapping[str, Any]) -> Experimen
     AlgorithmSpec(name='kinfolk.algorithms.fedprox:FedProx', options={'mu': 0.5, 'weights': 'size'})
     """
     kind: type[Any] = type(algorithm)
-    options = {f.name: getattr(algorithm, f.name) for f in fields(kind) if f.init and f.name != "learner"}
     return Experiment(
         local=LocalSpec(batch=8, lr=0.05, momentum=0.9, weight_decay=1e-3),  # as `learner` has it
-        algorithm=AlgorithmSpec(f"{kind.__module__}:{kind.__qualname__}", options),
+        algorithm=AlgorithmSpec(f"{kind.__module__}:{kind.__qualname__}", option_values(algorithm)),
         engine=EngineSpec("loop", "cpu"),
         run=RunSpec(**settings),
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.algorithms import build_algorithm, find_algorithm, options_of
+from kinfolk.algorithms.options import flat_options
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.attack import Attack, planned
 from kinfolk.experiment.sections import Experiment, LocalSpec
@@ -85,7 +86,8 @@ def title(spec: Experiment) -> str:
     'fedprox mu=0.5'
     """
     usual = options_of(find_algorithm(spec.algorithm.name))
-    changed = [f"{k}={v}" for k, v in spec.algorithm.options.items() if k not in usual or usual[k] != v]
+    own = flat_options(spec.algorithm.options)
+    changed = [f"{k}={v}" for k, v in own.items() if k not in usual or usual[k] != v]
     return " ".join([spec.algorithm.name.rpartition(":")[2], *changed])
 
 

@@ -1,4 +1,7 @@
-"""An experiment as one TOML file: six flat tables, every key typed, every unknown key an error."""
+"""An experiment as one TOML file: six tables, every key typed, every unknown key an error.
+
+An algorithm's groups of options are tables in its own, `[algorithm.start]`; a spec holds them by dotted name.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from kinfolk.algorithms.options import flat_options
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.sections import (
     CHOICES,
@@ -87,7 +91,7 @@ def _extended(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         elif "name" in table and section in ("model", "algorithm"):
             whole[section] = table  # the old options are another's
         else:
-            whole[section] = {**old, **table}
+            whole[section] = {**flat_options(old), **flat_options(table)}
     return whole
 
 
@@ -153,7 +157,7 @@ def dump(spec: Experiment) -> str:
     """
     parts = []
     for section, table in _tables(spec).items():
-        lines = [f"{_key(key)} = {_toml(value)}" for key, value in table.items()]
+        lines = [f"{_dotted(key)} = {_toml(value)}" for key, value in table.items()]
         parts.append("\n".join([f"[{section}]", *lines, ""]))
     return "\n".join(parts)
 
@@ -243,13 +247,14 @@ def _section(section: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
     known = [name for name in hints if name != "options"]
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
-    for key, value in table.items():
-        name = f"{section}.{_key(key)}"
+    grouped = section == "algorithm"  # the one table whose options come in groups
+    for key, value in (flat_options(table) if grouped else table).items():
+        name = f"{section}.{_dotted(key) if grouped else _key(key)}"
         if key in known:
             values[key] = _typed(name, value, hints[key])
         elif "options" not in hints:
             raise KinfolkError(name, value, f"no such setting; {near(key, known)}")
-        elif not key.isidentifier():
+        elif not all(part.isidentifier() for part in (key.split(".") if grouped else [key])):
             raise KinfolkError(name, value, "name an option with letters, digits and _")
         else:
             options[key] = _option(name, value)
@@ -322,7 +327,8 @@ def _tables(spec: Experiment) -> Tables:
     for section, kind in SECTIONS.items():
         part = getattr(spec, section)
         table = {f.name: getattr(part, f.name) for f in fields(kind)}
-        for key, value in sorted(table.pop("options", {}).items()):
+        options = table.pop("options", {})
+        for key, value in sorted((flat_options(options) if section == "algorithm" else options).items()):
             if key in table:
                 raise KinfolkError(f"{section}.{key}", value, "is not an option; set the field of that name")
             table[key] = value
@@ -336,6 +342,11 @@ def _flat(spec: Experiment) -> dict[str, Any]:
 
 def _key(key: str) -> str:
     return key if re.fullmatch("[A-Za-z0-9_-]+", key) else _toml(key)
+
+
+def _dotted(key: str) -> str:
+    """A key as TOML writes it; each part of an option's dotted name is a key."""
+    return ".".join(map(_key, key.split(".")))
 
 
 def _toml(value: Any) -> str:

@@ -22,8 +22,8 @@ class Context:
 
     >>> layers = (("conv.weight", 18), ("conv.bias", 2))
     >>> ctx = Context("ann", 3, ("bob", "cyd", "dan"), (0.5, 0.25, 0.5), layers)
-    >>> ctx.size, ctx.slices["conv.bias"], len(ctx.id), ctx.total
-    (20, slice(18, 20, None), 32, 1.25)
+    >>> ctx.size, len(ctx.id), ctx.total
+    (20, 32, 1.25)
     >>> Context("ann", 3, ("ann", "bob"), (0.5, 0.5), ())
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: members of 'ann' = ('ann', 'bob'): must not name the requester
@@ -58,15 +58,6 @@ class Context:
     def total(self) -> float:
         """The sum of all weights: computed by everybody, told by nobody."""
         return math.fsum(self.sigma)
-
-    @cached_property
-    def slices(self) -> dict[str, slice]:
-        """Where each tensor lies in the vector."""
-        found, start = {}, 0
-        for name, length in self.layers:
-            found[name] = slice(start, start + length)
-            start += length
-        return found
 
     @property
     def size(self) -> int:

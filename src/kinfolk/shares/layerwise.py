@@ -3,7 +3,7 @@
 Palanisamy Sundar et al.: Subjective Logic-based Decentralized Federated Learning for Non-IID Data. ARES 2024.
 
 A share is a positive multiple of every layer, so a single member learns the direction of everything;
-`kinfolk.shares.attack` makes a working model out of it. The member's own piece stays in the sum: as
+`tests/shares/test_rebuilding.py` makes a working model out of it. The member's own piece stays in the sum: as
 printed, the formula adds up what a member sent, which is its own model.
 """
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 from turned import turned
+from whole_matching import restore_width
 
 from kinfolk.algorithms.fesem.chain import chain_of
 from kinfolk.algorithms.fesem.fesem import FeSEM
 from kinfolk.algorithms.fesem.fesem_ma import FeSEMMA
-from kinfolk.algorithms.fesem.matched import match_next, restore_width
+from kinfolk.algorithms.fesem.matched import match_next
 from kinfolk.algorithms.fesem.matching import Prior
 from kinfolk.contract import toy
 from kinfolk.contract.checks import CHECKS

@@ -9,20 +9,19 @@ matching: the MAP shrinks towards the prior, and equal networks would not averag
 
 Widths: with `growth = 1` (the default) the common layer has exactly the clients' width, every unit is matched
 in every client, and the shapes of the model stay what they are. With more, up to 1.5, a layer may grow by
-that factor; `restore_width` then gives each client its own units back, `cut_back` everyone the same ones.
+that factor; `cut_back` then gives everyone the same units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from kinfolk.algorithms.fesem.chain import Chain, Layer, chain_of
+from kinfolk.algorithms.fesem.chain import Chain, Layer
 from kinfolk.algorithms.fesem.matching import Prior, match_layer
 from kinfolk.errors import KinfolkError
 from kinfolk.streams import Seed
@@ -44,14 +43,6 @@ class Step:
     models: Tree  # stack: the layer is the common one in every row, the next layer's inputs follow its order
     shared: Tree  # the leaves of the common layer
     assignment: Tensor  # [clients, own units]: the common unit of each
-
-
-@dataclass(frozen=True)
-class Average:
-    """A matched average and who went where."""
-
-    model: Tree
-    assignments: tuple[Tensor, ...]  # by hidden layer, [clients, own units]
 
 
 def match_next(
@@ -185,59 +176,6 @@ def common_model(
         else:
             model[name] = _of_clients(leaf, middle) if middle else _weighted(leaf, shares)
     return {name: model[name] for name in models}
-
-
-def matched_average(
-    models: Tree,
-    network: nn.Module | Chain,
-    seed: Seed,
-    prior: Prior | None = None,
-    sweeps: int = 8,
-    growth: float = 1.0,
-    weights: Tensor | None = None,
-    class_counts: Tensor | None = None,
-) -> Average:
-    """The matched average of a stack of models (every leaf [clients, ...]), on the server alone.
-
-    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    >>> stack = {name: torch.stack([leaf, leaf]) for name, leaf in net.state_dict().items()}
-    >>> found = matched_average(stack, net, Seed(0))
-    >>> all(torch.allclose(found.model[n], leaf) for n, leaf in net.state_dict().items())
-    True
-    >>> found.assignments[0].tolist()
-    [[0, 1, 2], [0, 1, 2]]
-    """
-    chain = network if isinstance(network, Chain) else chain_of(network)
-    assignments, here = [], models
-    for layer in range(len(chain.layers) - 1):
-        step = match_next(here, chain, layer, seed, prior, sweeps, growth, weights)
-        here = step.models
-        assignments.append(step.assignment)
-    return Average(common_model(here, chain, class_counts, weights), tuple(assignments))
-
-
-def restore_width(model: Tree, chain: Chain, own: Sequence[Tensor]) -> Tree:
-    """A common model cut back to the units of one client, in that client's order.
-
-    `own` holds, for each hidden layer, the client's row of the assignment.
-
-    >>> chain = chain_of(nn.Sequential(nn.Linear(1, 3, bias=False), nn.Linear(3, 1, bias=False)))
-    >>> wide = {"0.weight": torch.tensor([[1.0], [2.0], [3.0]]), "1.weight": torch.tensor([[7.0, 8.0, 9.0]])}
-    >>> restore_width(wide, chain, [torch.tensor([2, 0])])
-    {'0.weight': tensor([[3.],
-            [1.]]), '1.weight': tensor([[9., 7.]])}
-    """
-    if len(own) != len(chain.layers) - 1:
-        raise KinfolkError("own", len(own), f"give one assignment for each of {len(chain.layers) - 1} layers")
-    model = dict(model)
-    for layer, (here, following) in enumerate(pairwise(chain.layers)):
-        place = own[layer].to(model[here.weight].device)
-        for name in here.leaves():
-            model[name] = model[name][place]
-        inputs = model[following.weight]
-        blocks = inputs.reshape(len(inputs), -1, following.block, *inputs.shape[2:])
-        model[following.weight] = blocks[:, place].flatten(1, 2)
-    return model
 
 
 def _vectors(models: Tree, layer: Layer) -> list[Tensor]:

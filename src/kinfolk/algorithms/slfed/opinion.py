@@ -4,8 +4,7 @@ Palanisamy Sundar et al.: Subjective Logic-based Decentralized Federated Learnin
 Jøsang: A Logic for Uncertain Probabilities. 2001.
 
 With alpha = 2s/u and beta = 2d/u, consensus is the addition of evidence. To keep evidence and to make
-opinions of it when one is asked for is exact and knows no order; `consensus` is for opinions that came
-without evidence.
+opinions of it when one is asked for is exact and knows no order.
 """
 
 from __future__ import annotations
@@ -106,26 +105,6 @@ def discount(about_teller: Opinion, told: Opinion) -> Opinion:
     trust, doubt, unsure = checked(about_teller, "about_teller")
     s, d, u = checked(told, "told")
     return Opinion(trust * s, trust * d, doubt + unsure + trust * u)
-
-
-def consensus(first: Opinion, second: Opinion) -> Opinion:
-    """Both opinions as one: s = (s_x u_y + s_y u_x) / k, u = u_x u_y / k with k = u_x + u_y - u_x u_y.
-
-    The vacuous (0, 0, 1) changes nothing. An opinion without uncertainty wins; of two such, the mean is
-    taken (and then the order in which several are joined matters).
-
-    >>> sure, vague = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.5])
-    >>> joint = consensus(Opinion(sure, vague, vague), Opinion(vague, vague, 1 - 2 * vague))
-    >>> joint.s
-    tensor([1.0000, 0.5000], dtype=torch.float64)
-    """
-    x, y = checked(first, "first"), checked(second, "second")
-    k = x.u + y.u - x.u * y.u
-    both_sure = k == 0
-    k = torch.where(both_sure, torch.ones_like(k), k)
-    s = torch.where(both_sure, (x.s + y.s) / 2, (x.s * y.u + y.s * x.u) / k)
-    d = torch.where(both_sure, (x.d + y.d) / 2, (x.d * y.u + y.d * x.u) / k)
-    return Opinion(s, d, x.u * y.u / k)
 
 
 def checked(opinion: Opinion, field: str = "opinion") -> Opinion:

@@ -10,11 +10,11 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
+from kinfolk.algorithms.blocks.label_distribution import SPENT, no_coin, respond, throw
 from test_mdicfl import FEW, one_round, started
 from turned import turned
 
 from kinfolk.algorithms.blocks import label_distribution as label_law
-from kinfolk.algorithms.blocks.label_distribution import SPENT, no_coin, respond, throw
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.contract import toy
 from kinfolk.errors import KinfolkError

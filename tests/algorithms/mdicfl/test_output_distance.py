@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from kinfolk.algorithms.blocks.output_distance import (
     class_distances,
     joined,

@@ -147,7 +147,7 @@ class MDICFL:
         return (state, {}) if self.privacy == "strong" else (yield from hear_labels(state, cohort))
 
     def able(self, state: State, cohort: Sequence[Client]) -> tuple[Client, ...]:
-        """Who can take part: nobody without a shape of rows, and nobody whose label distribution is missing."""
+        """Who can take part: nobody without a shape of rows, nor anybody without a label distribution."""
         if self.k > 1 and not state.shape:
             return ()
         if self.k == 1 or self.privacy == "strong":

@@ -28,7 +28,7 @@ def minimise(
     >>> x = torch.tensor([3.0])
     >>> minimise(lambda leaves: leaves[0].square().sum(), [x], lr=0.5, steps=2)
     >>> x
-    tensor([2.0064])
+    tensor([2.0044])
     """
     adam = Adam(params, lr)
 

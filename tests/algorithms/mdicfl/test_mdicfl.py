@@ -29,7 +29,6 @@ from kinfolk.script import Ask, play
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Stack, leaves, nbytes
 
-FEW = {"samples": 6, "search_iterations": 20}
 
 
 def one_round(method, state, federation, number=0, wrap=lambda engine: engine, engine="loop", cohort=None):
@@ -62,7 +61,7 @@ def test_one_cluster_is_uniform_fedavg_exactly(engine, privacy):
     federation = toy.ragged()
     learner = toy.learner("mlp", federation)
     plain = toy.play_rounds(FedAvg(learner, "uniform"), federation, engine, score=False)
-    got = toy.play_rounds(MDICFL(learner, k=1, privacy=privacy), federation, engine, score=False)
+    got = toy.play_rounds(mdicfl(learner, k=1, privacy=privacy), federation, engine, score=False)
     assert message_difference({n: t[0] for n, t in got.state.centres.items()}, plain.state.model, 0) == ""
     assert got.ledger == plain.ledger, "nobody is asked for more"
 
@@ -70,24 +69,24 @@ def test_one_cluster_is_uniform_fedavg_exactly(engine, privacy):
 def test_both_protocols_find_the_planted_groups_by_the_same_way():
     federation, truth = turned(3)
     learner = toy.learner("mlp", federation, epochs=4)
-    weak = MDICFL(learner, k=3, start="shared", samples=8, search_iterations=30)
+    weak = mdicfl(learner, k=3, **DRAWN, **{"pseudo.samples": 8, "search.iterations": 30})
     strong = replace(weak, privacy="strong")
     one, other = started(weak, federation), started(strong, federation)
     for number in range(5):
         one, told, _ = one_round(weak, one, federation, number, engine="batched")
         other, chose, _ = one_round(strong, other, federation, number, engine="batched")
         assert one.member.tolist() == other.member.tolist()
-        assert told.pop("bad_laws") == []
+        assert told.pop("bad_labels") == []
         assert told == chose
     assert agreement(one.member.tolist(), truth)["ari"] == 1.0
     assert told.pop("confidence") > 0.5
     assert told == {"clusters": 3, "effective": 3}
-    assert not other.laws.any(), "the strong server was told no law"
+    assert not other.labels.any(), "the strong server was told no law"
 
 
 def test_wrong_labels_are_mended():
     federation, truth = turned(3)
-    method = MDICFL(toy.learner("mlp", federation, epochs=4), k=3, start="warm_kmeans", **FEW)
+    method = mdicfl(toy.learner("mlp", federation, epochs=4), k=3, **WARM, **FEW)
     state = toy.play_rounds(method, federation, "batched", rounds=1, score=False).state
     assert agreement(state.member.tolist(), truth)["ari"] == 1.0
     wrong = state.member.clone()
@@ -99,7 +98,7 @@ def test_wrong_labels_are_mended():
 
 def test_different_networks_lock_in():
     federation, truth = turned(3)
-    method = MDICFL(toy.learner("mlp", federation), k=3, start="distinct", **FEW)
+    method = mdicfl(toy.learner("mlp", federation), k=3, **DISTINCT, **FEW)
     first = started(method, federation).member.tolist()
     last = toy.play_rounds(method, federation, "batched", rounds=2, score=False).groups
     assert list(last) == first
@@ -108,7 +107,7 @@ def test_different_networks_lock_in():
 
 def test_the_generator_finds_groups_too():
     federation, truth = turned(2)
-    method = MDICFL(
+    method = mdicfl(
         toy.learner("mlp", federation, epochs=4),
         k=2,
         sampler="generator",
@@ -128,7 +127,7 @@ def test_the_generator_finds_groups_too():
 def test_clusters_and_means_are_those_of_a_loop_by_hand(against, privacy):
     federation, _ = turned(2)
     learner = toy.learner("mlp", federation)
-    method = MDICFL(learner, k=2, start="distinct", against=against, privacy=privacy, **FEW)
+    method = mdicfl(learner, k=2, **DISTINCT, against=against, privacy=privacy, **FEW)
     state, said, told = started(method, federation), {}, {}
 
     def watch(request, reply):
@@ -179,7 +178,7 @@ def test_clusters_and_means_are_those_of_a_loop_by_hand(against, privacy):
 def test_downloads_are_a_kth_of_those_of_ifca():
     federation, _ = turned(3)
     learner = toy.learner("mlp", federation)
-    ours = MDICFL(learner, k=3, start="distinct", **FEW)
+    ours = mdicfl(learner, k=3, **DISTINCT, **FEW)
     _, _, ifca = one_round(IFCA(learner, k=3), started(IFCA(learner, k=3), federation), federation)
     state, _, first = one_round(ours, started(ours, federation), federation)
     _, _, weak = one_round(ours, state, federation, 1)
@@ -188,7 +187,7 @@ def test_downloads_are_a_kth_of_those_of_ifca():
     assert ifca["update"]["down"] == 3 * weak["update"]["down"]
     assert first["law"] == {"down": 0, "up": n * 4 * 4}, "C floats, once"
     strong = replace(ours, privacy="strong")
-    _, _, spent = one_round(strong, replace(state, laws=state.laws * 0), federation, 1)
+    _, _, spent = one_round(strong, replace(state, laws=state.labels * 0), federation, 1)
     assert spent["update"] == weak["update"]
     assert spent["choose"] == {"down": n * 3 * 4 * 4, "up": n * 8}, "K x C floats down, one whole number up"
     assert set(spent) == {"update", "choose"}
@@ -211,8 +210,8 @@ def transcript(method, federation, rounds=2):
 @pytest.mark.parametrize("start", ["distinct", "parted"])
 def test_strong_privacy_never_sends_a_label_law(start):
     federation, _ = turned(3)
-    few = {"start": start, "shared_rounds": 1, "plateau": 0.0, "confidence": 0.0, **FEW}
-    method = MDICFL(toy.learner("mlp", federation), k=3, privacy="strong", **few)
+    few = {"start": start, "start.shared_rounds": 1, "start.plateau": 0.0, "start.confidence": 0.0, **FEW}
+    method = mdicfl(toy.learner("mlp", federation), k=3, privacy="strong", **few)
     assert "law" not in method.tasks(), "a client can not even be asked"
     seen, outcome = transcript(method, federation)
     told = {("shape", "shape", (6,)), ("choose", "choice", ())}
@@ -226,7 +225,7 @@ def test_strong_privacy_never_sends_a_label_law(start):
 
 def test_scores_are_the_same_whoever_makes_them():
     federation = toy.ragged()
-    weak = MDICFL(toy.learner("mlp", federation), k=2, start="distinct", **FEW)
+    weak = mdicfl(toy.learner("mlp", federation), k=2, **DISTINCT, **FEW)
     strong, found = replace(weak, privacy="strong"), []
     for method in (weak, strong):
         state = started(method, federation)
@@ -251,7 +250,7 @@ def query(method, federation, who, distances):
 
 def test_a_server_that_makes_up_distances_finds_the_label_law_by_bisection():
     federation = toy.ragged()
-    method = MDICFL(toy.learner("mlp", federation), k=2, privacy="strong")
+    method = mdicfl(toy.learner("mlp", federation), k=2, privacy="strong")
     who = federation.clients[4]
     mine = federation.y[federation.splits["train"].rows(4)].numpy()
     queries = math.ceil(math.log2(1e3))
@@ -278,7 +277,7 @@ BAD_LAWS = {
 def test_who_tells_a_bad_law_counts_as_missing_and_is_asked_again(how):
     federation, _ = turned(3)
     bad = federation.clients[5]
-    method = MDICFL(toy.learner("mlp", federation), k=3, start="distinct", **FEW)
+    method = mdicfl(toy.learner("mlp", federation), k=3, **DISTINCT, **FEW)
     state = started(method, federation)
     wrap = altered(bad, "law", lambda body: {"law": BAD_LAWS[how](body["law"])})
     new, info, sent = one_round(method, state, federation, wrap=wrap)
@@ -286,21 +285,21 @@ def test_who_tells_a_bad_law_counts_as_missing_and_is_asked_again(how):
     wanted, _, _ = one_round(method, state, federation, cohort=without)
     assert message_difference(new.centres, wanted.centres, 0) == ""
     assert torch.equal(new.of([bad]), state.of([bad]))
-    assert info["bad_laws"] == ([bad] if how.startswith("too") else []), "the guard names the others"
+    assert info["bad_labels"] == ([bad] if how.startswith("too") else []), "the guard names the others"
     assert sent["update"]["down"] == 11 * nbytes({"model": method.learner.first})
     again, info, sent = one_round(method, new, federation, 1)
     assert sent["law"]["up"] == 4 * 4
-    assert info["bad_laws"] == []
+    assert info["bad_labels"] == []
     assert again.told([bad]) == [True]
 
 
 def test_an_empty_cluster_keeps_its_model_and_twins_count_once():
     federation, _ = turned(3)
-    method = MDICFL(toy.learner("mlp", federation), k=3, start="shared", **FEW)
+    method = mdicfl(toy.learner("mlp", federation), k=3, **DRAWN, **FEW)
     state = started(method, federation)
     few = [c for c in federation.clients if state.of([c]) != 2]
     one, info, _ = one_round(method, state, federation, cohort=few)
-    assert info == {"bad_laws": [], "clusters": 3}, "groups that were drawn stand for the first round"
+    assert info == {"bad_labels": [], "clusters": 3}, "groups that were drawn stand for the first round"
     for name, t in one.centres.items():
         assert torch.equal(t[2], method.learner.first[name])
     alike = {n: t[:1].expand_as(t).clone() for n, t in one.centres.items()}
@@ -312,7 +311,7 @@ def test_an_empty_cluster_keeps_its_model_and_twins_count_once():
         False,
     )[1]
     assert twins == {"clusters": 3, "effective": 1}
-    apart = started(replace(method, start="distinct"), federation)
+    apart = started(replace(method, **DISTINCT), federation)
     apart = replace(apart, shape=(1, 8, 8), member=apart.member.clamp(max=1))
     gone = merged(apart, method.learner, method.probe(apart, RoundContext(Seed(0), 1, ()))[1].x, 0.25, False)[
         1
@@ -327,15 +326,15 @@ def test_rows_of_any_kind_will_do_and_other_losses_will_not():
     with Seed(0).borrowed("init"):
         learner = Learner(nn.Linear(5, 3), find_loss("cross_entropy"), 3)
     for sampler in ("back_search", "generator"):
-        method = MDICFL(learner, k=2, sampler=sampler, samples=3, search_iterations=3,
+        method = mdicfl(learner, k=2, sampler=sampler, samples=3, search_iterations=3,
                         generator_iterations=3, shared_rounds=1, plateau=0)  # fmt: skip
         state = toy.play_rounds(method, federation, rounds=2, score=False).state
         assert state.shape == (5,)
         assert state.begun
     with pytest.raises(KinfolkError, match="loss = 'mse': mdicfl compares the probabilities of classes"):
-        MDICFL(Learner(nn.Linear(5, 1), find_loss("mse"), 1))
+        mdicfl(Learner(nn.Linear(5, 1), find_loss("mse"), 1))
     with pytest.raises(KinfolkError, match=r"model.norm = 'batch': .*must not depend on other rows"):
-        MDICFL(
+        mdicfl(
             Learner(
                 nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False)), find_loss("cross_entropy"), 2
             )
@@ -343,7 +342,7 @@ def test_rows_of_any_kind_will_do_and_other_losses_will_not():
     with pytest.raises(KinfolkError, match=r"algorithm.sampler = 'gan': choose one of"):
         build_algorithm("mdicfl", learner, {"sampler": "gan"})
     with pytest.raises(KinfolkError, match=r"algorithm.k = 5: give at most 4"):
-        MDICFL(learner, k=5).init(learner.first, federation.clients, Seed(0))
+        mdicfl(learner, k=5).init(learner.first, federation.clients, Seed(0))
 
 
 def test_the_shape_of_rows_is_the_commonest_that_the_network_takes():
@@ -364,7 +363,7 @@ def test_the_shape_of_rows_is_the_commonest_that_the_network_takes():
 
 def test_parted_is_one_model_at_first_and_then_finds_the_groups():
     federation, truth = turned(3)
-    method = MDICFL(toy.learner("mlp", federation, epochs=4), k=3, shared_rounds=2, **FEW)
+    method = mdicfl(toy.learner("mlp", federation, epochs=4), k=3, shared_rounds=2, **FEW)
     shared = toy.play_rounds(method, federation, "loop", rounds=2, participation=1.0, score=False).state
     fedavg = FedAvg(method.learner, "uniform")
     plain = toy.play_rounds(fedavg, federation, "loop", rounds=2, participation=1.0,

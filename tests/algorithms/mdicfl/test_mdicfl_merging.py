@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_mdicfl import FEW, one_round, started
+from test_mdicfl import one_round, started
 from turned import turned
 
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
@@ -25,7 +25,7 @@ from kinfolk.task import Plan
 
 def test_merging_joins_what_agrees_and_nothing_else():
     federation, _ = turned(3)
-    method = MDICFL(toy.learner("mlp", federation), k=5, start="distinct", **FEW)
+    method = mdicfl(toy.learner("mlp", federation), k=5, **DISTINCT, **FEW)
     state = replace(started(method, federation), shape=(1, 8, 8))
     turn = RoundContext(Seed(0), 1, federation.clients)
     member = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3])  # nobody is in the last
@@ -56,11 +56,11 @@ def test_merging_joins_what_agrees_and_nothing_else():
 @pytest.mark.parametrize("privacy", ["weak", "strong"])
 def test_a_merged_cluster_is_a_copy_that_nobody_joins(privacy):
     federation, _ = turned(2)
-    method = MDICFL(
+    method = mdicfl(
         toy.learner("mlp", federation),
         k=3,
         privacy=privacy,
-        start="distinct",
+        **DISTINCT,
         merge=True,
         merge_below=2.1,
         **FEW,
@@ -83,9 +83,9 @@ def test_six_clusters_on_four_groups_end_as_four():
     data = DataSpec("digits", clients=24, rows=60, groups=4, shift="rotation", seed=0)
     federation = build(data, Seed(0))
     with Seed(0).borrowed("init"):
-        module = build_model("mlp", federation.shape, 10, {"hidden": [32]})
+        module = build_model("mlp", federation.shape, 10, {"generator.hidden": [32]})
     learner = Learner(module, find_loss("cross_entropy"), 10, plan=Plan(20, 4), lr=0.1)
-    method = MDICFL(learner, k=6, samples=10, search_iterations=50, merge=True)
+    method = mdicfl(learner, k=6, **{"pseudo.samples": 10, "search.iterations": 50}, merge=True)
     found = toy.play_rounds(method, federation, "batched", rounds=7, participation=1.0, score=False)
     assert len(set(found.groups)) == 4
     assert agreement(list(found.groups), federation.truth)["ari"] >= 0.95

@@ -1,4 +1,4 @@
-"""FedMedian: FedAvg with the coordinate-wise median, which one bad client can not move far.
+"""FedMedian: FedAvg with the coordinate-wise median, which one bad client cannot move far.
 
 Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning. ICML 2018.
 """

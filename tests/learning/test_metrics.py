@@ -9,7 +9,8 @@ from sklearn.metrics import accuracy_score, f1_score, top_k_accuracy_score
 from torch.func import vmap
 
 from kinfolk.learning.losses import find_loss
-from kinfolk.learning.metrics import LOWER_IS_BETTER, blank, count, pooled_macro_f1, scores, summary
+from kinfolk.learning.metrics import blank, count, pooled_macro_f1, scores
+from kinfolk.scores import SCORES, summary
 from kinfolk.streams import Seed
 from kinfolk.task import Batch
 from kinfolk.types import map_leaves, stack_messages
@@ -95,7 +96,7 @@ def test_regression_scores_agree_with_numpy():
     out, y = _rows(0, 30, 0)
     found = scores(_one_client(_tally(out[:, None], y, 0, cuts=(7, 11))))
     error = out.double().numpy() - y.double().numpy()
-    assert set(found) == {"loss", "mse", "mae"} == LOWER_IS_BETTER
+    assert set(found) == {"loss", "mse", "mae"} == {n for n, s in SCORES.items() if s.lower_is_better}
     assert found["mse"] == pytest.approx(np.mean(error**2))
     assert found["mae"] == pytest.approx(np.mean(np.abs(error)))
     assert found["loss"] == pytest.approx(np.mean(error**2))

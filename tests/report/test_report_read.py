@@ -17,9 +17,6 @@ from made_up import make_comparison, make_run
 
 from kinfolk.errors import KinfolkError
 from kinfolk.report.read import (
-    LOWER_IS_BETTER,
-    METRICS,
-    PERCENT,
     Run,
     by_title,
     check_score,
@@ -29,10 +26,10 @@ from kinfolk.report.read import (
     load_run,
     load_runs,
     mean_history,
-    overview,
     sample_std,
     shown,
 )
+from kinfolk.scores import SCORES, summary
 
 NAN, INF = math.nan, math.inf
 
@@ -166,8 +163,8 @@ clients = st.lists(
 
 @settings(deadline=None)
 @given(clients, st.booleans())
-def test_overview_is_the_arithmetic_it_says(drawn: list[tuple[float, int]], lower: bool) -> None:
-    got = overview([v for v, _ in drawn], [n for _, n in drawn], lower)
+def test_a_summary_is_the_arithmetic_it_says(drawn: list[tuple[float, int]], lower: bool) -> None:
+    got = summary([v for v, _ in drawn], [n for _, n in drawn], lower)
     kept = sorted((v, n) for v, n in drawn if v == v)
     if not kept:
         assert all(math.isnan(number) for number in got.values())
@@ -185,31 +182,17 @@ def test_overview_is_the_arithmetic_it_says(drawn: list[tuple[float, int]], lowe
     assert got["p10"] == pytest.approx(low + (at - math.floor(at)) * (values[math.ceil(at)] - low))
 
 
-@settings(max_examples=40, deadline=None)
-@given(clients, st.booleans(), st.booleans())
-def test_overview_agrees_with_what_a_run_writes(
-    drawn: list[tuple[float, int]], lower: bool, diverged: bool
-) -> None:
+def test_every_score_has_a_rule_and_the_other_way_round() -> None:
     metrics = pytest.importorskip("kinfolk.learning.metrics")
-    values, rows = np.array([v for v, _ in drawn]), np.array([n for _, n in drawn])
-    if diverged:
-        values[0] = INF
-    theirs, ours = metrics.summary(values, rows, lower), overview(values, rows, lower)
-    assert set(ours) == set(theirs)
-    assert [ours[k] for k in theirs] == pytest.approx(list(theirs.values()), nan_ok=True)
-    assert metrics.LOWER_IS_BETTER == LOWER_IS_BETTER
-
-
-def test_every_score_has_words_and_one_direction() -> None:
-    assert set(METRICS) == LOWER_IS_BETTER | PERCENT
-    assert not LOWER_IS_BETTER & PERCENT
+    assert set(SCORES) == set(metrics.RULES)
+    assert not [name for name, score in SCORES.items() if score.percent and score.lower_is_better]
 
 
 def test_clients_without_rows_or_all_weights_zero() -> None:
-    assert math.isnan(overview([], [])["macro"])
-    assert math.isnan(overview([0.5], [0])["macro"])
-    assert overview([0.5, NAN], [4, 0])["macro"] == 0.5
-    assert overview([0.5], [4])["spread"] == 0.0
+    assert math.isnan(summary([], [])["macro"])
+    assert math.isnan(summary([0.5], [0])["macro"])
+    assert summary([0.5, NAN], [4, 0])["macro"] == 0.5
+    assert summary([0.5], [4])["spread"] == 0.0
 
 
 def test_sample_std_divides_by_one_less() -> None:

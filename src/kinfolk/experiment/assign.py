@@ -24,7 +24,8 @@ from kinfolk.experiment.asking import here, middle, staged
 from kinfolk.experiment.build import Network, Parts, build_parts
 from kinfolk.experiment.newcomers import Trained
 from kinfolk.federation.federation import Federation
-from kinfolk.learning.metrics import LOWER_IS_BETTER, scores
+from kinfolk.learning.metrics import scores
+from kinfolk.scores import about
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
 from kinfolk.task import Table
@@ -76,7 +77,7 @@ def assign(
         each = np.stack([asking.score("score", asking.centre(k)) for k in range(trained.k)], axis=1)
         mine = IndexedMessages(asking.clients, torch.from_numpy(group), {"model": asking.centres})
         tuned = asking.score("tuned", {}, mine)
-    worst = each.max(1) if asking.name in LOWER_IS_BETTER else each.min(1)
+    worst = each.max(1) if about(asking.name).lower_is_better else each.min(1)
     known = set(asking.clients) & set(trained.clients)
     if known:
         warnings.append(f"{len(known)} of them have names that were in training, as {min(known)!r}")

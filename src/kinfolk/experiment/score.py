@@ -13,7 +13,7 @@ from kinfolk.clustering.agreement import agreement, sizes, switch_fraction
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.federation.federation import Split
 from kinfolk.learning import metrics
-from kinfolk.learning.metrics import LOWER_IS_BETTER
+from kinfolk.scores import about, summary
 from kinfolk.script import Algorithm, Ask, Groups
 from kinfolk.streams import RoundContext
 from kinfolk.task import Task
@@ -40,7 +40,7 @@ def score_everyone(
     With `rows`, the split that is scored, clients with the same model and the same rows are scored once.
     """
     columns: Columns = {name: [] for name in ("client", "model", "split", "score", "value", "rows")}
-    summary: dict[str, Any] = {}
+    over_all: dict[str, Any] = {}
     who = tuple(c for c in turn.clients if c not in without)
     shared, each = algorithm.eval_inputs(state, who)
     for kind, task in list(algorithm.eval_tasks().items())[: 1 if models == "first" else None]:
@@ -51,15 +51,12 @@ def score_everyone(
         if not scored:
             continue
         count = body["rows"].cpu().numpy()
-        summary[kind] = {}
+        over_all[kind] = {}
         for score, values in metrics.scores(body).items():
             _add(columns, scored, kind, split, score, values, count)
-            summary[kind][score] = metrics.summary(values, count, score in metrics.LOWER_IS_BETTER)
-        if "macro_f1" in summary[kind]:
-            # Where clients keep their counts by class to themselves, nobody can pool them.
-            pooled = metrics.pooled_macro_f1(body) if "hit" in body else None
-            summary[kind]["macro_f1"]["pooled"] = pooled
-    return columns, summary
+            one = summary(values, count, about(score).lower_is_better)
+            over_all[kind][score] = one | metrics.pooled(score, body)
+    return columns, over_all
 
 
 def stand_ins(
@@ -137,4 +134,4 @@ def reached(summary: Mapping[str, Any], score: str, target: float) -> bool:
     value = main.get(score, {}).get("macro")
     if value is None or value != value:  # nobody could be scored
         return False
-    return bool(value <= target if score in LOWER_IS_BETTER else value >= target)
+    return bool(value <= target if about(score).lower_is_better else value >= target)

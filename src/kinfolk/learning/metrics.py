@@ -1,7 +1,13 @@
-"""Scores of each client, computed from tallies that add up over batches in any order."""
+"""Scores of each client, computed from tallies that add up over batches in any order.
+
+A score is a `Rule` here and a line in `kinfolk.scores`: what counts, records or shows scores goes by both.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -10,13 +16,140 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.learning.losses import residual
+from kinfolk.scores import Floats
 from kinfolk.task import Batch
 from kinfolk.types import Message
 
-# Scores of which a large value is bad.
-LOWER_IS_BETTER: frozenset[str] = frozenset({"loss", "mse", "mae"})
+# The sums of all clients, each with a leading client axis.
+Sums = Mapping[str, NDArray[Any]]
 
-Floats = NDArray[np.float64]
+
+class Outcome:
+    """What a model said of some rows, and the truth; rules share what they derive from it."""
+
+    def __init__(self, out: Tensor, y: Tensor, row_loss: Tensor) -> None:
+        self.out, self.y, self.row_loss = out, y, row_loss
+
+    @cached_property
+    def names(self) -> Tensor:
+        """The classes, [classes]."""
+        return torch.arange(self.out.shape[1], device=self.out.device)
+
+    @cached_property
+    def is_true(self) -> Tensor:
+        """Which class is a row's own, [rows, classes]."""
+        return self.y.unsqueeze(1) == self.names
+
+    @cached_property
+    def is_said(self) -> Tensor:
+        """Which class is predicted, [rows, classes]."""
+        return self.out.argmax(1, keepdim=True) == self.names
+
+    @cached_property
+    def error(self) -> Tensor:
+        """Prediction less truth, of regression, [rows, numbers]."""
+        return residual(self.out.double(), self.y.double())
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a score comes about: what is summed over a client's rows, and what the sums come to."""
+
+    sums: tuple[str, ...]
+    # The values of each row, [rows] or [rows, classes]: one tensor for each name in `sums`.
+    rows: Callable[[Outcome], tuple[Tensor, ...]]
+    # One number per client.
+    value: Callable[[Sums], Floats]
+    # Whether clients with so many classes have this score; 0 is regression.
+    has: Callable[[int], bool] = bool
+    # The score of all rows of all clients together, where sums allow it and it is no mean over rows.
+    pooled: Callable[[Message], float] | None = None
+    # What a client tells instead of `sums` if it keeps to itself what it has of each class.
+    private: str = ""
+
+
+def mean_of(name: str) -> Callable[[Sums], Floats]:
+    """A sum over the rows behind it; NaN for a client without rows.
+
+    >>> mean_of("correct")({"correct": np.array([3, 0]), "rows": np.array([4, 0])})
+    array([0.75,  nan])
+    """
+    return lambda t: _ratio(t[name], t["rows"])
+
+
+def mean_loss(name: str) -> Callable[[Sums], Floats]:
+    """As `mean_of`, but infinite where the loss of a row was not finite: such a model has diverged.
+
+    >>> mean_loss("loss")({"loss": np.array([3.0, 3.0]), "rows": np.array([4, 4]), "lost": np.array([0, 1])})
+    array([0.75,  inf])
+    """
+    return lambda t: np.where(t["lost"] > 0, np.inf, _ratio(t[name], t["rows"]))
+
+
+def _in_top5(seen: Outcome) -> tuple[Tensor, ...]:
+    out, y = seen.out, seen.y.unsqueeze(1)
+    own = torch.where(seen.is_true, out, 0).sum(1, keepdim=True)
+    # Ties go to the lower class, as in argmax. Counting the beaten and not the beating makes a
+    # row of NaN, which beats nothing, the last and not the first.
+    beaten = (own > out) | ((own == out) & (seen.names > y))
+    return (beaten.sum(1) >= out.shape[1] - 5,)
+
+
+def _macro_f1(t: Sums) -> Floats:
+    """The mean over the classes that a client has or predicts."""
+    if "f1" in t:  # made by the client, who keeps its counts to itself
+        return np.where(t["f1"] < 0, np.nan, t["f1"])
+    met = t["said"] + t["true"]
+    return _ratio(np.nansum(_ratio(2 * t["hit"], met), axis=-1), (met > 0).sum(-1))
+
+
+def pooled_macro_f1(tally: Message) -> float:
+    """F1 on the rows of all clients together, the mean over all classes; a class nobody met counts 0.
+
+    >>> tally = {k: torch.tensor([v]) for k, v in {"hit": [2, 0], "said": [3, 0], "true": [2, 1]}.items()}
+    >>> pooled_macro_f1(tally)
+    0.4
+    """
+    hit, met = tally["hit"].sum(0), (tally["said"] + tally["true"]).sum(0)
+    if not met.any():
+        return float("nan")
+    return float((2 * hit.double() / met.clamp(min=1)).mean())
+
+
+# What is counted class by class tells which labels a client has: true positives, predictions, labels.
+BY_CLASS = ("hit", "said", "true")
+
+# By the names in `kinfolk.scores.SCORES`, in the order of the records.
+RULES: dict[str, Rule] = {
+    # A tally is a reply, and replies are finite: rows whose loss is not are counted apart.
+    "loss": Rule(
+        ("loss", "lost"),
+        lambda seen: (seen.row_loss, ~seen.row_loss.isfinite()),
+        mean_loss("loss"),
+        has=lambda classes: True,
+    ),
+    "accuracy": Rule(("correct",), lambda seen: ((seen.is_true & seen.is_said).any(1),), mean_of("correct")),
+    "top5": Rule(("top5",), _in_top5, mean_of("top5"), has=lambda classes: classes > 5),
+    "macro_f1": Rule(
+        BY_CLASS,
+        lambda seen: (seen.is_true & seen.is_said, seen.is_said, seen.is_true),
+        _macro_f1,
+        pooled=pooled_macro_f1,
+        private="f1",
+    ),
+    "mse": Rule(
+        ("squared",),
+        lambda seen: (seen.error.square().mean(1),),
+        mean_loss("squared"),
+        has=lambda classes: not classes,
+    ),
+    "mae": Rule(
+        ("absolute",),
+        lambda seen: (seen.error.abs().mean(1),),
+        mean_loss("absolute"),
+        has=lambda classes: not classes,
+    ),
+}
 
 
 def blank(classes: int, device: torch.device | str = "cpu") -> Message:
@@ -25,22 +158,24 @@ def blank(classes: int, device: torch.device | str = "cpu") -> Message:
     >>> sorted(blank(0)), blank(3)["hit"]
     (['absolute', 'loss', 'lost', 'rows', 'squared'], tensor([0, 0, 0]))
     """
+    layout = _layout(classes, names(classes))
+    return {name: torch.zeros(shape, dtype=dtype, device=device) for name, shape, dtype in layout}
+
+
+@cache
+def _layout(classes: int, scored: tuple[str, ...]) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
+    """Name, shape and type of every sum, as the rules give them for no rows at all."""
+    labels = torch.zeros(0, dtype=torch.int64 if classes else torch.float32)
+    nothing = Outcome(torch.zeros(0, classes or 1), labels, torch.zeros(0))
+    sums = {"rows": torch.zeros(0, dtype=torch.int64)}
+    for score in scored:
+        sums |= dict(zip(RULES[score].sums, RULES[score].rows(nothing), strict=True))
+    return tuple((name, values.shape[1:], _wide(values).dtype) for name, values in sums.items())
+
+
+def _wide(values: Tensor) -> Tensor:
     # Doubles and whole numbers: the tally of a million rows must not lose the last row.
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    number = torch.zeros((), dtype=torch.int64, device=device)
-    # A tally is a reply, and replies are finite: rows whose loss is not are counted apart.
-    common = {"rows": number, "loss": total, "lost": number.clone()}
-    if classes == 0:
-        return {**common, "squared": total.clone(), "absolute": total.clone()}
-    per_class = torch.zeros(classes, dtype=torch.int64, device=device)
-    return {
-        **common,
-        "correct": number.clone(),
-        "top5": number.clone(),
-        "hit": per_class,  # true positives
-        "said": per_class.clone(),  # predictions
-        "true": per_class.clone(),  # labels
-    }
+    return values.double() if values.is_floating_point() else values.long()
 
 
 def count(tally: Message, out: Tensor, batch: Batch, row_loss: Tensor) -> Message:
@@ -56,39 +191,14 @@ def count(tally: Message, out: Tensor, batch: Batch, row_loss: Tensor) -> Messag
     def total(values: Tensor) -> Tensor:
         # Chosen, not multiplied: whatever stands in a padding row, were it NaN, must not count.
         keep = real.reshape(-1, *[1] * (values.dim() - 1))
-        wide = values.double() if values.is_floating_point() else values.long()
+        wide = _wide(values)
         return torch.where(keep & wide.isfinite(), wide, 0).sum(0)
 
-    lost = ~row_loss.isfinite()
-    added = {"rows": total(torch.ones_like(real)), "loss": total(row_loss), "lost": total(lost)}
-    if "hit" in tally:
-        added |= {name: total(values) for name, values in _outcomes(out, batch.y).items()}
-    else:
-        error = residual(out.double(), batch.y.double())
-        added |= {"squared": total(error.square().mean(1)), "absolute": total(error.abs().mean(1))}
-    return {name: value + added[name] for name, value in tally.items()}
-
-
-def _outcomes(out: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """What happened to each row, as truth values [rows] and [rows, classes]."""
-    name = torch.arange(out.shape[1], device=out.device)
-    is_true = y.unsqueeze(1) == name
-    is_said = out.argmax(1, keepdim=True) == name
-    own = torch.where(is_true, out, 0).sum(1, keepdim=True)
-    # Ties go to the lower class, as in argmax. Counting the beaten and not the beating makes a
-    # row of NaN, which beats nothing, the last and not the first.
-    beaten = (own > out) | ((own == out) & (name > y.unsqueeze(1)))
-    return {
-        "correct": (is_true & is_said).any(1),
-        "top5": beaten.sum(1) >= out.shape[1] - 5,
-        "hit": is_true & is_said,
-        "said": is_said,
-        "true": is_true,
-    }
-
-
-# What is counted class by class: it tells which labels a client has.
-BY_CLASS = ("hit", "said", "true")
+    values, seen = {"rows": torch.ones_like(real)}, Outcome(out, batch.y, row_loss)
+    for rule in RULES.values():
+        if rule.sums[0] in tally:
+            values |= dict(zip(rule.sums, rule.rows(seen), strict=True))
+    return {name: value + total(values[name]) for name, value in tally.items()}
 
 
 def without_classes(tally: Message) -> Message:
@@ -105,8 +215,7 @@ def without_classes(tally: Message) -> Message:
     f1 = torch.where(met > 0, 2 * tally["hit"].double() / met.clamp(min=1), 0.0)
     known = (met > 0).sum(-1)
     mean = torch.where(known > 0, f1.sum(-1) / known.clamp(min=1), -1.0)
-    gone = BY_CLASS if met.shape[-1] > 5 else (*BY_CLASS, "top5")
-    return {name: value for name, value in tally.items() if name not in gone} | {"f1": mean}
+    return {name: value for name, value in tally.items() if name not in BY_CLASS} | {"f1": mean}
 
 
 def _ratio(above: NDArray[Any], below: NDArray[Any]) -> Floats:
@@ -119,8 +228,8 @@ def _ratio(above: NDArray[Any], below: NDArray[Any]) -> Floats:
 def scores(tally: Message) -> dict[str, Floats]:
     """One score per client from tallies with a leading client axis; NaN for a client without rows.
 
-    `macro_f1` is the mean over the classes that a client has or predicts. Where the loss of a row was
-    not finite, losses are reported as infinite: a model that diverged must not be mistaken for no model.
+    Where the loss of a row was not finite, losses are reported as infinite: a model that diverged must not
+    be mistaken for no model.
 
     >>> batch = Batch(torch.zeros(2, 1), torch.tensor([0, 1]), torch.arange(2), None)
     >>> one = count(blank(2), torch.tensor([[2., 1.], [2., 1.]]), batch, torch.tensor([0.5, 1.5]))
@@ -128,24 +237,19 @@ def scores(tally: Message) -> dict[str, Floats]:
     {'loss': [1.0], 'accuracy': [0.5], 'macro_f1': [0.333]}
     """
     t = {name: value.cpu().numpy() for name, value in tally.items()}
-    rows = t["rows"]
+    return {name: rule.value(t) for name, rule in RULES.items() if rule.sums[0] in t or rule.private in t}
 
-    def mean_loss(name: str) -> Floats:
-        return np.where(t["lost"] > 0, np.inf, _ratio(t[name], rows))
 
-    found = {"loss": mean_loss("loss")}
-    if "correct" not in t:
-        return found | {"mse": mean_loss("squared"), "mae": mean_loss("absolute")}
-    found["accuracy"] = _ratio(t["correct"], rows)
-    if "f1" in t:  # made by the client, who keeps its counts to itself
-        more = {"top5": _ratio(t["top5"], rows)} if "top5" in t else {}
-        return found | more | {"macro_f1": np.where(t["f1"] < 0, np.nan, t["f1"])}
-    if t["hit"].shape[-1] > 5:
-        found["top5"] = _ratio(t["top5"], rows)
-    met = t["said"] + t["true"]
-    f1 = _ratio(2 * t["hit"], met)
-    found["macro_f1"] = _ratio(np.nansum(f1, axis=-1), (met > 0).sum(-1))
-    return found
+def pooled(score: str, tally: Message) -> dict[str, float | None]:
+    """The score of the rows of all clients together, where it has one; None where clients keep it back.
+
+    >>> pooled("accuracy", {}), pooled("macro_f1", {})
+    ({}, {'pooled': None})
+    """
+    rule = RULES.get(score)
+    if rule is None or rule.pooled is None:
+        return {}
+    return {"pooled": rule.pooled(tally) if rule.sums[0] in tally else None}
 
 
 def names(classes: int) -> tuple[str, ...]:
@@ -154,46 +258,4 @@ def names(classes: int) -> tuple[str, ...]:
     >>> names(10), names(0)
     (('loss', 'accuracy', 'top5', 'macro_f1'), ('loss', 'mse', 'mae'))
     """
-    one_client = {name: tally[None] for name, tally in blank(classes).items()}
-    return tuple(scores(one_client))
-
-
-def pooled_macro_f1(tally: Message) -> float:
-    """F1 on the rows of all clients together, the mean over all classes; a class nobody met counts 0.
-
-    >>> tally = {k: torch.tensor([v]) for k, v in {"hit": [2, 0], "said": [3, 0], "true": [2, 1]}.items()}
-    >>> pooled_macro_f1(tally)
-    0.4
-    """
-    hit, met = tally["hit"].sum(0), (tally["said"] + tally["true"]).sum(0)
-    if not met.any():
-        return float("nan")
-    return float((2 * hit.double() / met.clamp(min=1)).mean())
-
-
-def summary(values: Floats, rows: NDArray[Any], lower_is_better: bool = False) -> dict[str, float]:
-    """One score over all clients: means, extremes and spread. Clients whose score is NaN are left out.
-
-    `micro` weighs clients by their test rows, `macro` does not; `p10` is the value that one client in
-    ten does no better than (the 90th percentile where lower is better); `spread` is the sample
-    standard deviation.
-
-    >>> summary(np.array([0.5, 1.0, np.nan]), np.array([3, 1, 0]))["micro"]
-    0.625
-    """
-    values, rows = np.asarray(values, dtype=np.float64), np.asarray(rows, dtype=np.float64)
-    here = ~np.isnan(values)
-    values, rows = values[here], rows[here]
-    if not values.size or rows.sum() == 0:
-        return dict.fromkeys(("micro", "macro", "worst", "p10", "spread", "best"), float("nan"))
-    low, high = float(values.min()), float(values.max())
-    # An infinite loss has no spread; NaN says so.
-    with np.errstate(invalid="ignore"):
-        return {
-            "micro": float((values * rows).sum() / rows.sum()),
-            "macro": float(values.mean()),
-            "worst": high if lower_is_better else low,
-            "p10": float(np.percentile(values, 90 if lower_is_better else 10)),
-            "spread": float(values.std(ddof=1)) if values.size > 1 else 0.0,
-            "best": low if lower_is_better else high,
-        }
+    return tuple(name for name, rule in RULES.items() if rule.has(classes))

@@ -19,17 +19,16 @@ from rich.text import Text
 from kinfolk.errors import KinfolkError
 from kinfolk.report.figures import COLOURS, INK, PALE, STYLES, save
 from kinfolk.report.read import (
-    LOWER_IS_BETTER,
     Run,
     extra_rounds,
     last,
     load_run,
     mean_history,
-    overview,
     sample_std,
     shown,
     training_seconds,
 )
+from kinfolk.scores import about, summary
 
 GROUPS = ("ari", "nmi", "purity")
 COSTS = {"down": "MB down", "up": "MB up", "server": "server s", "effective": "differ"}
@@ -86,7 +85,7 @@ def _value(run: Run, model: str, score: str, over: str) -> float:
         value = told[-1][kind][score].get("pooled") if told else None
         return math.nan if value is None else float(value)
     end = last(run, kind, score)
-    return overview(end["value"], end["rows"], score in LOWER_IS_BETTER)[over]
+    return summary(end["value"], end["rows"], about(score).lower_is_better)[over]
 
 
 def cost(run: Run, name: str) -> float:

@@ -19,9 +19,6 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import disk_errors
 from kinfolk.report.read import (
-    LOWER_IS_BETTER,
-    METRICS,
-    PERCENT,
     Run,
     by_title,
     check_score,
@@ -29,6 +26,7 @@ from kinfolk.report.read import (
     mean_history,
     shown,
 )
+from kinfolk.scores import about
 
 # Okabe and Ito (2008), told apart by people with any colour vision; without yellow, too pale on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -147,7 +145,7 @@ def _headline(runs: Sequence[Run], drawn: Sequence[Strand], score: str) -> tuple
     seeds = f"seed {runs[0].seed}" if len(runs) == 1 else f"{'-'.join(map(str, many))} seeds"
     clients = max((len(strand.clients) for strand in drawn), default=0)
     data = (runs[0].facts.get("federation") or {}).get("name") or ""
-    line = f"{METRICS.get(score, score)} of {what} on {clients} clients, {seeds}"
+    line = f"{about(score).title} of {what} on {clients} clients, {seeds}"
     return _plain(line), _plain(textwrap.shorten(data, 140, placeholder=" …"))
 
 
@@ -166,7 +164,7 @@ def _curves(axes: Axes, drawn: Sequence[Strand], score: str) -> None:
         look: dict[str, Any] = {"color": strand.colour, "linestyle": strand.style, "marker": mark}
         axes.plot(curve.index, mean, lw=1.7, ms=4, zorder=3, **look)
         # An error has no band below zero, least of all on a logarithmic axis.
-        low = (mean - std).where(mean > std, mean / 2) if score in LOWER_IS_BETTER else mean - std
+        low = (mean - std).where(mean > std, mean / 2) if about(score).lower_is_better else mean - std
         if (std > 0).any():
             axes.fill_between(curve.index, low, mean + std, color=strand.colour, alpha=0.16, lw=0)
         reach += [*low.dropna(), *(mean + std).dropna()]
@@ -181,7 +179,7 @@ def _curves(axes: Axes, drawn: Sequence[Strand], score: str) -> None:
 
 def _strips(axes: Axes, drawn: Sequence[Strand], score: str) -> None:
     """Each client's final score as a dot in the strip of its strand."""
-    lower = score in LOWER_IS_BETTER
+    lower = about(score).lower_is_better
     every = [value for strand in drawn for value in strand.clients if np.isfinite(value)]
     _scale(axes, "x", every, score, room="after" if lower else "before")
     for height, strand in enumerate(drawn):
@@ -197,7 +195,7 @@ def _strips(axes: Axes, drawn: Sequence[Strand], score: str) -> None:
     axes.set_ylim(-0.6 - spare, len(drawn) - 0.4 + spare)
     axes.set_yticks([])
     hint = " (lower is better)" if lower else ""
-    axes.set_xlabel(f"{METRICS.get(score, score).lower()}{hint}", fontsize=9.5, color=INK)
+    axes.set_xlabel(f"{about(score).title.lower()}{hint}", fontsize=9.5, color=INK)
     _dress(axes, "Each client at the last evaluated round", "")
     marks = {"client": ("o", 4.5, PALE), "mean": ("|", 10, INK), "worst client, by name": ("o", 7, INK)}
     handles = [
@@ -239,13 +237,13 @@ def _scale(axes: Axes, which: str, values: Sequence[float], score: str, room: st
         (axes.set_xscale, axes.set_xlim) if which == "x" else (axes.set_yscale, axes.set_ylim)
     )
     low, high = (min(values), max(values)) if len(values) else (0.0, 1.0)
-    logarithmic = score in LOWER_IS_BETTER and low > 0 and high / low > 30
+    logarithmic = about(score).lower_is_better and low > 0 and high / low > 30
     if logarithmic:
         set_scale("log")
         axis.set_major_locator(LogLocator(numticks=6))
         axis.set_minor_formatter(NullFormatter())
         low, high = np.log(low), np.log(high)
-    least = 0.02 if score in PERCENT else 0.1 * max(abs(high), 1e-3)
+    least = 0.02 if about(score).percent else 0.1 * max(abs(high), 1e-3)
     if high - low < least:  # nearly equal scores must not look far apart
         low, high = (low + high - least) / 2, (low + high + least) / 2
     wide = high - low
@@ -253,7 +251,7 @@ def _scale(axes: Axes, which: str, values: Sequence[float], score: str, room: st
         low - wide * (0.16 if room == "before" else 0.05),
         high + wide * (0.16 if room == "after" else 0.05),
     ]
-    if score in PERCENT:
+    if about(score).percent:
         axis.set_major_formatter(lambda value, _: f"{100 * value:.6g}%")
         axis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
         ends = [ends[0] if room else max(ends[0], -0.02 * wide), min(ends[1], 1 + 0.02 * wide)]

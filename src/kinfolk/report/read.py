@@ -20,20 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import read_audit, read_rounds, read_scores
-
-# Scores in words, the most telling first: the first that a run has is the one it is judged by.
-METRICS: dict[str, str] = {
-    "accuracy": "Accuracy",
-    "macro_f1": "Macro F1",
-    "top5": "Top-5 accuracy",
-    "mse": "Mean squared error",
-    "mae": "Mean absolute error",
-    "loss": "Loss",
-}
-LOWER_IS_BETTER = frozenset({"mse", "mae", "loss"})
-PERCENT = frozenset({"accuracy", "macro_f1", "top5"})
-# Ways to make one number of all clients.
-OVER = ("macro", "micro", "worst", "p10", "spread", "best")
+from kinfolk.scores import SCORES, about, summary
 
 
 def read_facts(folder: str | Path, command: str) -> dict[str, Any]:
@@ -116,7 +103,7 @@ class Run:
     def metrics(self) -> tuple[str, ...]:
         """The scores that were recorded, the most telling first."""
         here = list(self.scores["score"].unique())
-        return tuple(dict.fromkeys([name for name in METRICS if name in here] + here))
+        return tuple(dict.fromkeys([name for name in SCORES if name in here] + here))
 
 
 def load_run(path: str | Path) -> Run:
@@ -254,32 +241,6 @@ def final(run: Run, model: str, score: str) -> pd.Series:
     return last(run, model, score)["value"].rename(score)
 
 
-def overview(values: ArrayLike, rows: ArrayLike, lower_is_better: bool = False) -> dict[str, float]:
-    """One score over all clients, by the words of OVER. Clients whose score is NaN are left out.
-
-    `micro` weighs clients by their rows, `macro` does not. One client in ten does no better than `p10`,
-    whichever end is the bad one. `spread` is the sample standard deviation over clients.
-
-    >>> {k: round(v, 3) for k, v in overview([0.5, 1.0, float("nan")], [3, 1, 0]).items()}
-    {'macro': 0.75, 'micro': 0.625, 'worst': 0.5, 'p10': 0.55, 'spread': 0.354, 'best': 1.0}
-    """
-    frame = np.array([values, rows], dtype=np.float64)
-    value, weight = frame[:, ~np.isnan(frame[0])]
-    if value.size == 0 or weight.sum() == 0:
-        return dict.fromkeys(OVER, float("nan"))
-    good_first = np.sort(value) if lower_is_better else np.sort(value)[::-1]
-    with np.errstate(invalid="ignore"):  # between two infinite losses there is no percentile: NaN says so
-        tenth = float(np.percentile(value, 90 if lower_is_better else 10))
-    return {
-        "macro": float(value.mean()),
-        "micro": float(np.average(value, weights=weight)),
-        "worst": float(good_first[-1]),
-        "p10": tenth,
-        "spread": sample_std(value) if value.size > 1 else 0.0,
-        "best": float(good_first[0]),
-    }
-
-
 def sample_std(values: ArrayLike) -> float:
     """The sample standard deviation (n - 1 below); NaN of one value, and of values that are not finite.
 
@@ -298,14 +259,14 @@ def shown(value: float, score: str, deviation: float = math.nan, unit: bool = Fa
     """
     if math.isnan(value):
         return "-"
-    if score in PERCENT:
+    if about(score).percent:
         text = [f"{100 * part:.1f}" for part in (value, deviation)]
     elif value == 0 or 1e-4 <= abs(value) < 1e5:
         decimals = 2 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
         text = [f"{part:.{decimals}f}" for part in (value, deviation)]
     else:
         text = [f"{value:.2e}", f"{deviation:.0e}"]
-    mean = f"{text[0]}%" if unit and score in PERCENT else text[0]
+    mean = f"{text[0]}%" if unit and about(score).percent else text[0]
     return mean if math.isnan(deviation) else f"{mean} ± {text[1]}"
 
 
@@ -331,7 +292,7 @@ def history(run: Run, model: str, score: str, over: str = "macro") -> pd.Series:
     {0: 0.1, 5: 0.85}
     """
     rounds = {
-        int(number): overview(part["value"], part["rows"], score in LOWER_IS_BETTER)[over]
+        int(number): summary(part["value"], part["rows"], about(score).lower_is_better)[over]
         for number, part in _chosen(run, model, score).groupby("round")
     }
     return pd.Series(rounds, dtype=np.float64, name=over)

@@ -16,9 +16,6 @@ from rich.text import Text
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import plain
 from kinfolk.report.read import (
-    LOWER_IS_BETTER,
-    METRICS,
-    PERCENT,
     Run,
     by_title,
     check_score,
@@ -27,11 +24,11 @@ from kinfolk.report.read import (
     human_bytes,
     is_training,
     last,
-    overview,
     sample_std,
     shown,
     training_seconds,
 )
+from kinfolk.scores import about, summary
 
 COMPARED = ("macro", "micro", "worst", "p10")
 _HEADS = {"macro": "macro", "micro": "micro", "worst": "worst\nclient", "p10": "10th\npercentile"}
@@ -67,7 +64,7 @@ def comparison_frame(runs: Iterable[Run], score: str | None = None, over: str = 
         for model in dict.fromkeys(kind for run in same for kind in run.models)
         if (ends := _ends(model, score, same))
     ]
-    worse = 1 if score in LOWER_IS_BETTER else -1
+    worse = 1 if about(score).lower_is_better else -1
     rows.sort(key=lambda row: (math.isnan(row[over]), worse * row[over]))
     for row in rows:
         row |= _against(row, rows[0], over)
@@ -100,7 +97,7 @@ def _compared(
 ) -> dict[str, Any]:
     """One row: every number over clients at each seed's end, then mean and deviation over seeds."""
     ends = [end for end in ends if end["value"].notna().any()]  # nothing to score on is not a seed
-    views = [overview(end["value"], end["rows"], score in LOWER_IS_BETTER) for end in ends]
+    views = [summary(end["value"], end["rows"], about(score).lower_is_better) for end in ends]
     rounds = [int(end["round"].max()) for end in ends]
     row: dict[str, Any] = {"algorithm": title, "model": model, "score": score, "seeds": len(ends)}
     row |= {"rounds": min(rounds, default=0), "rounds_most": max(rounds, default=0)}
@@ -148,8 +145,8 @@ def comparison_table(
     runs = list(runs)
     frame = comparison_frame(runs, score, over)
     score = str(frame["score"].iloc[0])
-    unit = " in %" if score in PERCENT else ", lower is better" if score in LOWER_IS_BETTER else ""
-    table = _table(f"{METRICS.get(score, score)}{unit}, at the last evaluated round", ["algorithm", "model"])
+    unit = " in %" if about(score).percent else ", lower is better" if about(score).lower_is_better else ""
+    table = _table(f"{about(score).title}{unit}, at the last evaluated round", ["algorithm", "model"])
     table.columns[0].min_width = 12
     means = [over, *(name for name in ("macro", "micro", "worst") if name != over)]
     for head in [*(_HEADS[name] for name in means), *_COST_HEADS]:
@@ -182,7 +179,7 @@ def _mark(row: Mapping[str, Any], score: str, place: int) -> str:
         return "best"
     if not row["apart"]:
         return "="
-    return f"{100 * row['difference']:+.1f}" if score in PERCENT else f"{row['difference']:+.2g}"
+    return f"{100 * row['difference']:+.1f}" if about(score).percent else f"{row['difference']:+.2g}"
 
 
 def _caption(over: str, frame: pd.DataFrame) -> Text:
@@ -320,8 +317,8 @@ def _scores(run: Run) -> RenderableType:
             end = last(run, model, score)
             if end.empty:
                 continue
-            lower = score in LOWER_IS_BETTER
-            view = overview(end["value"], end["rows"], lower)
+            lower = about(score).lower_is_better
+            view = summary(end["value"], end["rows"], lower)
             rounds |= set(end["round"])
             scored, everyone = max(scored, int(end["value"].notna().sum())), max(everyone, len(end))
             cells = [shown(view[k], score, unit=True) for k in ("micro", "macro", "worst", "p10", "spread")]

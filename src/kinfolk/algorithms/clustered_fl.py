@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks import many_models
-from kinfolk.algorithms.blocks.aggregator import Centre, check_trim, group_fold
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.blocks.many_models import copies, model_of_group
 from kinfolk.clustering.distances import cosines, flat
 from kinfolk.clustering.hierarchy import bipartition
 from kinfolk.errors import KinfolkError, at_least
-from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, ask
 from kinfolk.streams import RoundContext, Seed
@@ -51,15 +50,12 @@ class ClusteredFL:
     split_after: int = 20  # rounds before the first split
     min_size: int = 2  # only larger groups are split
     gamma_max: float = 0.0  # a split needs sqrt((1 - largest cosine across) / 2) above this
-    weights: Weights = "uniform"  # the same for every client of a group, or n_i / n
-    mean: Centre = "mean"  # what stands for a group; all models of a round are held in any case
-    trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
+    aggregate: Aggregator = Aggregator()  # all models of a round are held in any case
 
     def __post_init__(self) -> None:
         for name in ("eps1", "eps2", "split_after", "gamma_max"):
             at_least(f"algorithm.{name}", getattr(self, name), 0)
         at_least("algorithm.min_size", self.min_size, 1)
-        check_trim("algorithm.trim", self.trim)
 
     tasks, eval_tasks, groups = many_models.tasks, many_models.eval_tasks, many_models.groups
 
@@ -83,10 +79,7 @@ class ClusteredFL:
         if splitting:
             state = self.split(state, got.clients, delta)
         known = state.models
-        by = group_fold(
-            self.mean, self.trim, "model", state.centres, self.weights, lambda chunk: known.of(chunk.clients)
-        )
-        centres, _, _ = by.end(by.add(by.begin(), got))
+        centres = self.aggregate.of(got, state.centres, lambda chunk: known.of(chunk.clients))
         return replace(state, centres=centres), {}
 
     def updates(self, state: State, got: Stack) -> Tensor:
@@ -111,7 +104,7 @@ class ClusteredFL:
             if math.sqrt((1 - cut.cross) / 2) > self.gamma_max:
                 # A cut speaks of positions inside the group: `here` says who stands there.
                 leaving = [who[i] for i in here[cut.second.cpu()].tolist()]
-                state = parted(state, g, leaving)
+                state = split_off(state, g, leaving)
         return state
 
     def eval_inputs(self, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:
@@ -128,7 +121,7 @@ def lengths(delta: Tensor) -> Tensor:
     return torch.stack([delta.mean(0).norm(), delta.norm(dim=1).amax()]).double().cpu()
 
 
-def parted(state: State, g: int, leaving: Sequence[Client]) -> State:
+def split_off(state: State, g: int, leaving: Sequence[Client]) -> State:
     """The state with some members of a group in a new one, which starts from the same model."""
     new = torch.full((len(leaving),), state.models.k)
     centres = {name: torch.cat([t, t[g : g + 1]]) for name, t in state.centres.items()}

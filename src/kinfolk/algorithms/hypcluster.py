@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks import many_models
-from kinfolk.algorithms.blocks.aggregator import Centre, check_trim, group_fold
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.blocks.lowest_loss import (
     choices,
     choose_and_train,
@@ -55,12 +55,9 @@ class HypCluster:
     learner: Learner
     k: int = 3  # number of models; 1 gives FedAvg
     server_lr: float = 1.0  # length of the server's step along the mean change
-    # What stands for a group: "mean" sums as replies come; "trimmed" and "median" hold the cohort's models.
-    mean: Centre = "mean"
-    trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
+    aggregate: Aggregator = Aggregator(weights="size")
 
     def __post_init__(self) -> None:
-        check_trim("algorithm.trim", self.trim)
         at_least("algorithm.k", self.k, 1)
         at_least("algorithm.server_lr", self.server_lr, 0)
 
@@ -79,7 +76,7 @@ class HypCluster:
         if not state.spread:
             return state, {}
         h = state.centres
-        by = group_fold(self.mean, self.trim, "model", h, "size", choices)
+        by = self.aggregate.fold(h, choices)
         means, member, _ = yield from fold(by, "update", cohort, shared={"models": h})
         centres = {
             n: h[n] + self.server_lr * (t - h[n]) if t.is_floating_point() else t for n, t in means.items()

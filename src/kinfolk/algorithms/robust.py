@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks import many_models
-from kinfolk.algorithms.blocks.aggregator import Centre, check_trim, group_fold
+from kinfolk.algorithms.blocks.aggregator import Aggregator, check_trim
 from kinfolk.algorithms.blocks.lowest_loss import enough_clients
 from kinfolk.algorithms.blocks.many_models import copies, model_of_group
 from kinfolk.clustering.distances import flat
@@ -56,14 +56,12 @@ class Robust:
     first_epochs: int = 5  # local epochs of the first stage, which ought to reach a local optimum
     cluster_trim: float = 0.05  # share cut off each side in k-means
     # What stands for a group. The paper has the trimmed mean; the code that FeSEM's authors ran, the median.
-    mean: Centre = "trimmed"
-    trim: float = 0.1  # share cut off each side in the rounds
+    aggregate: Aggregator = Aggregator("trimmed")
 
     def __post_init__(self) -> None:
         at_least("algorithm.k", self.k, 1)
         at_least("algorithm.first_epochs", self.first_epochs, 1)
-        for name in ("cluster_trim", "trim"):
-            check_trim(f"algorithm.{name}", getattr(self, name))
+        check_trim("algorithm.cluster_trim", self.cluster_trim)
 
     eval_tasks, groups = many_models.eval_tasks, many_models.groups
 
@@ -109,8 +107,7 @@ class Robust:
     def means(self, state: State, got: Stack) -> Tree:
         """In every group the trimmed mean, or the median, of what its members sent."""
         group = state.models.of(got.clients)
-        by = group_fold(self.mean, self.trim, "model", state.centres, "uniform", lambda chunk: group)
-        return by.end(by.add(by.begin(), got))[0]
+        return self.aggregate.of(got, state.centres, lambda chunk: group)
 
     def tasks(self) -> Table:
         """Train alone for the first stage; train the group's model in every round after it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from kinfolk.fold import Weights, client_weights, weighted_sum
 from kinfolk.streams import Seed
 from kinfolk.task import Table, Task
 from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tree
+
+# (chunk of replies) -> the group of each, [replies] int64
+GroupOf = Callable[[Stack], Tensor]
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ class GroupMeans:
     key: str
     keep: Tree  # the models of the groups as they are, [K, ...]
     weights: Weights
-    group: Any  # (chunk) -> [replies] int64
+    group: GroupOf
 
     def begin(self) -> tuple[Tree, Tensor, dict[Client, int]]:
         """Nothing summed yet."""

@@ -25,12 +25,9 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks import many_models
-from kinfolk.algorithms.blocks.aggregator import Centre, group_fold
-from kinfolk.algorithms.blocks.common_start import telling
-from kinfolk.algorithms.blocks.lowest_loss import enough_clients, where
-from kinfolk.algorithms.blocks.many_models import copies, model_of_group
-from kinfolk.algorithms.blocks.warm_start import drawn_groups, warm_task
-from kinfolk.algorithms.mdicfl import start as starting
+from kinfolk.algorithms.blocks.aggregator import Aggregator
+from kinfolk.algorithms.blocks.lowest_loss import where
+from kinfolk.algorithms.blocks.many_models import model_of_group
 from kinfolk.algorithms.mdicfl.back_search import BackSearch
 from kinfolk.algorithms.mdicfl.generator import Generator
 from kinfolk.algorithms.mdicfl.label_distribution import distribution_task, hear_labels
@@ -39,14 +36,14 @@ from kinfolk.algorithms.mdicfl.output_distance import Probe, nearest_cluster
 from kinfolk.algorithms.mdicfl.pseudo import PseudoRows
 from kinfolk.algorithms.mdicfl.randomised_response import choose_task, coin_tasks, no_coin
 from kinfolk.algorithms.mdicfl.row_shape import SHAPE, row_shape
+from kinfolk.algorithms.mdicfl.start import HeldStart
 from kinfolk.algorithms.mdicfl.state import State
 from kinfolk.errors import KinfolkError, at_least
-from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.norm import by_the_batch
 from kinfolk.script import Request, Script, ask, exchange, fold
 from kinfolk.streams import RoundContext, Seed
-from kinfolk.task import Info, PeerTask, Table, Task
+from kinfolk.task import Info, Table, Task
 from kinfolk.types import Client, Message, Stack, Tree
 
 Assigned = tuple[State, Tree, dict[Client, int]]
@@ -60,19 +57,12 @@ class MDICFL:
     k: int = 4  # number of clusters; 1 gives FedAvg
     privacy: Literal["weak", "strong"] = "weak"  # the server knows label distributions, or clients choose
     epsilon: float = 0.0  # above 0: randomised response, this far from telling; strong privacy only
-    pseudo: PseudoRows = PseudoRows()  # noqa: RUF009 - it never changes
-    search: BackSearch = BackSearch()  # noqa: RUF009
-    generator: Generator = Generator()  # noqa: RUF009
-    start: Literal["shared", "distinct", "warm_kmeans", "parted"] = "parted"
-    shared_rounds: int = 3  # of "parted": common rounds that count
-    plateau: float = 0.9  # they count once the loss is at most this part of a constant answer's; 0: all do
-    shared_most: int = 15  # common rounds after which clients are parted anyhow
-    confidence: float = 0.8
-    warm_epochs: int = 5  # epochs of every client before k-means
-    restarts: int = 20  # of k-means; the best counts
-    weights: Weights = "uniform"  # of clients in the mean of a cluster; the paper's is uniform
-    mean: Centre = "mean"
-    trim: float = 0.1  # share of a cluster's members that "trimmed" cuts off each side
+    pseudo: PseudoRows = PseudoRows()
+    search: BackSearch = BackSearch()  # of the sampler "back_search"
+    generator: Generator = Generator()  # of the sampler "generator"
+    # Ours. The paper has one model and drawn clusters, or different models: it does not say.
+    start: HeldStart = HeldStart("shared_kmeans", on="body_directions")
+    aggregate: Aggregator = Aggregator()  # the paper's mean is uniform
     merge: bool = False  # clusters whose models agree become one, once clients have been assigned before
     final_reassign: bool = False  # after the last round everyone trains and is assigned once more, for scores
 
@@ -91,51 +81,51 @@ class MDICFL:
             raise KinfolkError("algorithm.epsilon", self.epsilon, remedy)
 
     eval_inputs, groups = many_models.eval_inputs, many_models.groups
-    is_shared, shared_round, first_clusters = (
-        starting.is_shared,
-        starting.shared_round,
-        starting.first_clusters,
-    )
 
     def eval_tasks(self) -> Mapping[str, Task]:
         """The model of the client's cluster; by class only where the server knows label distributions."""
         return {"centre": self.learner.score(by_class=self.privacy == "weak")}
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
-        """K models, equal unless the start is to be distinct; memberships drawn, as even as can be."""
-        enough_clients(self.k, clients)
-        member = drawn_groups(len(clients), self.k if self.start != "parted" else 1, seed)
-        centres = copies(first, self.k)
-        if self.start == "distinct":
-            centres = many_models.distinct(centres, self.learner.names, seed)
+        """K models, as the start has them."""
+        centres, member = self.start.first(first, self.k, clients, self.learner, seed)
         return State.first(centres, member, tuple(clients), self.learner.outputs)
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """Pseudo rows from the models, local updates, clusters by the distance of outputs, means."""
-        if self.is_shared(state, turn):
-            return (yield from self.shared_round(state, cohort))
+        if self.k > 1 and not state.begun and self.start.is_common(state.counted, turn):
+            return (yield from self.common_round(state, cohort))
         told, info = yield from self.hear(state, cohort)
         able = self.able(told, cohort)
         if not able:
             return told, info
-        new = yield from self.first_clusters(told, turn)
+        new = told if told.begun or self.k == 1 else (yield from self.first_clusters(told, turn))
         probe = compared = None
         if self.k > 1 and new.begun:  # clusters that were drawn stand for one round
             new, probe = self.probe(new, turn)
             info["confidence"] = sure = probe.least_confidence(new.member)
-            compared = None if self.stand(sure) else probe
+            compared = None if self.start.stands(sure) else probe
         new, centres, member = yield from self.assigned(new, able, compared)
         info |= {"epsilon": max(self.spent(new).values())} if self.epsilon and compared else {}
         if not member:  # nobody took part: the start is still to come
             return self.still_spent(told, new), info
-        new = replace(new.with_clusters(centres, member), begun=True)
-        new = replace(new, assigned=told.assigned or compared is not None)
-        if probe is None:
-            return new, info | {"clusters": len(torch.unique(new.member))}
-        # Not when they were first assigned: models that have just been split may agree for want of training.
+        assigned = told.assigned or compared is not None
+        new = replace(new.with_clusters(centres, member), begun=True, assigned=assigned)
+        # Not when they are first assigned: models that have just been split may agree for want of training.
         join = self.merge and told.assigned and compared is not None
-        new, counts = merged(new, self.learner, probe.x, join)
+        new, counts = merged(new, self.learner, probe, join)
         return new, info | counts
+
+    def common_round(self, state: State, cohort: tuple[Client, ...]) -> Script[State]:
+        """One model for everybody."""
+        centres, counts, told = yield from self.start.common_mean(state, self.aggregate, cohort)
+        return replace(state, centres=centres, counted=state.counted + counts), {"clusters": 1, **told}
+
+    def first_clusters(self, state: State, turn: RoundContext) -> Dialogue[Request, Any, State]:
+        """The clusters to begin with; those that were drawn have not `begun`: they stand for one round."""
+        found = yield from self.start.split(state, self.learner, self.aggregate, turn)
+        centres, member, drawn = found or self.start.drawn(state, turn)
+        return replace(state, centres=centres, member=member, begun=not drawn)
 
     def hear(self, state: State, cohort: Sequence[Client]) -> Dialogue[Request, Any, tuple[State, Info]]:
         """What the server is told once: the shape of rows; with weak privacy, label distributions."""
@@ -166,10 +156,6 @@ class MDICFL:
         own, slot = Probe.of(self.learner, models, x).own, slot.to(x.device)
         return replace(state, kept={n: t[slot] for n, t in kept.items()}), Probe(x[slot], own[slot])
 
-    def stand(self, confidence: float) -> bool:
-        """Whether clusters that k-means has found stand, the least confident model being so confident."""
-        return self.start in ("warm_kmeans", "parted") and confidence < self.confidence
-
     def assigned(
         self, state: State, able: tuple[Client, ...], probe: Probe | None
     ) -> Dialogue[Request, Any, Assigned]:
@@ -186,7 +172,7 @@ class MDICFL:
             return state.one_with.cpu()[near.cpu()]
 
         # Chunk by chunk: no more than K + a chunk of models are held.
-        means = group_fold(self.mean, self.trim, "model", state.centres, self.weights, group)
+        means = self.aggregate.fold(state.centres, group)
         centres, member, _ = yield from fold(means, "update", able, each=model_of_group(state, able))
         return state, centres, member
 
@@ -209,9 +195,7 @@ class MDICFL:
         choice = state.one_with.cpu()[told.tensor("choice").cpu()]
         choices = dict(zip(told.clients, choice.tolist(), strict=True))
         chosen = lambda chunk: where({c: choices[c] for c in chunk.clients})  # noqa: E731
-        means = group_fold(self.mean, self.trim, "model", state.centres, self.weights, chosen)
-        centres, member, _ = means.end(means.add(means.begin(), got.at(told.clients)))
-        return state, centres, member
+        return state, self.aggregate.of(got.at(told.clients), state.centres, chosen), choices
 
     def finalize(self, state: State, turn: RoundContext) -> Script[State] | None:
         """Everyone in the cluster that a round of all would put it into, once there are clusters."""
@@ -221,7 +205,7 @@ class MDICFL:
         """The same models with new clusters."""
         told, info = yield from self.hear(state, turn.clients)
         able, (_, probe) = self.able(told, turn.clients), self.probe(told, turn)
-        if self.stand(probe.least_confidence(told.member)):
+        if self.start.stands(probe.least_confidence(told.member)):
             return told, info
         told, _, member = yield from self.assigned(told, able, probe)
         return told.with_clusters(told.centres, member), info
@@ -248,11 +232,12 @@ class MDICFL:
     def tasks(self) -> Table:
         """Train; tell the shape of a row; tell the label distribution, or choose a cluster by it."""
         classes, batch = self.learner.outputs, self.learner.score_batch
-        table: dict[str, Task | PeerTask] = {"shape": SHAPE, "update": self.learner.train()}
-        if self.start in ("warm_kmeans", "parted"):
-            table |= {"warm": warm_task(self.learner, self.warm_epochs)}
-            table |= {"common": telling(self.learner, self.learner.train())}
+        update = self.learner.train()
+        table: Table = {"shape": SHAPE, "update": update, **self.start.tasks(self.learner, update)}
         if self.privacy == "weak":
-            return table | {"labels": distribution_task(classes, batch)}
-        coins: Table = coin_tasks() if self.epsilon else {}
-        return {**table, **coins, "choose": choose_task(classes, self.k, batch, self.epsilon)}
+            return {**table, "labels": distribution_task(classes, batch)}
+        return {
+            **table,
+            **(coin_tasks() if self.epsilon else {}),
+            "choose": choose_task(classes, self.k, batch, self.epsilon),
+        }

@@ -9,6 +9,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from kinfolk.algorithms.blocks.many_models import GroupMeans
+from kinfolk.algorithms.mdicfl.output_distance import Probe
 from kinfolk.algorithms.mdicfl.state import State
 from kinfolk.learning.inputs import probabilities
 from kinfolk.learning.learner import Learner
@@ -19,14 +20,13 @@ from kinfolk.types import Client, Stack
 AGREE = 0.25
 
 
-def merged(state: State, learner: Learner, x: Tensor, join: bool) -> tuple[State, Info]:
-    """How many clusters have members, and how many differ; with `join` those that agree are merged.
-
-    They agree or differ by the pseudo rows x [K, rows, ...].
-    """
+def merged(state: State, learner: Learner, probe: Probe | None, join: bool) -> tuple[State, Info]:
+    """How many clusters have members, and, by pseudo rows, how many differ; with `join` equals are merged."""
     held = torch.unique(state.member.cpu())
+    if probe is None:
+        return state, {"clusters": len(held)}
     models = {n: t[held.to(t.device)] for n, t in state.centres.items()}
-    said = probabilities(learner, models, x[held.to(x.device)].flatten(0, 1))
+    said = probabilities(learner, models, probe.x[held.to(probe.x.device)].flatten(0, 1))
     said = said.reshape(len(held), len(held), -1, said.shape[-1])
     one_with = held[joined(mutual_distances(said), AGREE)]
     found: Info = {"clusters": len(held), "effective": len(torch.unique(one_with))}

@@ -1,4 +1,4 @@
-"""The server's work on inputs: Adam against PyTorch's, layouts against the usual ones, any number of cores."""
+"""The server's work on inputs: Adam against PyTorch's, layouts against the usual ones, cores."""
 
 import copy
 from contextlib import nullcontext

@@ -10,12 +10,12 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from kinfolk.algorithms.blocks.label_distribution import SPENT, no_coin, respond, throw
+from mdicfl_options import DISTINCT, FEW, mdicfl
 from test_mdicfl import one_round, started
 from turned import turned
 
-from kinfolk.algorithms.blocks import label_distribution as label_law
-from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
+from kinfolk.algorithms.mdicfl import randomised_response
+from kinfolk.algorithms.mdicfl.randomised_response import SPENT, no_coin, respond, throw
 from kinfolk.contract import toy
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import read_audit, read_rounds
@@ -30,7 +30,9 @@ from kinfolk.types import Client, Stack
 def known_secrets(monkeypatch):
     """Secrets that are the same in every test run; what is random must not fail now and then."""
     number = count()
-    monkeypatch.setattr(label_law.secrets, "token_bytes", lambda n: bytes([1 + next(number) % 255]) * n)
+    monkeypatch.setattr(
+        randomised_response.secrets, "token_bytes", lambda n: bytes([1 + next(number) % 255]) * n
+    )
 
 
 def coin(memory, name="ann", number=0, seed=5):
@@ -149,7 +151,9 @@ def test_a_resumed_run_repeats_its_answers_and_the_records_say_what_was_spent(tm
 def test_answers_of_void_rounds_are_in_the_audit(tmp_path):
     federation = toy.ragged()
     own = toy.learner("mlp", federation)
-    method = mdicfl(own, k=2, privacy="strong", **DISTINCT, epsilon=0.5, **{"pseudo.samples": 2, "search.iterations": 2})
+    method = mdicfl(
+        own, k=2, privacy="strong", **DISTINCT, epsilon=0.5, **{"pseudo.samples": 2, "search.iterations": 2}
+    )
     spec = toy.spec_of(method, {"rounds": 2, "absent": 0.5, "quorum": 1.0})
     ended = run(spec, tmp_path / "r", federation=federation, network=own.module)
     lines = read_rounds(tmp_path / "r")

@@ -19,7 +19,7 @@ from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
 from kinfolk.experiment.bench import bare_round
 from kinfolk.federation.federation import Federation, client_names, pack
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.batchable import cost
 from kinfolk.learning.conv import TRIED
 from kinfolk.learning.learner import Learner

@@ -10,7 +10,7 @@ import pytest
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.spec import Experiment, dump, load, parse
-from kinfolk.federation.data.catalogue import where
+from kinfolk.federation.datasets.catalogue import where
 from kinfolk.federation.sources import SOURCES
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ try:
     from kinfolk.experiment.describe import versions
     from kinfolk.experiment.run import run
     from kinfolk.experiment.sections import EngineSpec, Experiment, LocalSpec, ModelSpec, RunSpec
-    from kinfolk.federation.own import from_arrays
+    from kinfolk.federation.own_data.arrays import from_arrays
     from kinfolk.federation.sources import DataSpec
 except ModuleNotFoundError as problem:
     kinfolk = None

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kinfolk.errors import KinfolkError
     from kinfolk.experiment.run import Result
     from kinfolk.federation.federation import Federation
-    from kinfolk.federation.own import from_arrays
+    from kinfolk.federation.own_data.arrays import from_arrays
 
 # Names are imported when they are first used: reading reports must not wait for torch.
 _HOMES = {
@@ -23,7 +23,7 @@ _HOMES = {
     "assign": "kinfolk.api",
     "choose_k": "kinfolk.api",
     "compare": "kinfolk.api",
-    "from_arrays": "kinfolk.federation.own",
+    "from_arrays": "kinfolk.federation.own_data.arrays",
     "run": "kinfolk.api",
 }
 

@@ -25,7 +25,7 @@ from kinfolk.experiment.run import run as run_spec
 from kinfolk.experiment.sections import AlgorithmSpec, Experiment, ModelSpec
 from kinfolk.experiment.spec import override
 from kinfolk.federation.federation import Federation
-from kinfolk.federation.own import Given, from_arrays
+from kinfolk.federation.own_data.arrays import Given, from_arrays
 from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
 

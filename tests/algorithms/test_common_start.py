@@ -12,7 +12,7 @@ from torch import nn
 from kinfolk.algorithms.blocks.common_start import IGNORES, WORST, WithBlind, counts, telling
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.fold import Mean
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss

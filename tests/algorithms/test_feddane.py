@@ -13,7 +13,7 @@ from kinfolk.algorithms.feddane import FedDANE
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.optim import SGD

@@ -10,7 +10,7 @@ from kinfolk.algorithms.local import Local
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import nbytes
 

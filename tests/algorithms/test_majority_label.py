@@ -6,7 +6,7 @@ import pytest
 from kinfolk.algorithms.majority_label import MajorityLabel
 from kinfolk.contract import toy
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 

@@ -30,7 +30,7 @@ from kinfolk.engines.batched import Batched
 from kinfolk.engines.fast import trace
 from kinfolk.engines.fast.lanes import CudaLane
 from kinfolk.engines.loop import Loop
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.optim import SGD, Adam
 from kinfolk.script import Ask
 from kinfolk.streams import Seed

@@ -20,7 +20,7 @@ from kinfolk.engines.fast import capture
 from kinfolk.engines.fast.lanes import lanes_on
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.sources import DataSpec, build
 from kinfolk.learning import recording
 from kinfolk.learning.augment import FlipCrop

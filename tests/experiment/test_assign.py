@@ -19,7 +19,7 @@ from kinfolk.experiment.newcomers import _in_use, in_terms_of, open_run, read_ne
 from kinfolk.experiment.run import run
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.sources import build
 from kinfolk.streams import Seed
 

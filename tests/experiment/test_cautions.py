@@ -9,7 +9,7 @@ from kinfolk.experiment.choice import chosen
 from kinfolk.experiment.run import run
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 
 SETS = ["data.rows=12", "data.groups=1", "data.shift=none", "model.name=logistic", "engine.name=loop"]
 

@@ -14,7 +14,7 @@ from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.choose_k import Trial, alike, choose_k, or_fesem, sample_clients, short, validated
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.sources import build
 from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed

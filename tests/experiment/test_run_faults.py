@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment import checkpoint, record
 from kinfolk.experiment.record import read_audit
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 
 
 def test_a_folder_that_is_taken_is_left_alone(tmp_path):

@@ -15,7 +15,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import read_audit, read_rounds, read_scores
 from kinfolk.experiment.score_again import same_training, score_again
 from kinfolk.experiment.spec import load, override
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.sources import build
 from kinfolk.federation.spec import DataSpec
 from kinfolk.papers import reproduce as room

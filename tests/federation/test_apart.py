@@ -8,17 +8,17 @@ import torch
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation import sources
-from kinfolk.federation.data.rows import CENTRED, Rows
-from kinfolk.federation.digit_sources import DIGIT_SOURCES, pictures
+from kinfolk.federation.assemble import from_rows
+from kinfolk.federation.datasets.multi_source import DIGIT_SOURCES, pictures
+from kinfolk.federation.datasets.rows import CENTRED, Rows
 from kinfolk.federation.federation import Federation
-from kinfolk.federation.groups import GROUPS
-from kinfolk.federation.laws import TEST_LAWS
-from kinfolk.federation.partition import PARTITIONS
-from kinfolk.federation.recipe import from_rows
+from kinfolk.federation.partition.choose_tests import TEST_SPLITS
+from kinfolk.federation.partition.partitions import PARTITIONS
+from kinfolk.federation.shifts import SHIFTS
 from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
 
-ONE_SOURCE = [shift for shift in GROUPS if shift != "source"]
+ONE_SOURCE = [shift for shift in SHIFTS if shift != "source"]
 
 
 def images(count: int, shape: tuple[int, ...], published: bool, seed: int) -> Rows:
@@ -62,7 +62,7 @@ def check_apart(f: Federation, base: np.ndarray) -> None:
         assert not set(base[train]) & set(base[valid])
 
 
-@pytest.mark.parametrize(("shift", "partition", "test"), list(product(ONE_SOURCE, PARTITIONS, TEST_LAWS)))
+@pytest.mark.parametrize(("shift", "partition", "test"), list(product(ONE_SOURCE, PARTITIONS, TEST_SPLITS)))
 def test_in_groups_of_one_source(shift, partition, test):
     f = from_rows(COLOURED, spec_of("made", shift, partition, test), Seed(4))
     n = len(COLOURED.x)
@@ -77,7 +77,7 @@ def test_in_groups_of_one_source(shift, partition, test):
             assert torch.equal(rows // n, f.truth[owners])
 
 
-@pytest.mark.parametrize(("partition", "test"), list(product(PARTITIONS, TEST_LAWS)))
+@pytest.mark.parametrize(("partition", "test"), list(product(PARTITIONS, TEST_SPLITS)))
 def test_in_groups_of_four_sources(partition, test, monkeypatch):
     monkeypatch.setattr(sources, "find", lambda name, root: DIGITS[name])
     spec = spec_of("multi_source", "source", partition, test)

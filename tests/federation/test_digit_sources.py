@@ -10,8 +10,8 @@ import torch
 import kinfolk
 from kinfolk.errors import KinfolkError
 from kinfolk.federation import sources
-from kinfolk.federation.data.rows import CENTRED, Rows
-from kinfolk.federation.digit_sources import DIGIT_SOURCES, multi_source, pictures
+from kinfolk.federation.datasets.multi_source import DIGIT_SOURCES, multi_source, pictures
+from kinfolk.federation.datasets.rows import CENTRED, Rows
 from kinfolk.federation.sources import SOURCES, build, explain
 from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed

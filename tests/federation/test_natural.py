@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.data.rows import CENTRED, PLAIN, Rows
-from kinfolk.federation.holdout import by_owner, hold_out, stratified
-from kinfolk.federation.natural import pool_of, sample
-from kinfolk.federation.notes import of_federation, of_rows
-from kinfolk.federation.recipe import from_rows
+from kinfolk.federation.assemble import from_rows
+from kinfolk.federation.datasets.rows import CENTRED, PLAIN, Rows
+from kinfolk.federation.partition.holdout import by_owner, hold_out, stratified
+from kinfolk.federation.partition.natural import pool_of, sample
 from kinfolk.federation.spec import DataSpec
+from kinfolk.federation.summary import federation_notes, row_notes
 from kinfolk.streams import Seed
 
 NAMES = ("zoe", "ann", "eve", "bob", "dan", "cat")
@@ -50,7 +50,7 @@ def test_small_clients_are_left_out_and_counted():
     assert f.clients == ("ann", "cat", "dan", "zoe")
     assert len(f.x) == 71
     assert "natural (4 of 6 clients, 9 rows left out)" in f.name
-    assert of_rows(rows, spec, Seed(1)) == ["left out 2 clients with fewer than 9 rows (9 rows)"]
+    assert row_notes(rows, spec, Seed(1)) == ["left out 2 clients with fewer than 9 rows (9 rows)"]
 
 
 def test_some_clients_are_drawn_by_the_seed():
@@ -61,7 +61,7 @@ def test_some_clients_are_drawn_by_the_seed():
     found = sample(rows, spec, Seed(0))
     taken = sum(COUNTS[i] for i in found.who)
     assert (found.few, found.undrawn) == ((2, 9), (2, 71 - taken))
-    assert of_rows(rows, spec, Seed(0))[1] == f"left out 2 clients not drawn ({71 - taken} rows)"
+    assert row_notes(rows, spec, Seed(0))[1] == f"left out 2 clients not drawn ({71 - taken} rows)"
 
 
 def test_the_numbering_of_clients_does_not_matter():
@@ -188,7 +188,7 @@ def test_floats_are_stored_as_they_are_trained_on():
 def test_what_the_loader_did_is_told():
     rows = replace(make(), left_out={"torn": 1200, "blank": 1}, filled={"a": 3, "b": 1})
     spec = replace(SPEC, partition="iid", clients=3, rows=5)
-    assert of_rows(rows, spec, Seed(0)) == [
+    assert row_notes(rows, spec, Seed(0)) == [
         "left out 1,200 rows: torn",
         "left out 1 row: blank",
         "filled in 4 missing values in 2 columns (a, b)",
@@ -197,7 +197,7 @@ def test_what_the_loader_did_is_told():
 
 def test_unusual_clients_and_idle_rows_are_told():
     rows = replace(make(), y=np.where(make().client == 0, 1, make().y))
-    notes = of_federation(from_rows(rows, SPEC, Seed(1)))
+    notes = federation_notes(from_rows(rows, SPEC, Seed(1)))
     assert notes == [
         "1 client has no test rows",
         "1 client has a single training row",
@@ -206,4 +206,4 @@ def test_unusual_clients_and_idle_rows_are_told():
     spec = replace(SPEC, partition="quantity", clients=3, rows=5)
     f = from_rows(make(), spec, Seed(1))
     idle = 80 - len(set(torch.cat([s.row for s in f.splits.values()]).tolist()))
-    assert f"{idle} rows of 80 in the pool are nobody's" in of_federation(f)
+    assert f"{idle} rows of 80 in the pool are unassigned" in federation_notes(f)

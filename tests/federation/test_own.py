@@ -4,7 +4,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.streams import Seed
 
 
@@ -87,7 +87,7 @@ class Stream(IterableDataset):
         return iter([some(1)])
 
 
-class Odd(Pairs):
+class Anomaly(Pairs):
     def __init__(self, *items) -> None:
         self.items = items
 
@@ -165,7 +165,7 @@ FAULTS = {
     "duplicate": ({1: GOOD, "1": GOOD}, {}, r"data\.clients = '1': this name occurs twice"),
     "nameless": ({"": GOOD}, {}, r"give every client a name"),
     "empty": ({"ann": GOOD, "bob": (np.zeros((0, 2)), np.zeros(0))}, {}, r"data\.bob = '0 rows'"),
-    "empty data set": ([Odd()], {}, r"data\.client-000 = '0 rows'"),
+    "empty data set": ([Anomaly()], {}, r"data\.client-000 = '0 rows'"),
     "lengths": ({"ann": (GOOD[0], [0, 1])}, {}, r"data\.ann = 'x \[4, 2\], y \[2\]': give as many"),
     "single number": ({"ann": (GOOD[0], 3)}, {}, r"data\.ann = .*give as many"),
     "row shapes": (
@@ -193,9 +193,17 @@ FAULTS = {
         r"data\.client-000\.y = \[4, 4\]: give one whole number",
     ),
     "stream": ([Stream()], {}, r"data\.client-000 = 'Stream': give a map-style"),
-    "no pairs": ([Odd({"x": 1})], {}, r"data\.client-000 = 'dict': each item"),
-    "items differ": ([Odd(([1.0], 0), ([1.0, 2.0], 1))], {}, r"data\.client-000\.x = .*same type and shape"),
-    "labels differ": ([Odd(([1.0], 0), ([1.0], 0.5))], {}, r"data\.client-000\.y = .*same type and shape"),
+    "no pairs": ([Anomaly({"x": 1})], {}, r"data\.client-000 = 'dict': each item"),
+    "items differ": (
+        [Anomaly(([1.0], 0), ([1.0, 2.0], 1))],
+        {},
+        r"data\.client-000\.x = .*same type and shape",
+    ),
+    "labels differ": (
+        [Anomaly(([1.0], 0), ([1.0], 0.5))],
+        {},
+        r"data\.client-000\.y = .*same type and shape",
+    ),
     "valid": ([GOOD], {"valid": 1.0}, r"data\.valid = 1.0"),
     "test_fraction": ([GOOD], {"test_fraction": 0.0}, r"data\.test_fraction = 0.0"),
     "classes": ([GOOD], {"classes": 0}, r"data\.classes = 0"),

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.holdout import held_count, hold_out, stratified
-from kinfolk.federation.laws import balanced, shares, shares_within
-from kinfolk.federation.partition import PARTITIONS, deal_dirichlet, deal_iid, dirichlet, take
+from kinfolk.federation.partition.choose_tests import balanced, shares, shares_within
+from kinfolk.federation.partition.holdout import held_count, hold_out, stratified
+from kinfolk.federation.partition.partitions import PARTITIONS, deal_dirichlet, deal_iid, dirichlet, take
 from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
 from kinfolk.types import Client

@@ -6,9 +6,19 @@ import torch
 from sklearn.datasets import load_digits
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.digits import digits
-from kinfolk.federation.groups import GROUPS, end_to_end, rotation, shifted
-from kinfolk.federation.shifts import How, colour, contrast, label_order, label_permutation, noise
+from kinfolk.federation.datasets.sklearn_digits import digits
+from kinfolk.federation.shifts import (
+    SHIFTS,
+    How,
+    colour,
+    contrast,
+    end_to_end,
+    label_order,
+    label_permutation,
+    noise,
+    rotation,
+    shifted,
+)
 from kinfolk.streams import Seed
 
 
@@ -63,7 +73,7 @@ def test_rotation_refuses_what_can_not_turn(shape):
 
 def test_no_shift_changes_nothing():
     x, y = torch.zeros(2, 3), torch.arange(2)
-    assert GROUPS["none"].see(x, y, 0) == (x, y)
+    assert SHIFTS["none"].see(x, y, 0) == (x, y)
 
 
 COLOURED = torch.randint(0, 256, (200, 3, 6, 6), generator=Seed(0).torch("test")).to(torch.uint8)
@@ -73,21 +83,21 @@ SWAPS = {0: {1: 2, 2: 1}, 1: {3: 4, 4: 3}, 2: {5: 6, 6: 5}, 3: {7: 8, 8: 7}}
 
 @pytest.mark.parametrize("name", ["label_swap", "rotation_swap"])
 def test_each_group_swaps_one_pair_and_two_groups_disagree_on_four_classes(name):
-    seen = [GROUPS[name].see(COLOURED, LABELS, g)[1].tolist() for g in range(4)]
+    seen = [SHIFTS[name].see(COLOURED, LABELS, g)[1].tolist() for g in range(4)]
     for g, labels in enumerate(seen):
         assert labels == [SWAPS[g].get(y, y) for y in LABELS.tolist()]
     for a, b in combinations(seen, 2):
         assert sum(p != q for p, q in zip(a[:10], b[:10], strict=True)) == 4
     with pytest.raises(KinfolkError, match="group 3 swaps classes 7 and 8, the rows have 8; give at most 3"):
-        GROUPS[name].see(COLOURED, LABELS % 8, 3, How(classes=8))
-    assert GROUPS[name].see(COLOURED, LABELS % 7, 2, How(classes=7))[1].max() == 6
+        SHIFTS[name].see(COLOURED, LABELS % 8, 3, How(classes=8))
+    assert SHIFTS[name].see(COLOURED, LABELS % 7, 2, How(classes=7))[1].max() == 6
 
 
 def test_rotation_swap_turns_as_rotation_does():
     for g in range(4):
-        turned = GROUPS["rotation_swap"].see(COLOURED, LABELS, g)[0]
+        turned = SHIFTS["rotation_swap"].see(COLOURED, LABELS, g)[0]
         assert np.array_equal(turned.numpy(), np.rot90(COLOURED.numpy(), g, axes=(2, 3)))
-    assert GROUPS["label_swap"].see(COLOURED, LABELS, 2)[0] is COLOURED
+    assert SHIFTS["label_swap"].see(COLOURED, LABELS, 2)[0] is COLOURED
 
 
 def test_each_group_has_its_own_order_of_labels():

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.digits import digits
+from kinfolk.federation.assemble import from_groups
+from kinfolk.federation.datasets.sklearn_digits import digits
 from kinfolk.federation.federation import Federation
-from kinfolk.federation.groups import GROUPS
-from kinfolk.federation.laws import TEST_LAWS
-from kinfolk.federation.partition import PARTITIONS
-from kinfolk.federation.recipe import from_groups
+from kinfolk.federation.partition.choose_tests import TEST_SPLITS
+from kinfolk.federation.partition.partitions import PARTITIONS
+from kinfolk.federation.shifts import SHIFTS
 from kinfolk.federation.soundness import check
 from kinfolk.federation.sources import SOURCES, DataSpec, Source, build
 from kinfolk.streams import Seed
@@ -28,7 +28,7 @@ def images(f: Federation, split: str) -> set[bytes]:
 ABLE = ["none", "rotation"], ["iid", "dirichlet"]
 
 
-@pytest.mark.parametrize(("shift", "partition", "test"), list(product(*ABLE, TEST_LAWS)))
+@pytest.mark.parametrize(("shift", "partition", "test"), list(product(*ABLE, TEST_SPLITS)))
 def test_test_rows_never_appear_in_training(shift, partition, test):
     f = build(replace(SMALL, shift=shift, partition=partition, test=test), Seed(4))
     learnt = torch.cat([f.splits["train"].row, f.splits["valid"].row]) % BASE
@@ -234,7 +234,7 @@ def test_a_source_is_added_by_one_line(monkeypatch):
     whole = build(SMALL, Seed(0))
     monkeypatch.setitem(SOURCES, "mine", Source("made for a test", lambda spec, seed: whole))
     assert build(DataSpec(name="mine"), Seed(0)) is whole
-    assert all(entry.line for table in (SOURCES, GROUPS, PARTITIONS, TEST_LAWS) for entry in table.values())
+    assert all(entry.line for table in (SOURCES, SHIFTS, PARTITIONS, TEST_SPLITS) for entry in table.values())
 
 
 NAN = float("nan")
@@ -273,7 +273,7 @@ FAULTS = [
     ("test_rows", {"test_rows": -1}, "give 0"),
     ("noise", {"noise": -0.1}, "0 or more"),
     ("noise", {"noise": NAN}, "0 or more"),
-    ("noise", {"noise": 0.0, "shift": "noise"}, "the groups are alike"),
+    ("noise", {"noise": 0.0, "shift": "noise"}, "the groups do not differ"),
     ("contrast", {"contrast": 1.0}, "above 0 and below 1"),
     ("contrast", {"contrast": 0.0}, "above 0 and below 1"),
     ("features", {"features": 0}, "at least one feature"),

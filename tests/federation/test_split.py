@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.dist import MIX, class_rows, mixed
-from kinfolk.federation.draws import row_counts
-from kinfolk.federation.partition import PARTITIONS
+from kinfolk.federation.partition.draws import row_counts
+from kinfolk.federation.partition.partitions import PARTITIONS
+from kinfolk.federation.partition.slfed_dist import MIX, class_rows, mixed
 from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
 from kinfolk.types import Client

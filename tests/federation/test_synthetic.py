@@ -1,4 +1,4 @@
-"""Made-up federations: their laws, made from names alone, and how little a million clients take."""
+"""Synthetic federations: how rows are drawn, from names alone; how little a million clients take."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ import torch
 from kinfolk.federation.soundness import check
 from kinfolk.federation.sources import build
 from kinfolk.federation.spec import DataSpec
-from kinfolk.federation.worlds import LeafSynthetic
+from kinfolk.federation.synthetic.tasks import LeafSynthetic
 from kinfolk.streams import Seed
 
 GAUSS = DataSpec("gaussians", 40, 30, 4, "source", features=12, classes=5, test="local", valid=0.2)

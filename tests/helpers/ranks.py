@@ -15,7 +15,7 @@ from kinfolk.__main__ import main as command_line
 from kinfolk.engines.link import Link
 from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import override, parse
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 
 SPEC = """
 [data]

@@ -11,7 +11,7 @@ from torch import nn
 
 from kinfolk.engines.memory import Memories
 from kinfolk.federation.federation import Federation
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.optim import SGD

@@ -15,7 +15,7 @@ from kinfolk.engines.one import changes, client_batches
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.spec import parse
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.augment import FlipCrop, find_augment
 from kinfolk.script import Ask, client_tasks
 from kinfolk.streams import RoundContext, Seed

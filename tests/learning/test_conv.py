@@ -18,7 +18,7 @@ import kinfolk
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning import conv, linear
 from kinfolk.learning.batchable import obstacle
 from kinfolk.learning.layers import exchange_layers

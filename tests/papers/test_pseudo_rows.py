@@ -16,7 +16,7 @@ from kinfolk.algorithms.mdicfl.back_search import probabilities
 from kinfolk.algorithms.mdicfl.mdicfl import Probe
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import plain
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.papers import pseudo_rows as room
 from kinfolk.papers.pseudo_rows import (
     confidences,

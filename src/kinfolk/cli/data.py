@@ -16,7 +16,7 @@ data = typer.Typer(help="Data sets: list, fetch, show, import.", no_args_is_help
 @data.command("list", epilog=examples("kinfolk data list"))
 def list_(json_: AsJson = False) -> None:
     """List every source, and where its files are."""
-    from kinfolk.federation.data.catalogue import CATALOGUE, data_root, where
+    from kinfolk.federation.datasets.catalogue import CATALOGUE, data_root, where
     from kinfolk.federation.sources import SOURCES
 
     def place(name: str) -> str:
@@ -40,7 +40,7 @@ def list_(json_: AsJson = False) -> None:
 @data.command(epilog=examples("kinfolk data fetch mnist"))
 def fetch(name: Annotated[str, typer.Argument(help="A name from `kinfolk data list`.")]) -> None:
     """Fetch a data set from its official place and check it."""
-    from kinfolk.federation.data.fetch import fetch as fetch_files
+    from kinfolk.federation.datasets.fetch import fetch as fetch_files
 
     for path in fetch_files(name):
         print(path)
@@ -54,15 +54,15 @@ def show(
     json_: AsJson = False,
 ) -> None:
     """Show the federation that a spec describes: clients, rows, label skew, groups."""
-    from kinfolk.federation.looks import look
     from kinfolk.federation.sources import build, explain
+    from kinfolk.federation.summary import summarize
     from kinfolk.report.data_figure import data_figure
     from kinfolk.streams import Seed
 
     experiment = read_spec(spec, set_)
     seed = Seed(experiment.run.seed)
     federation = build(experiment.data, seed)
-    seen = look(federation)
+    seen = summarize(federation)
     notes = explain(experiment.data, seed, federation)
     if figure is not None:
         data_figure(seen, figure)

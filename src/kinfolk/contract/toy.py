@@ -21,7 +21,7 @@ from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.run import Result, run
 from kinfolk.experiment.sections import AlgorithmSpec, EngineSpec, Experiment, LocalSpec, RunSpec
 from kinfolk.federation.federation import Federation
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model

@@ -21,7 +21,7 @@ from kinfolk.engines.memory import Memories
 from kinfolk.engines.workers import cores
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.batchable import Cost, cost, obstacle
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss

@@ -32,7 +32,7 @@ from kinfolk.experiment.record import plain, read_rounds, read_scores, write_jso
 from kinfolk.experiment.run import Watch, run
 from kinfolk.experiment.sections import AlgorithmSpec, Experiment
 from kinfolk.federation.federation import Federation, Maker, Split, pack
-from kinfolk.federation.holdout import hold_out
+from kinfolk.federation.partition.holdout import hold_out
 from kinfolk.federation.sources import build
 from kinfolk.streams import Seed
 
@@ -201,7 +201,7 @@ def validated(
 def held_out(federation: Federation, fraction: float, seed: Seed) -> Federation:
     """The same federation with some of each client's training rows kept for validation.
 
-    >>> from kinfolk.federation.own import from_arrays
+    >>> from kinfolk.federation.own_data.arrays import from_arrays
     >>> rows = (np.zeros((20, 1)), np.arange(20) % 2)
     >>> held_out(from_arrays([rows]), 0.25, Seed(0)).splits["valid"].counts()
     tensor([4])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from kinfolk.federation.digit_sources import DIGIT_SOURCES
-from kinfolk.federation.groups import GROUPS
-from kinfolk.federation.partition import PARTITIONS
-from kinfolk.federation.recipe import group_count
+from kinfolk.federation.assemble import group_count
+from kinfolk.federation.datasets.multi_source import DIGIT_SOURCES
+from kinfolk.federation.partition.partitions import PARTITIONS
+from kinfolk.federation.shifts import SHIFTS
 from kinfolk.federation.spec import DataSpec
-from kinfolk.federation.synthetic import WORLDS
+from kinfolk.federation.synthetic.tasks import SYNTHETIC
 
 # (field, whether its value will do, what to do otherwise)
 Bound = tuple[str, bool, str]
@@ -24,13 +24,13 @@ def bounds(spec: DataSpec) -> list[Bound]:
     >>> [field for field, holds, _ in bounds(DataSpec(rows=0)) if not holds]
     ['rows']
     """
-    return [*_counts(spec), *_groups(spec), *_numbers(spec), *_made(spec), *_own(spec)]
+    return [*_counts(spec), *_groups(spec), *_numbers(spec), *_synthetic(spec), *_own(spec)]
 
 
 def _counts(spec: DataSpec) -> list[Bound]:
     partition = PARTITIONS[spec.partition]
     natural = partition.deal is None
-    fewest = 1 if spec.name in WORLDS or (partition.reuse and partition.sized) else 0
+    fewest = 1 if spec.name in SYNTHETIC or (partition.reuse and partition.sized) else 0
     shard = spec.partition != "shards" or spec.rows == 0 or spec.shards <= spec.rows
     return [
         ("clients", spec.clients >= (not natural), "give at least one client"),
@@ -44,21 +44,21 @@ def _counts(spec: DataSpec) -> list[Bound]:
 
 
 def _groups(spec: DataSpec) -> list[Bound]:
-    own = spec.name in (*WORLDS, "multi_source")
-    most = len(DIGIT_SOURCES) if spec.name == "multi_source" else GROUPS[spec.shift].most or spec.groups
+    own = spec.name in (*SYNTHETIC, "multi_source")
+    most = len(DIGIT_SOURCES) if spec.name == "multi_source" else SHIFTS[spec.shift].most or spec.groups
     allowed = ("source",) if spec.name == "multi_source" else ("source", "none")
     named = group_count(spec) <= spec.clients or (
         PARTITIONS[spec.partition].deal is None and spec.clients == 0
     )
-    leaf = spec.name == "leaf_synthetic"
+    alone = spec.name in SYNTHETIC and not SYNTHETIC[spec.name].grouped
     return [
         ("groups", spec.groups >= 1, "give at least one group"),
-        ("shift", spec.shift == "none" or not leaf, f"{spec.name!r} has no groups; use 'none'"),
+        ("shift", spec.shift == "none" or not alone, f"{spec.name!r} has no groups; use 'none'"),
         ("shift", spec.shift in allowed or not own, f"{spec.name!r} makes its groups itself; use 'source'"),
         ("shift", own or spec.shift != "source", f"{spec.name!r} is one source; use 'multi_source' as name"),
         ("groups", group_count(spec) <= most, f"shift {spec.shift!r} makes at most {most} groups"),
         ("groups", named, f"no more groups than the {spec.clients} clients"),
-        ("noise", spec.noise > 0 or spec.shift != "noise", "give more than 0, or the groups are alike"),
+        ("noise", spec.noise > 0 or spec.shift != "noise", "give more than 0, or the groups do not differ"),
         ("channels", spec.channels in (1, 3), "give 1, grey, or 3, coloured"),
         ("contrast", 0 < spec.contrast < 1, "give a number above 0 and below 1"),
     ]
@@ -75,9 +75,9 @@ def _numbers(spec: DataSpec) -> list[Bound]:
     ]
 
 
-def _made(spec: DataSpec) -> list[Bound]:
-    made, plain = spec.name in WORLDS, spec.partition in ("iid", "dirichlet")
-    shared = spec.name != "leaf_synthetic" or spec.test == "local"
+def _synthetic(spec: DataSpec) -> list[Bound]:
+    made, plain = spec.name in SYNTHETIC, spec.partition in ("iid", "dirichlet")
+    shared = not made or SYNTHETIC[spec.name].grouped or spec.test == "local"
     return [
         ("partition", plain or not made, f"{spec.name!r} has no rows to deal; use 'iid' or 'dirichlet'"),
         ("test", shared, f"{spec.name!r} has no groups; use 'local'"),

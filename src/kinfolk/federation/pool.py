@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from kinfolk.federation.holdout import Ints, stratified
+from kinfolk.federation.partition.holdout import Ints, stratified
 from kinfolk.streams import Seed
 from kinfolk.types import Client
 

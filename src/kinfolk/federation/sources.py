@@ -1,6 +1,7 @@
 """Data by name: the table of sources, and `build`, which turns a `[data]` table into a federation.
 
-A new source is one file and one line in `SOURCES`. Sources with one pool of labelled rows end in
+A data set from files is a loader and an entry in `CATALOGUE`; a synthetic one a class and a line in
+`SYNTHETIC`; another source a file and a line in `SOURCES`. Sources with one pool of labelled rows end in
 `from_pool` or `from_rows`, those with a pool per group in `from_groups`; those whose rows already
 belong to clients make their own `Federation` and `check` it.
 """
@@ -11,19 +12,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kinfolk.errors import KinfolkError, near
+from kinfolk.federation.assemble import from_pool, from_rows
 from kinfolk.federation.bounds import bounds
-from kinfolk.federation.data.catalogue import CATALOGUE, data_root, find
-from kinfolk.federation.data.rows import Rows
-from kinfolk.federation.digit_sources import DIGIT_SOURCES, multi_source
-from kinfolk.federation.digits import digits
+from kinfolk.federation.datasets.catalogue import CATALOGUE, data_root, find
+from kinfolk.federation.datasets.multi_source import DIGIT_SOURCES, multi_source
+from kinfolk.federation.datasets.rows import Rows
+from kinfolk.federation.datasets.sklearn_digits import digits
 from kinfolk.federation.federation import Federation
-from kinfolk.federation.groups import GROUPS
-from kinfolk.federation.laws import TEST_LAWS
-from kinfolk.federation.notes import of_federation, of_rows
-from kinfolk.federation.partition import ALPHA_MEANS, PARTITIONS
-from kinfolk.federation.recipe import from_pool, from_rows
+from kinfolk.federation.partition.choose_tests import TEST_SPLITS
+from kinfolk.federation.partition.partitions import ALPHA_MEANS, PARTITIONS
+from kinfolk.federation.shifts import SHIFTS
 from kinfolk.federation.spec import DataSpec
-from kinfolk.federation.synthetic import synthetic
+from kinfolk.federation.summary import federation_notes, row_notes
+from kinfolk.federation.synthetic.on_demand import synthetic
+from kinfolk.federation.synthetic.tasks import SYNTHETIC
 from kinfolk.streams import Seed
 
 __all__ = ["SOURCES", "DataSpec", "Source", "build", "check_spec", "explain"]
@@ -67,22 +69,20 @@ def _multi_source(spec: DataSpec, seed: Seed) -> Federation:
 
 
 SOURCES: dict[str, Source] = {
-    "digits": Source("scikit-learn's 1797 digits of 8 by 8, dealt to made-up clients", _digits),
+    "digits": Source("scikit-learn's 1797 digits of 8 by 8, dealt to invented clients", _digits),
     **{name: Source(entry.line, _from_files, (name,)) for name, entry in CATALOGUE.items()},
     "multi_source": Source(
         "digits of MNIST, USPS, SVHN and SIGN, one of them to each group, 32 by 32",
         _multi_source,
         DIGIT_SOURCES,
     ),
-    "gaussians": Source("made up: Gaussian classes, every group with its own means", synthetic),
-    "linear": Source("made up: linear regression, every group with its own weights", synthetic),
-    "leaf_synthetic": Source("made up: LEAF's synthetic(alpha, beta), no two clients alike", synthetic),
+    **{name: Source(task.line, synthetic) for name, task in SYNTHETIC.items()},
     "own": Source("your own rows: a store, folder or table at data.path, or given in Python", _own),
 }
 
 
 def check_spec(spec: DataSpec) -> None:
-    """Refuse a table that can not be built, naming the field, the value and the remedy.
+    """Refuse a table that cannot be built, naming the field, the value and the remedy.
 
     >>> check_spec(DataSpec(shift="rotations"))
     Traceback (most recent call last):
@@ -91,10 +91,10 @@ def check_spec(spec: DataSpec) -> None:
     """
     tables: dict[str, Iterable[str]] = {
         "name": SOURCES,
-        "shift": GROUPS,
+        "shift": SHIFTS,
         "partition": PARTITIONS,
         "alpha_means": ALPHA_MEANS,
-        "test": TEST_LAWS,
+        "test": TEST_SPLITS,
     }
     for field, known in tables.items():
         if getattr(spec, field) not in known:
@@ -119,17 +119,17 @@ def explain(spec: DataSpec, seed: Seed, federation: Federation | None = None) ->
     """What was left out, filled in or never dealt, one line each; builds the federation unless it is given.
 
     >>> explain(DataSpec(clients=2, rows=20, groups=2, test="global"), Seed(0))
-    ["2,674 rows of 3,594 in the pool are nobody's"]
+    ['2,674 rows of 3,594 in the pool are unassigned']
     """
     federation = build(spec, seed) if federation is None else federation
     notes = [
-        note for name in SOURCES[spec.name].files for note in of_rows(_found(name), spec, _seed(spec, seed))
+        note for name in SOURCES[spec.name].files for note in row_notes(_found(name), spec, _seed(spec, seed))
     ]
     if spec.path:
         from kinfolk.federation.own_data.from_spec import own_data, own_notes
 
         notes += own_notes(own_data(spec, _seed(spec, seed))[1])
-    return notes + of_federation(federation)
+    return notes + federation_notes(federation)
 
 
 def _seed(spec: DataSpec, seed: Seed) -> Seed:

@@ -22,24 +22,24 @@ class DataSpec:
     rows: int = 60
     # Number of known groups; without a shift all clients are one group whatever stands here.
     groups: int = 4
-    # What sets the groups apart: a name in `GROUPS` ("none", "rotation", "label_swap", "source", ...).
+    # What sets the groups apart: a name in `SHIFTS` ("none", "rotation", "label_swap", "source", ...).
     shift: str = "rotation"
     # How rows are dealt to the clients of a group: a name in `PARTITIONS` ("iid", "dirichlet",
     # "natural", ...).
     partition: str = "dirichlet"
-    # Concentration of the Dirichlet law: the smaller, the fewer classes a client sees.
+    # Concentration of the Dirichlet distribution: the smaller, the fewer classes a client sees.
     alpha: float = 100.0
     # What `alpha` counts: "total", shared out over the classes (alpha / C each), or "each" class; under
     # "dirichlet_split" over the clients of a group.
     alpha_means: str = "total"
-    # Which rows a client is tested on: a name in `TEST_LAWS` ("local", "group", "global").
+    # Which rows a client is tested on: a name in `TEST_SPLITS` ("local", "group", "global").
     test: str = "group"
     # Fraction of a client's training rows held out for validation.
     valid: float = 0.0
     # Fraction of the pool kept for tests where no test rows are published; under "local" also test rows
     # per training row; with the partition "natural" the fraction of each client's rows.
     test_fraction: float = 0.25
-    # Spread of the number of rows per client (sigma of a log-normal law); 0: all equal.
+    # Spread of the number of rows per client (sigma of a log-normal); 0: all equal.
     ragged: float = 0.0
     # Seed of the data; -1: the seed of the run.
     seed: int = -1
@@ -50,7 +50,7 @@ class DataSpec:
     # Factor on the row counts of "dist0" to "dist3", for pools smaller than CIFAR-10's.
     scale_rows: float = 1.0
     # Test rows of each client under "local", if there are as many; 0: in proportion to its training rows.
-    # Under "group" the most, of each class alike; 0: all. Of made-up rows, the number under every law.
+    # Under "group" the most, as many of each class; 0: all. Of synthetic rows, the number under every rule.
     test_rows: int = 0
     # Noise: under the shift "noise" group g gets g times this fraction of the range of values; in "linear"
     # the deviation of y.
@@ -59,9 +59,9 @@ class DataSpec:
     contrast: float = 0.6
     # Channels of "multi_source": 1, all grey, or 3, with SVHN in its colours.
     channels: int = 1
-    # Features of made-up rows ("gaussians", "linear", "leaf_synthetic").
+    # Features of synthetic rows ("gaussians", "linear", "leaf_synthetic").
     features: int = 60
-    # Classes of made-up rows ("gaussians", "leaf_synthetic").
+    # Classes of synthetic rows ("gaussians", "leaf_synthetic").
     classes: int = 10
     # Typical distance of two class means ("gaussians") or of two groups' weights ("linear").
     separation: float = 3.0

@@ -149,7 +149,7 @@ def _sure(algorithm: MDICFL, state: State, x: Tensor) -> dict[str, Tensor]:
 def nearest(rows: Tensor, federation: Federation) -> tuple[Tensor, Tensor]:
     """(Euclidean distance to the nearest training row, highest correlation with any) of each row.
 
-    >>> from kinfolk.federation.own import from_arrays
+    >>> from kinfolk.federation.own_data.arrays import from_arrays
     >>> ann = torch.tensor([[0.0, 1.0, 0.0], [3.0, 0.0, 0.0]]), torch.tensor([0, 1])
     >>> f = from_arrays({"ann": ann}, test={"ann": ann})
     >>> distance, correlation = nearest(torch.tensor([[0.0, 5.0, 0.0]]), f)

@@ -15,7 +15,7 @@ from kinfolk.experiment.run import Result, Watch, run
 from kinfolk.experiment.score_again import only_tests_differ, read_run, score_again
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump, load, override
-from kinfolk.federation.data.catalogue import CATALOGUE, find, where
+from kinfolk.federation.datasets.catalogue import CATALOGUE, find, where
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
 from kinfolk.papers.local_models import picture

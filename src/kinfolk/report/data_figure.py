@@ -12,7 +12,7 @@ from kinfolk.report.figures import save
 
 
 class Seen(Protocol):
-    """Counts and images as plain arrays; see `federation.looks.Look`."""
+    """Counts and images as plain arrays; see `federation.summary.Summary`."""
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from kinfolk.contract import toy
 from kinfolk.contract.checks import CHECKS
 from kinfolk.contract.compare import message_difference
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import MLP, CelebaCNN, FemnistCNN, LeNet, ResNet18

@@ -16,7 +16,7 @@ from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.experiment.record import read_audit, read_rounds
 from kinfolk.experiment.run import run
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.script import play
 from kinfolk.streams import RoundContext, Seed
 

@@ -23,7 +23,7 @@ from kinfolk.contract.compare import message_difference
 from kinfolk.contract.spoil import Passing
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.score import score_everyone
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.script import Ask, play

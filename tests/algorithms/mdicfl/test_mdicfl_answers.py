@@ -20,7 +20,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.optim import SGD

@@ -14,7 +14,7 @@ from kinfolk.engines.batched import Batched
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.one import perform
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext, Seed
 

@@ -11,7 +11,7 @@ from kinfolk.algorithms.slfed.peers import finite_or, partners
 from kinfolk.algorithms.slfed.slfed import SLFed
 from kinfolk.algorithms.slfed.slfed_similar import SLFedSimilar
 from kinfolk.contract import toy
-from kinfolk.federation.own import from_arrays
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Peer
 from kinfolk.types import Client

@@ -6,7 +6,7 @@ import pytest
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.own_data.flower import read_flower
-from kinfolk.federation.own_data.found import federate
+from kinfolk.federation.own_data.loaded import federate
 
 absent = importlib.util.find_spec("flwr_datasets") is None
 needs = pytest.mark.skipif(absent, reason="needs the package flwr-datasets: the extra flower")

@@ -7,7 +7,7 @@ import pytest
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.own_data.folder import read_folder
-from kinfolk.federation.own_data.found import federate
+from kinfolk.federation.own_data.loaded import federate
 from kinfolk.streams import Seed
 
 CSV = "a,b,y\n1,0.5,0\n2,1.5,1\n3,2.5,1\n"
@@ -209,9 +209,9 @@ CSV_FAULTS = {
     "index": ({"ann": ",a,y\n0,1,0\n"}, r"ann\.csv': a column has no name"),
     "twice": ({"ann": "a,a,y\n0,1,0\n"}, r"ann\.csv': column 'a' occurs twice"),
     "semicolons": ({"ann": "a;y\n0;1\n"}, r"ann\.csv': has the one column 'a;y'.*commas"),
-    "ragged": ({"ann": "a,y\n0,1\n0,1,2\n"}, r"ann\.csv': can not be read \(.*Expected 2 columns, got 3"),
-    "short row": ({"ann": "a,b,y\n0,1\n"}, r"ann\.csv': can not be read \(.*Expected 3 columns, got 2"),
-    "nothing": ({"ann": ""}, r"ann\.csv': can not be read \(Empty CSV"),
+    "ragged": ({"ann": "a,y\n0,1\n0,1,2\n"}, r"ann\.csv': cannot be read \(.*Expected 2 columns, got 3"),
+    "short row": ({"ann": "a,b,y\n0,1\n"}, r"ann\.csv': cannot be read \(.*Expected 3 columns, got 2"),
+    "nothing": ({"ann": ""}, r"ann\.csv': cannot be read \(Empty CSV"),
     "no rows": ({"ann": CSV, "bob": "a,b,y\n"}, r"data\.bob = '0 rows': leave this client out"),
     "mixed labels": (
         {"ann": "a,y\n1,true\n", "bob": "a,y\n1,3\n"},
@@ -280,7 +280,7 @@ def test_a_damaged_file_is_named_whatever_is_cut(tmp_path):
     flipped[150] ^= 0xFF
     for damaged in (b"", raw[:40], raw[: len(raw) // 2], raw[:-5], bytes(flipped)):
         (folder / "ann.npz").write_bytes(damaged)
-        with pytest.raises(KinfolkError, match=r"ann\.npz': can not be read \(.*mend or remove"):
+        with pytest.raises(KinfolkError, match=r"ann\.npz': cannot be read \(.*mend or remove"):
             read_folder(folder)
 
 
@@ -290,7 +290,7 @@ def test_an_array_whose_head_lies_is_named(tmp_path):
     with zipfile.ZipFile(tmp_path / "ann.npz", "w") as archive:
         archive.writestr("x.npy", head.getvalue())
         archive.writestr("y.npy", head.getvalue())
-    with pytest.raises(KinfolkError, match=r"ann\.npz': can not be read"):
+    with pytest.raises(KinfolkError, match=r"ann\.npz': cannot be read"):
         read_folder(tmp_path)
 
 
@@ -299,7 +299,7 @@ def test_a_cut_parquet_is_named(tmp_path, keep):
     path = tmp_path / "ann.parquet"
     pd.DataFrame({"a": np.arange(500.0), "y": np.arange(500) % 2}).to_parquet(path)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(KinfolkError, match=r"ann\.parquet': can not be read"):
+    with pytest.raises(KinfolkError, match=r"ann\.parquet': cannot be read"):
         read_folder(tmp_path)
 
 

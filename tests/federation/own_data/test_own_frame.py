@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own_data.found import federate
 from kinfolk.federation.own_data.frame import read_frame, read_table
+from kinfolk.federation.own_data.loaded import federate
 
 
 def rows(n: int = 6) -> pd.DataFrame:
@@ -133,7 +133,7 @@ def test_the_label_is_not_the_client_and_is_there(tmp_path):
     (tmp_path / "all.xls").write_text("")
     with pytest.raises(KinfolkError, match=r"all\.xls': not a table of a known kind \(\.csv, \.parquet\)"):
         read_table(tmp_path / "all.xls", "who")
-    with pytest.raises(KinfolkError, match=r"none\.csv': can not be read \(.*; mend or remove it"):
+    with pytest.raises(KinfolkError, match=r"none\.csv': cannot be read \(.*; mend or remove it"):
         read_table(tmp_path / "none.csv", "who")
 
 

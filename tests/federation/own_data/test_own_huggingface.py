@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own_data.found import Hole, federate
 from kinfolk.federation.own_data.huggingface import read_huggingface
+from kinfolk.federation.own_data.loaded import MissingValue, federate
 
 absent = importlib.util.find_spec("datasets") is None
 needs = pytest.mark.skipif(absent, reason="needs the package datasets: the extra hf")
@@ -59,7 +59,7 @@ def test_class_names_are_kept_and_minus_one_is_no_label(hf):
     found = read_huggingface(data, "who", "y", missing="drop")
     assert found.class_names == ("cat", "dog", "emu")
     assert found.clients["b"][1].tolist() == [0, 0, 0]
-    assert found.missing == (Hole("y", 1, "b", 3),)
+    assert found.missing == (MissingValue("y", 1, "b", 3),)
     assert federate(found).classes == 3
 
 
@@ -97,7 +97,7 @@ def test_images_are_planes_of_bytes(hf):
     with pytest.raises(KinfolkError, match=r"data\.image = 'row 4': has no image"):
         read_huggingface(hf.Dataset.from_dict(data, features), "who", "y")
     data["image"][3] = {"bytes": b"no image", "path": None}
-    with pytest.raises(KinfolkError, match=r"data\.image = 'row 4': its image can not be read"):
+    with pytest.raises(KinfolkError, match=r"data\.image = 'row 4': its image cannot be read"):
         read_huggingface(hf.Dataset.from_dict(data, features), "who", "y")
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.own_data.folder import read_folder
-from kinfolk.federation.own_data.found import Hole, federate
 from kinfolk.federation.own_data.frame import read_frame
+from kinfolk.federation.own_data.loaded import MissingValue, federate
 
 NAN = np.nan
 
@@ -21,7 +21,7 @@ def gappy() -> pd.DataFrame:
     )
 
 
-HOLES = (Hole("a", 3, "ann", 2), Hole("b", 2, "ann", 1))
+HOLES = (MissingValue("a", 3, "ann", 2), MissingValue("b", 2, "ann", 1))
 
 
 def test_dropped_rows_and_clients_are_counted_and_named():
@@ -58,7 +58,7 @@ def test_a_median_looks_at_no_other_client_where_it_need_not():
 
 def test_the_first_gap_of_a_table_is_its_lowest_row_whoever_owns_it():
     frame = pd.DataFrame({"who": ["zoe", "zoe", "ann", "ann"], "a": [1, NAN, NAN, 2], "y": [0, 1, 0, 1]})
-    assert read_frame(frame, "who", "y", missing="drop").missing == (Hole("a", 2, "zoe", 2),)
+    assert read_frame(frame, "who", "y", missing="drop").missing == (MissingValue("a", 2, "zoe", 2),)
     with pytest.raises(KinfolkError, match=r"data\.zoe\.a: missing in row 2 \(2 missing in 1 column: a\)"):
         read_frame(frame, "who", "y")
 
@@ -69,7 +69,7 @@ def test_a_missing_label_can_be_dropped_but_not_filled():
     with pytest.raises(KinfolkError, match=r"data\.ann\.y: row 3 has no label, which no median can fill"):
         read_frame(frame, "who", "y", missing="median")
     found = read_frame(frame, "who", "y", missing="drop")
-    assert found.missing[-1] == Hole("y", 1, "ann", 3)
+    assert found.missing[-1] == MissingValue("y", 1, "ann", 3)
     assert found.clients["ann"][1].tolist() == [1]
     assert found.class_names == ("0", "1")  # pandas made floats of these whole numbers, for the gap
 
@@ -89,7 +89,7 @@ def test_missing_values_of_arrays(tmp_path):
     np.savez(tmp_path / "ann.npz", x=x, y=np.array([0.5, 1.5, NAN]))
     found = read_folder(tmp_path, missing="drop")
     assert found.clients["ann"][0].tolist() == x[:1].tolist()
-    assert found.missing == (Hole("x", 1, "ann", 2), Hole("y", 1, "ann", 3))
+    assert found.missing == (MissingValue("x", 1, "ann", 2), MissingValue("y", 1, "ann", 3))
     np.savez(tmp_path / "ann.npz", x=x, y=np.array([0.5, 1.5, 2.5]))
     filled = read_folder(tmp_path, missing="median").clients["ann"][0]
     assert filled[1].tolist() == [[4, 5], [6, 7]]  # between 1 and 9

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own import from_arrays
-from kinfolk.federation.own_data.found import Found, found_of
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.own_data.frame import read_frame
+from kinfolk.federation.own_data.loaded import LoadedClients, loaded_of
 from kinfolk.federation.own_data.report import Report, inspect, report_table
 
 
@@ -19,8 +19,8 @@ def drawn(n, seed, classes=2, width=3):
     return rng.normal(size=(n, width)).astype(np.float32), np.arange(n) % classes
 
 
-def found(names=("no", "yes"), features=(), **clients) -> Found:
-    return Found(dict(sorted(clients.items())), class_names=names, feature_names=features)
+def found(names=("no", "yes"), features=(), **clients) -> LoadedClients:
+    return LoadedClients(dict(sorted(clients.items())), class_names=names, feature_names=features)
 
 
 def odd(report, what):
@@ -168,7 +168,9 @@ def test_what_was_left_out_is_shown():
 
 def test_any_federation_can_be_inspected():
     x, y = drawn(10, 1)
-    report = inspect(found_of(from_arrays({"ann": (x, y), "bob": (x + 1, y)}, valid=0.25, test_fraction=0.2)))
+    report = inspect(
+        loaded_of(from_arrays({"ann": (x, y), "bob": (x + 1, y)}, valid=0.25, test_fraction=0.2))
+    )
     assert report.sizes == {"ann": 8, "bob": 8}
     assert any("test rows" in note for note in report.notes)
 
@@ -176,4 +178,4 @@ def test_any_federation_can_be_inspected():
 def test_rows_that_are_yet_to_be_made_can_not_be_inspected():
     made = replace(from_arrays([drawn(4, 1)]), maker=lambda i: {})
     with pytest.raises(KinfolkError, match="its rows are made when a client is asked"):
-        found_of(made)
+        loaded_of(made)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own import from_arrays
 from kinfolk.federation.own_data import store as stores
-from kinfolk.federation.own_data.found import Found, federate
+from kinfolk.federation.own_data.arrays import from_arrays
+from kinfolk.federation.own_data.loaded import LoadedClients, federate
 from kinfolk.federation.own_data.report import inspect
 from kinfolk.federation.own_data.store import read_manifest, read_store, store_report, write_store
 from kinfolk.streams import Seed
@@ -25,7 +25,7 @@ def made(**options):
     return from_arrays({"zoë": rows(10), "ann": rows(7, 100), "one": rows(1, 200)}, valid=0.25, **options)
 
 
-FOUND = Found(
+FOUND = LoadedClients(
     {"ann": rows(7, 100), "bob": rows(10)},
     class_names=("a", "b", "c"),
     feature_names=("age", "size"),
@@ -50,7 +50,9 @@ def resealed(store, change):
         from_arrays([(rows(6)[0], rows(6)[0])]),
         from_arrays([rows(4), rows(3)], test={}),
         federate(
-            Found({"ann": (np.arange(24, dtype=np.uint8).reshape(6, 1, 2, 2), np.arange(6) % 2)}, ("a", "b"))
+            LoadedClients(
+                {"ann": (np.arange(24, dtype=np.uint8).reshape(6, 1, 2, 2), np.arange(6) % 2)}, ("a", "b")
+            )
         ),
     ],
     ids=["classes", "groups", "regression", "no test", "bytes"],
@@ -99,7 +101,7 @@ def test_changing_what_was_read_does_not_change_the_file(tmp_path):
     store = write_store(FOUND, tmp_path / "store")
     before = (store / "x.npy").read_bytes()
     federation = read_store(store)
-    federation.x.mul_(0)  # and torch does not warn of memory that can not be written
+    federation.x.mul_(0)  # and torch does not warn of memory that cannot be written
     assert federation.x.abs().sum() == 0
     assert (store / "x.npy").read_bytes() == before
     assert read_store(store, verify=True).x.abs().sum() > 0
@@ -144,7 +146,7 @@ def test_every_cut_or_missing_file_is_named(tmp_path):
             path.write_bytes((raw + b" ")[:size])
             told = rf"has {size} bytes, not {len(raw)}: cut short or altered; write the store again"
             if path.name == "manifest.json":  # whose size nobody vouches for
-                told = "can not be read" if size < len(raw) else None
+                told = "cannot be read" if size < len(raw) else None
             if told:
                 with pytest.raises(KinfolkError, match=rf"{path.name}': {told}"):
                     read_store(store)
@@ -160,7 +162,7 @@ def test_every_altered_file_is_named_when_asked_to_verify(tmp_path):
     for path in sorted(store.iterdir()):
         raw = path.read_bytes()
         path.write_bytes(raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:])
-        with pytest.raises(KinfolkError, match=rf"{path.name}': .*(altered|can not be read)"):
+        with pytest.raises(KinfolkError, match=rf"{path.name}': .*(altered|cannot be read)"):
             read_store(store, verify=True)
         path.write_bytes(raw)
     read_store(store, verify=True)
@@ -191,7 +193,7 @@ def test_an_altered_label_or_manifest_is_not_sound(tmp_path):
             read_store(store)
     for text in ("", "[]", "{", '{"format": "kinfolk store"}', "[" * 100_000):
         path.write_text(text)
-        with pytest.raises(KinfolkError, match=r"manifest\.json': (is |can )"):
+        with pytest.raises(KinfolkError, match=r"manifest\.json': (is |cannot )"):
             read_store(store)
 
 
@@ -251,10 +253,10 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(tmp_path, monkeyp
 
     monkeypatch.setattr(stores, "_text", full)
     with pytest.raises(
-        KinfolkError, match=r"new': can not be written \(No space left on device\); free space"
+        KinfolkError, match=r"new': cannot be written \(No space left on device\); free space"
     ):
         write_store(FOUND, tmp_path / "new")
-    monkeypatch.rollback()
+    monkeypatch.undo()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "store"]
     (tmp_path / "new").mkdir()  # an empty folder is as good as none
     read_store(write_store(FOUND, tmp_path / "new"), verify=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pandas.api import types
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.federation.own_data.found import Array, Part
+from kinfolk.federation.own_data.loaded import Array, Part
 
 # How pandas calls what it sees in a column, and what it is to us.
 _SEEN = {
@@ -43,7 +43,7 @@ def column_kind(column: pd.Series) -> str:
 
 
 def choose_label(columns: Sequence[str], label: str | None, other: str | None = None) -> tuple[str, str]:
-    """The label column and how it was chosen; `other` is a column it can not be.
+    """The label column and how it was chosen; `other` is a column it cannot be.
 
     >>> choose_label(["a", "label"], None)
     ('label', "label column: 'label', by its name")

@@ -15,7 +15,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.federation.own_data.found import Array
+from kinfolk.federation.own_data.loaded import Array
 
 TABLES = (".csv", ".parquet")
 
@@ -154,15 +154,15 @@ def _member(archive: zipfile.ZipFile, name: str, path: Path) -> Array:
 
 
 def unreadable(path: Path, error: BaseException) -> KinfolkError:
-    """The error for a file that can not be read: its name and the first line of what went wrong.
+    """The error for a file that cannot be read: its name and the first line of what went wrong.
 
     >>> raise unreadable(Path("ann.npz"), ValueError("bad magic"))
     Traceback (most recent call last):
     ...
-    kinfolk.errors.KinfolkError: data.file = 'ann.npz': can not be read (bad magic); mend or remove it
+    kinfolk.errors.KinfolkError: data.file = 'ann.npz': cannot be read (bad magic); mend or remove it
     """
     if isinstance(error, OSError) and error.strerror:
         said = error.strerror
     else:
         said = (str(error).splitlines() or [""])[0][:120] or type(error).__name__
-    return KinfolkError("data.file", short(path), f"can not be read ({said}); mend or remove it")
+    return KinfolkError("data.file", short(path), f"cannot be read ({said}); mend or remove it")

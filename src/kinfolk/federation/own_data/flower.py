@@ -10,16 +10,16 @@ import pandas as pd
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.federation import client_names
-from kinfolk.federation.own_data.found import Found
 from kinfolk.federation.own_data.frame import split_part
 from kinfolk.federation.own_data.gather import gather
 from kinfolk.federation.own_data.huggingface import package, read_columns
+from kinfolk.federation.own_data.loaded import LoadedClients
 from kinfolk.federation.own_data.missing import check_missing
 
 
 def read_flower(
     federated: Any, label: str, *, client: str | None = None, split: str = "train", missing: str = "refuse"
-) -> Found:
+) -> LoadedClients:
     """The partitions of a `flwr_datasets.FederatedDataset`, each a client.
 
     `client` names a column that holds the client's id, as a natural partition has: it then names

@@ -11,15 +11,15 @@ import pandas as pd
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.own_data.columns import choose_label, column_kind, table_part
 from kinfolk.federation.own_data.files import TABLES, inside, read_npz, read_table_file, short
-from kinfolk.federation.own_data.found import Found
 from kinfolk.federation.own_data.gather import check_name, gather, part_of
 from kinfolk.federation.own_data.images import read_images
+from kinfolk.federation.own_data.loaded import LoadedClients
 from kinfolk.federation.own_data.missing import listed
 
 KINDS = (".npz", *TABLES)
 
 
-def read_folder(path: str | Path, label: str | None = None, *, missing: str = "refuse") -> Found:
+def read_folder(path: str | Path, label: str | None = None, *, missing: str = "refuse") -> LoadedClients:
     """The clients of a folder, named after its files (npz, csv or parquet) or its folders (images by class).
 
     `label` names the label column, or the label array of an npz file; without it that is "y", or
@@ -69,7 +69,7 @@ def _clients(folder: Path) -> tuple[dict[str, Path], str, Counter[str]]:
     return clients, next(iter(kinds)), Counter({"hidden files": hidden} if hidden else {})
 
 
-def _arrays(clients: Mapping[str, Path], label: str, missing: str, left_out: Counter[str]) -> Found:
+def _arrays(clients: Mapping[str, Path], label: str, missing: str, left_out: Counter[str]) -> LoadedClients:
     parts, types = {}, {"x": set[str](), label: set[str]()}
     for who, path in clients.items():
         arrays, others = read_npz(path, ["x", label])
@@ -82,7 +82,9 @@ def _arrays(clients: Mapping[str, Path], label: str, missing: str, left_out: Cou
     return gather(parts, kind="npz", label=label, missing=missing, types=told, left_out=left_out, notes=notes)
 
 
-def _tables(clients: Mapping[str, Path], label: str | None, missing: str, left_out: Counter[str]) -> Found:
+def _tables(
+    clients: Mapping[str, Path], label: str | None, missing: str, left_out: Counter[str]
+) -> LoadedClients:
     frames: dict[str, pd.DataFrame] = {}
     for who, path in clients.items():
         frames[who], skipped = read_table_file(path)

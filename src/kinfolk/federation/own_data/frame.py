@@ -15,14 +15,14 @@ from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.own_data.columns import choose_label, table_part
 from kinfolk.federation.own_data.files import TABLES, check_columns, read_table_file, short
 from kinfolk.federation.own_data.folder import column_types
-from kinfolk.federation.own_data.found import Found, Part
 from kinfolk.federation.own_data.gather import gather
+from kinfolk.federation.own_data.loaded import LoadedClients, Part
 from kinfolk.federation.own_data.missing import check_missing
 
 
 def read_frame(
     frame: pd.DataFrame, client: str, label: str | None = None, *, missing: str = "refuse"
-) -> Found:
+) -> LoadedClients:
     """The clients of a pandas frame, named by the column `client`. Rows count from 1.
 
     >>> frame = pd.DataFrame({"who": ["ann", "bob", "ann"], "age": [31, 28, 47], "y": [0, 1, 1]})
@@ -36,7 +36,9 @@ def read_frame(
     return _found(frame, client, label, missing, "frame", {})
 
 
-def read_table(path: str | Path, client: str, label: str | None = None, *, missing: str = "refuse") -> Found:
+def read_table(
+    path: str | Path, client: str, label: str | None = None, *, missing: str = "refuse"
+) -> LoadedClients:
     """The clients of a csv or parquet file with a column `client`. Rows count from 1, below the header.
 
     >>> import tempfile
@@ -61,7 +63,7 @@ def _found(
     missing: str,
     kind: str,
     left_out: Mapping[str, int],
-) -> Found:
+) -> LoadedClients:
     check_missing(missing)
     columns = list(frame.columns)
     check_columns(columns, kind)

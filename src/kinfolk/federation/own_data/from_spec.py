@@ -49,10 +49,10 @@ def own_notes(report: Report) -> list[str]:
     """What was decided and left out when own data were read, one line each.
 
     >>> from kinfolk.federation.own_data.report import inspect
-    >>> from kinfolk.federation.own_data.found import Found
+    >>> from kinfolk.federation.own_data.loaded import LoadedClients
     >>> import numpy as np
     >>> rows = np.zeros((5, 2)), np.array([0, 1, 0, 1, 0])
-    >>> own_notes(inspect(Found({"ann": rows}, ("a", "b"), left_out={"a torn line": 2})))
+    >>> own_notes(inspect(LoadedClients({"ann": rows}, ("a", "b"), left_out={"a torn line": 2})))
     ['left out: 2 (a torn line)']
     """
     return [*report.notes, *(f"left out: {number:,} ({why})" for why, number in report.left_out.items())]

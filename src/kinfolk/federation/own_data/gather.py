@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own_data.found import Array, Found, Part
 from kinfolk.federation.own_data.labels import to_classes
+from kinfolk.federation.own_data.loaded import Array, LoadedClients, Part
 from kinfolk.federation.own_data.missing import check_missing, flat, holes, settle
 
 # Types that go to float32 without loss; rows that share one of them stay in it, images most of all.
@@ -72,13 +72,13 @@ def gather(
     left_out: Mapping[str, int] | None = None,
     notes: Iterable[str] = (),
     scale: tuple[float, float] | None = None,
-) -> Found:
+) -> LoadedClients:
     """Put the clients together: check that they are alike, settle what is missing, number the classes.
 
     >>> a = part_of("ann", np.array([[1.0], [np.nan], [4.0]]), np.array([0, 1, 1]))
     >>> found = gather({"ann": a}, kind="arrays", missing="drop")
-    >>> found.clients["ann"][0].tolist(), found.left_out, found.missing
-    ([[1.0], [4.0]], {'rows with a missing value': 1}, (Hole(column='x[0]', values=1, client='ann', row=2),))
+    >>> found.clients["ann"][0].tolist(), found.left_out, found.missing[0].row
+    ([[1.0], [4.0]], {'rows with a missing value': 1}, 2)
     """
     check_missing(missing)
     _alike(parts)
@@ -88,7 +88,7 @@ def gather(
     gone = holes(parts, names, label)
     parts, dropped, settled = settle(parts, names, label, gone, missing)
     labels, classes, said = to_classes(parts, label, class_names)
-    return Found(
+    return LoadedClients(
         clients={who: (part.x, labels[who]) for who, part in parts.items()},
         class_names=classes,
         feature_names=tuple(features),

@@ -13,14 +13,14 @@ import pandas as pd
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.own_data.columns import label_values, table_part
-from kinfolk.federation.own_data.found import Array, Found, Part
 from kinfolk.federation.own_data.frame import client_ids, split_part
 from kinfolk.federation.own_data.gather import gather
 from kinfolk.federation.own_data.images import BROKEN, PIXELS, Look, agree, pixels
+from kinfolk.federation.own_data.loaded import Array, LoadedClients, Part
 from kinfolk.federation.own_data.missing import check_missing
 
 
-def read_huggingface(dataset: Any, client: str, label: str, *, missing: str = "refuse") -> Found:
+def read_huggingface(dataset: Any, client: str, label: str, *, missing: str = "refuse") -> LoadedClients:
     """The clients of a `datasets.Dataset`, named by the column `client`. Rows count from 1.
 
     The other columns are the features: any number of numeric ones, or a single one of images or
@@ -163,7 +163,7 @@ def _image(dataset: Any, column: str, i: int) -> Any:
     try:
         image = dataset[i][column]
     except BROKEN as error:
-        raise KinfolkError(f"data.{column}", f"row {i + 1}", "its image can not be read; mend it") from error
+        raise KinfolkError(f"data.{column}", f"row {i + 1}", "its image cannot be read; mend it") from error
     if image is None:
         raise KinfolkError(f"data.{column}", f"row {i + 1}", "has no image; leave the row out")
     return image

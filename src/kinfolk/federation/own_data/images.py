@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.own_data.files import inside, short, unreadable
-from kinfolk.federation.own_data.found import Found, Part
 from kinfolk.federation.own_data.gather import gather
 from kinfolk.federation.own_data.labels import in_order
+from kinfolk.federation.own_data.loaded import LoadedClients, Part
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -80,7 +80,7 @@ def pixels(image: Image.Image, mode: str) -> NDArray[np.uint8]:
     return raw[None] if raw.ndim == 2 else np.ascontiguousarray(np.moveaxis(raw, -1, 0))
 
 
-def read_images(folders: Mapping[str, Path]) -> Found:
+def read_images(folders: Mapping[str, Path]) -> LoadedClients:
     """All images of all clients; classes are the names of the class folders, sorted over all clients.
 
     >>> import tempfile

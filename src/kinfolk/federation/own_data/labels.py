@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own_data.found import Array, Part
+from kinfolk.federation.own_data.loaded import Array, Part
 
 # Text is taken for classes up to this many names, or a tenth of the rows where that is more.
 FEW = 20

@@ -8,8 +8,8 @@ from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.own_data.files import TABLES, short
 from kinfolk.federation.own_data.folder import read_folder
-from kinfolk.federation.own_data.found import Found, federate
 from kinfolk.federation.own_data.frame import read_table
+from kinfolk.federation.own_data.loaded import LoadedClients, federate
 from kinfolk.federation.own_data.missing import check_missing
 from kinfolk.federation.own_data.report import Report, inspect
 from kinfolk.federation.own_data.store import is_store, read_store, store_report
@@ -61,7 +61,7 @@ def _usual(**given: object) -> None:
             raise KinfolkError(name, value, "a store is settled; leave it out, or import the data again")
 
 
-def _table(path: Path, client: str | None, label: str | None, missing: str) -> Found:
+def _table(path: Path, client: str | None, label: str | None, missing: str) -> LoadedClients:
     if path.suffix.lower() not in TABLES:
         remedy = f"give a folder with one file per client, a store, or a table ({', '.join(TABLES)})"
         raise KinfolkError("data.path", short(path), remedy)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.federation.own_data.found import Array, Hole, Part
+from kinfolk.federation.own_data.loaded import Array, MissingValue, Part
 
 MISSING = ("refuse", "drop", "median")
 # What settling gives: the parts without holes, what was left out, what is to be said about it.
@@ -28,13 +28,13 @@ def check_missing(missing: str) -> None:
         raise KinfolkError("missing", missing, near(missing, MISSING))
 
 
-def holes(parts: Mapping[str, Part], names: Sequence[str], label: str) -> list[Hole]:
+def holes(parts: Mapping[str, Part], names: Sequence[str], label: str) -> list[MissingValue]:
     """Every column with missing values, in the order of columns, the label last.
 
     >>> x = np.array([[0.0, 1.0], [2.0, np.nan]])
     >>> part = Part(x, np.array([0, 0]), np.zeros(2, bool), np.array([1, 2]))
     >>> holes({"ann": part}, ["age", "size"], "y")
-    [Hole(column='size', values=1, client='ann', row=2)]
+    [MissingValue(column='size', values=1, client='ann', row=2)]
     """
     count = np.zeros(len(names) + 1, dtype=np.int64)
     first: dict[int, tuple[str, int]] = {}  # the lowest row, which in one table is the first
@@ -45,16 +45,16 @@ def holes(parts: Mapping[str, Part], names: Sequence[str], label: str) -> list[H
             if column not in first or here < first[column][1]:
                 first[column] = who, here
         count += gaps.sum(0)
-    return [Hole([*names, label][c], int(count[c]), *first[c]) for c in sorted(first)]
+    return [MissingValue([*names, label][c], int(count[c]), *first[c]) for c in sorted(first)]
 
 
 def settle(
-    parts: dict[str, Part], names: Sequence[str], label: str, found: Sequence[Hole], missing: str
+    parts: dict[str, Part], names: Sequence[str], label: str, found: Sequence[MissingValue], missing: str
 ) -> Settled:
     """Refuse the missing values that were found, or drop their rows, or fill them, as `missing` says.
 
     >>> part = Part(np.array([[1.0], [np.nan], [5.0]]), np.zeros(3, int), np.zeros(3, bool), np.arange(1, 4))
-    >>> parts, _, said = settle({"ann": part}, ["age"], "y", [Hole("age", 1, "ann", 2)], "median")
+    >>> parts, _, said = settle({"ann": part}, ["age"], "y", [MissingValue("age", 1, "ann", 2)], "median")
     >>> parts["ann"].x[:, 0], said
     (array([1., 3., 5.]), ["1 missing values filled with the median of the client's own column"])
     """

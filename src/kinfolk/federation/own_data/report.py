@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kinfolk.federation.own_data.found import Found, Hole
-from kinfolk.federation.own_data.odd import Odd, oddities
+from kinfolk.federation.own_data.anomalies import Anomaly, anomalies
+from kinfolk.federation.own_data.loaded import LoadedClients, MissingValue
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,8 +35,8 @@ class Report:
     sizes: Mapping[str, int]  # client -> rows
     counts: Mapping[str, tuple[int, ...]]  # client -> rows of each class; empty for regression
     target: tuple[float, float, float] | None  # regression: least, mean and largest y
-    missing: tuple[Hole, ...]  # what was missing before it was dropped or filled
-    odd: tuple[Odd, ...]
+    missing: tuple[MissingValue, ...]  # what was missing before it was dropped or filled
+    odd: tuple[Anomaly, ...]
     left_out: Mapping[str, int]  # reason -> how many
     notes: tuple[str, ...]
 
@@ -74,18 +74,18 @@ class Report:
             sizes={str(who): int(rows) for who, rows in dict(plain["sizes"]).items()},
             counts={str(who): tuple(map(int, own)) for who, own in dict(plain["counts"]).items()},
             target=None if plain["target"] is None else tuple(map(float, plain["target"])),  # type: ignore[arg-type]
-            missing=tuple(Hole(**hole) for hole in plain["missing"]),
-            odd=tuple(Odd(odd["what"], tuple(odd["clients"]), odd["line"]) for odd in plain["odd"]),
+            missing=tuple(MissingValue(**hole) for hole in plain["missing"]),
+            odd=tuple(Anomaly(odd["what"], tuple(odd["clients"]), odd["line"]) for odd in plain["odd"]),
             left_out={str(reason): int(n) for reason, n in dict(plain["left_out"]).items()},
             notes=tuple(map(str, plain["notes"])),
         )
 
 
-def inspect(found: Found) -> Report:
+def inspect(found: LoadedClients) -> Report:
     """Look through what was found: shapes, types, class balance, missing values, odd clients.
 
     >>> rows = np.arange(8.0).reshape(4, 2), np.array([0, 1, 1, 1])
-    >>> report = inspect(Found({"ann": rows}, class_names=("no", "yes")))
+    >>> report = inspect(LoadedClients({"ann": rows}, class_names=("no", "yes")))
     >>> report.rows, report.balance, report.as_dict()["counts"]
     (4, {'no': 1, 'yes': 3}, {'ann': [1, 3]})
     """
@@ -106,7 +106,7 @@ def inspect(found: Found) -> Report:
         },
         target=None if classes else (least, mean, largest),
         missing=found.missing,
-        odd=tuple(oddities(found)),
+        odd=tuple(anomalies(found)),
         left_out=dict(found.left_out),
         notes=tuple(found.notes),
     )
@@ -116,7 +116,7 @@ def report_table(report: Report) -> RenderableType:
     """The report for the terminal, at most 100 columns wide.
 
     >>> from rich.console import Console
-    >>> found = Found({"ann": (np.zeros((2, 1)), np.array([0, 0]))}, class_names=("no",))
+    >>> found = LoadedClients({"ann": (np.zeros((2, 1)), np.array([0, 0]))}, class_names=("no",))
     >>> with (console := Console(width=200)).capture() as capture:
     ...     console.print(report_table(inspect(found)))
     >>> lines = capture.get().splitlines()

@@ -22,7 +22,7 @@ from torch import Tensor
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import SPLITS, Federation, Split
 from kinfolk.federation.own_data.files import short
-from kinfolk.federation.own_data.found import Array, Found, federate, found_of
+from kinfolk.federation.own_data.loaded import Array, LoadedClients, federate, loaded_of
 from kinfolk.federation.own_data.report import Report, inspect
 from kinfolk.federation.soundness import check
 from kinfolk.streams import Seed
@@ -47,7 +47,7 @@ class _Hashed:
 
 
 def write_store(
-    data: Federation | Found,
+    data: Federation | LoadedClients,
     folder: str | Path,
     *,
     report: Report | None = None,
@@ -58,7 +58,7 @@ def write_store(
     """Write a store, whole or not at all; what was found is split first, a federation keeps its splits.
 
     >>> import tempfile
-    >>> found = Found({"ann": (np.zeros((5, 2)), np.array([0, 1, 0, 1, 1]))}, class_names=("no", "yes"))
+    >>> found = LoadedClients({"ann": (np.zeros((5, 2)), np.array([0, 1, 0, 1, 1]))}, ("no", "yes"))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     store = write_store(found, Path(folder) / "mine")
     ...     read_store(store).fingerprint() == federate(found).fingerprint()
@@ -67,7 +67,7 @@ def write_store(
     folder = Path(folder)
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise KinfolkError("store", short(folder), "is there already; choose another name or remove it first")
-    if isinstance(data, Found):
+    if isinstance(data, LoadedClients):
         report = inspect(data) if report is None else report
         data = federate(data, test_fraction=test_fraction, valid=valid, seed=seed)
     if data.maker is not None:
@@ -80,7 +80,7 @@ def write_store(
         os.replace(temporary, folder)
         _sync(folder.parent)
     except OSError as error:
-        remedy = f"can not be written ({error.strerror or error}); free space or choose another folder"
+        remedy = f"cannot be written ({error.strerror or error}); free space or choose another folder"
         raise KinfolkError("store", short(folder), remedy) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -212,7 +212,7 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise _bad(path, "can not be read") from error
+        raise _bad(path, "cannot be read") from error
 
 
 def read_store(folder: str | Path, *, verify: bool = False) -> Federation:
@@ -222,7 +222,7 @@ def read_store(folder: str | Path, *, verify: bool = False) -> Federation:
     federation is sound, which reads all of it.
 
     >>> import tempfile
-    >>> from kinfolk.federation.own import from_arrays
+    >>> from kinfolk.federation.own_data.arrays import from_arrays
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     store = write_store(from_arrays([(np.zeros((5, 2)), [0, 1, 0, 1, 1])]), Path(folder) / "mine")
     ...     read_store(store, verify=True).clients
@@ -286,14 +286,14 @@ def store_report(folder: str | Path) -> Report:
     """The report kept with a store; made from its training rows where there is none.
 
     >>> import tempfile
-    >>> found = Found({"ann": (np.zeros((5, 2)), np.array([0, 1, 0, 1, 1]))}, class_names=("no", "yes"))
+    >>> found = LoadedClients({"ann": (np.zeros((5, 2)), np.array([0, 1, 0, 1, 1]))}, ("no", "yes"))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     store_report(write_store(found, Path(folder) / "mine")).balance
     {'no': 2, 'yes': 3}
     """
     path = Path(folder) / "report.json"
     if not path.is_file():
-        return inspect(found_of(read_store(folder)))
+        return inspect(loaded_of(read_store(folder)))
     try:
         return Report.from_dict(_json(path))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -1,0 +1,190 @@
+"""Files of a data set, in a folder or inside the archives that lie there; a bad one is named, never used."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatch
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+
+from kinfolk.errors import KinfolkError
+
+_TARS = (".tar.gz", ".tgz", ".tar")
+
+
+def bad_file(path: Path | str, remedy: str) -> KinfolkError:
+    """An error about one file, called by its folder and name so that a long path does not hide them.
+
+    >>> str(bad_file(Path("cache/mnist/train-images"), "is cut short"))
+    "data.file = 'mnist/train-images': is cut short"
+    """
+    return KinfolkError("data.file", "/".join(Path(path).parts[-2:]), remedy)
+
+
+def missing_file(path: Path | str) -> KinfolkError:
+    """An error about a file that is not there.
+
+    >>> str(missing_file(Path("mnist/train-images")))
+    "data.file = 'mnist/train-images': is missing; fetch it or add it"
+    """
+    return bad_file(path, "is missing; fetch it or add it")
+
+
+def corrupt(path: Path | str, wrong: str, remedy: str = "get it again") -> KinfolkError:
+    """An error about a file that is there and cannot be used.
+
+    >>> str(corrupt("mnist/train-images", "it is empty"))
+    "data.file = 'mnist/train-images': not used: it is empty; get it again"
+    """
+    return bad_file(path, f"not used: {wrong}; {remedy}")
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Turn whatever a truncated, corrupt or foreign file sets off into an error that names it.
+
+    >>> with reading("mnist/t10k-labels.gz"):
+    ...     raise EOFError("ended early")
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: data.file = 'mnist/t10k-labels.gz': not used: ended early; get it again
+    """
+    # The types that gzip, bz2, zip, tar, npy, mat and image readers are known to raise.
+    known = (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, SyntaxError, NotImplementedError)
+    archives = (zlib.error, zipfile.BadZipFile, tarfile.TarError, MemoryError, OverflowError)
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise missing_file(path) from error
+    except (*known, *archives) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise corrupt(path, reason) from error
+
+
+def unpacked(data: bytes, name: str) -> bytes:
+    """The bytes of a .gz or .bz2 file, told by its name; any other file as it is.
+
+    >>> unpacked(gzip.compress(b"rows"), "mnist/train.gz"), unpacked(b"rows", "train")
+    (b'rows', b'rows')
+    """
+    with reading(name):
+        if name.endswith(".gz"):
+            return gzip.decompress(data)
+        return bz2.decompress(data) if name.endswith(".bz2") else data
+
+
+def checksum(path: Path, algorithm: str) -> str:
+    """The digest of a file in hexadecimal.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "a"
+    ...     _ = path.write_bytes(b"")
+    ...     checksum(path, "md5")
+    'd41d8cd98f00b204e9800998ecf8427e'
+    """
+    with reading(path), path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+class Archive:
+    """The files under a folder by relative path; archives are opened only when something is not beside them.
+
+    >>> with Archive(Path("none")) as archive:
+    ...     archive.find("wnids.txt")
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self._open = ExitStack()
+
+    def __enter__(self) -> Archive:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._open.close()
+
+    @cached_property
+    def plain(self) -> dict[str, Path]:
+        """Files on disk, sorted by path."""
+        found = (p for p in self.folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+        return {p.relative_to(self.folder).as_posix(): p for p in sorted(found)}
+
+    @cached_property
+    def _zipped(self) -> dict[str, zipfile.ZipFile]:
+        members: dict[str, zipfile.ZipFile] = {}
+        for name, path in self.plain.items():
+            if name.endswith(".zip"):
+                with reading(path):
+                    archive = self._open.enter_context(zipfile.ZipFile(path))
+                members |= {m: archive for m in archive.namelist() if not m.endswith("/")}
+        return members
+
+    @cached_property
+    def _tarred(self) -> dict[str, bytes]:
+        # Kept in memory: a compressed tar can only be read from its start, so one pass takes all.
+        members: dict[str, bytes] = {}
+        for name, path in self.plain.items():
+            if name.endswith(_TARS):
+                with reading(path), tarfile.open(path) as archive:
+                    for member in archive:
+                        inner = archive.extractfile(member) if member.isfile() else None
+                        members |= {member.name: inner.read()} if inner else {}
+        return members
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Every file by path, sorted: on disk and inside archives."""
+        return sorted({*self.plain, *self._zipped, *self._tarred})
+
+    def find(self, *patterns: str) -> str | None:
+        """The first file whose name fits the first pattern that fits any; files on disk go first."""
+        for pattern in patterns:
+            for name in self.plain:
+                if fnmatch(name.rpartition("/")[2], pattern):
+                    return name
+        packed = any(name.endswith((".zip", *_TARS)) for name in self.plain)
+        inside = self.names if packed else []
+        return next((n for p in patterns for n in inside if fnmatch(n.rpartition("/")[2], p)), None)
+
+    def need(self, *patterns: str) -> str:
+        """As `find`; that there is none is an error naming the first pattern."""
+        found = self.find(*patterns)
+        if found is None:
+            raise missing_file(self.folder / patterns[0])
+        return found
+
+    def beside(self, name: str) -> list[str]:
+        """The files in the folder of `name` and below it."""
+        base = name.rpartition("/")[0]
+        names = self.plain if name in self.plain else self.names
+        return [other for other in names if not base or other.startswith(base + "/")]
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file, .gz and .bz2 unpacked."""
+        with reading(self.folder / name):
+            if name in self.plain:
+                data = self.plain[name].read_bytes()
+            else:
+                if name not in self.names:
+                    raise FileNotFoundError(name)
+                data = self._zipped[name].read(name) if name in self._zipped else self._tarred[name]
+        return unpacked(data, f"{self.folder.name}/{name}")
+
+    def text(self, name: str) -> str:
+        """A text file, UTF-8."""
+        data = self.read(name)
+        with reading(self.folder / name):
+            return data.decode()
+
+    def file(self, name: str) -> io.BytesIO | Path:
+        """What a reader of its own format takes: the path on disk, or the bytes out of an archive."""
+        return self.plain[name] if name in self.plain else io.BytesIO(self.read(name))

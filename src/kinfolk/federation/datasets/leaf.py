@@ -1,0 +1,201 @@
+"""LEAF's json: FEMNIST by writer and CelebA by celebrity, as its scripts write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kinfolk.errors import KinfolkError
+from kinfolk.federation.datasets.files import Archive, corrupt, missing_file, reading
+from kinfolk.federation.datasets.npz import read_npz, undelta
+from kinfolk.federation.datasets.pictures import picture, planes
+from kinfolk.federation.datasets.rows import UNIT, Array, Rows, check_rows
+
+_FACE = 84
+_PICTURES = ("raw/img_align_celeba/", "data/raw/img_align_celeba/", "img_align_celeba/")
+_DIGITS, _UPPER = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+CHARACTERS = tuple(_DIGITS + _UPPER + _UPPER.lower())
+SMILING = ("not smiling", "smiling")
+
+
+@dataclass(frozen=True)
+class User:
+    """One user's rows in one file, lengths checked."""
+
+    file: Path
+    name: str
+    x: list[Any]
+    y: list[Any]
+    test: bool
+
+    def bad(self, wrong: str) -> KinfolkError:
+        """An error that names the file and the user."""
+        return corrupt(self.file, f"user {self.name!r} {wrong}")
+
+
+def users(data: bytes, file: Path, test: bool = False) -> Iterator[User]:
+    """The users of one LEAF file; counts that disagree and users without data are errors.
+
+    >>> text = b'{"users": ["ann"], "num_samples": [2], "user_data": {"ann": {"x": [[0], [1]], "y": [3]}}}'
+    >>> list(users(text, Path("all_0.json")))
+    Traceback (most recent call last):
+    ...
+    kinfolk.errors.KinfolkError: data.file = 'all_0.json': not used: user 'ann' has 2 x and 1 y; get it again
+    """
+    with reading(file):
+        found = json.loads(data)
+        names, counts, rows = found["users"], found["num_samples"], found["user_data"]
+        if len(names) != len(counts):
+            raise ValueError(f"{len(names)} users and {len(counts)} num_samples")
+        if unlisted := sorted(set(rows) - set(names)):
+            raise ValueError(f"user {unlisted[0]!r} has data and is not among the users")
+    for name, count in zip(names, counts, strict=True):
+        own = rows.get(name) or {}
+        user = User(file, name, own.get("x") or [], own.get("y") or [], test)
+        if len(user.x) != len(user.y):
+            raise user.bad(f"has {len(user.x)} x and {len(user.y)} y")
+        if not user.x:
+            raise user.bad("has no data")
+        if len(user.x) != count:
+            raise user.bad(f"has {len(user.x)} rows, but num_samples says {count}")
+        yield user
+
+
+def _is_test(name: str) -> bool | None:
+    """Whether a file holds LEAF's test rows or its training rows; None: it was not split."""
+    steps = name.split("/")
+    for half in ("train", "test"):
+        if half in steps[:-1] or f"_{half}_" in steps[-1] or steps[-1].startswith(f"{half}."):
+            return half == "test"
+    return None
+
+
+def _files(archive: Archive) -> list[tuple[str, bool | None]]:
+    """The json files to read: LEAF's split if there is one, else what it was split from."""
+    found = [(name, _is_test(name)) for name in archive.plain if name.endswith(".json")]
+    split = [pair for pair in found if pair[1] is not None]
+    if split and {test for _, test in split} != {True, False}:
+        wanted = "train" if split[0][1] else "test"
+        raise missing_file(archive.folder / f"{wanted}/*.json")
+    # LEAF keeps what it sampled and sifted beside the source, under like names: the same rows again.
+    whole = [pair for pair in found if re.fullmatch(r"(.*/)?all_data(_\d+)?\.json", pair[0])]
+    if not (split or whole):
+        raise missing_file(archive.folder / "all_data_*.json")
+    return split or whole
+
+
+def _read(
+    folder: Path, shape: tuple[int, int, int], classes: int, images: Callable[[Archive, User], Array]
+) -> Rows:
+    """All users of all files, file by file, so that only one file of numbers as text is held at a time."""
+    xs: list[Array] = [np.zeros((0, *shape), np.uint8)]
+    ys: list[Array] = [np.zeros(0, np.int64)]
+    owner: list[str] = []
+    tests: list[bool] = []
+    seen: set[tuple[str, bool]] = set()
+    with Archive(folder) as archive:
+        files = _files(archive)
+        for name, test in files:
+            for user in users(archive.read(name), archive.folder / name, bool(test)):
+                if (user.name, user.test) in seen:
+                    raise user.bad("is in another file as well")
+                seen.add((user.name, user.test))
+                ys.append(_labels(user, classes))
+                xs.append(images(archive, user))
+                owner += [user.name] * len(user.y)
+                tests += [user.test] * len(user.y)
+    names, client = np.unique(np.array(owner), return_inverse=True)
+    mask = np.array(tests) if files[0][1] is not None else None
+    own = client.astype(np.int64)
+    class_names = CHARACTERS if classes == len(CHARACTERS) else SMILING
+    x, y = np.concatenate(xs), np.concatenate(ys)
+    return check_rows(Rows(x, y, classes, UNIT, mask, own, tuple(names.tolist()), class_names))
+
+
+def _labels(user: User, classes: int) -> Array:
+    for place, label in enumerate(user.y):
+        if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < classes:
+            raise user.bad(f"has label {label!r} in row {place + 1}, not 0 to {classes - 1}")
+    return np.array(user.y, dtype=np.int64)
+
+
+def _characters(archive: Archive, user: User) -> Array:
+    """Flat rows of 784 numbers in [0, 1], white paper 1, as bytes."""
+    try:
+        x = np.array(user.x, dtype=np.float64)
+    except (ValueError, TypeError):
+        x = np.zeros(0)
+    if x.shape != (len(user.y), 28 * 28) or not ((x >= 0) & (x <= 1)).all():
+        raise user.bad("has rows that are not 784 numbers in [0, 1]")
+    return np.rint(x * 255).astype(np.uint8).reshape(-1, 1, 28, 28)
+
+
+def _faces(archive: Archive, user: User) -> Array:
+    """Pictures by file name, 84 by 84, as LEAF's model takes them."""
+    x = np.empty((len(user.x), 3, _FACE, _FACE), np.uint8)
+    for i, name in enumerate(user.x):
+        path = next((base + name for base in _PICTURES if base + str(name) in archive.plain), None)
+        if path is None:
+            raise user.bad(f"has picture {name!r}, which is not in raw/img_align_celeba")
+        image = picture(archive.read(path), archive.folder / path)
+        x[i] = planes(image.resize((_FACE, _FACE)))
+    return x
+
+
+def official_femnist(folder: Path) -> Rows:
+    """FEMNIST by writer from LEAF's json: train/ and test/ if they are there, else all_data files.
+
+    >>> official_femnist(Path("none"))
+    Traceback (most recent call last):
+    ...
+    kinfolk.errors.KinfolkError: data.file = 'none/all_data_*.json': is missing; fetch it or add it
+    """
+    return _read(folder, (1, 28, 28), len(CHARACTERS), _characters)
+
+
+def official_celeba(folder: Path) -> Rows:
+    """CelebA by celebrity, smiling or not, from LEAF's json and the pictures in raw/img_align_celeba.
+
+    >>> official_celeba(Path("none"))
+    Traceback (most recent call last):
+    ...
+    kinfolk.errors.KinfolkError: data.file = 'none/all_data_*.json': is missing; fetch it or add it
+    """
+    return _read(folder, (3, _FACE, _FACE), 2, _faces)
+
+
+def compact_femnist(path: Path) -> Rows:
+    """FEMNIST from the compact file: 540 writers, 240 of them with test rows of LEAF's split only.
+
+    >>> compact_femnist(Path("none/femnist.npz"))
+    Traceback (most recent call last):
+    ...
+    kinfolk.errors.KinfolkError: data.file = 'none/femnist.npz': is missing; fetch it or add it
+    """
+    found = read_npz(path, path, "x", "y", "client", "client_name", "split")
+    y, client = found["y"].astype(np.int64), found["client"].astype(np.int64)
+    names = tuple(found["client_name"].tolist())
+    x, test = found["x"][:, None], found["split"] == 1
+    return check_rows(Rows(x, y, len(CHARACTERS), UNIT, test, client, names, CHARACTERS))
+
+
+def compact_celeba(path: Path) -> Rows:
+    """CelebA from the compact file: faces of 48 by 48 cut out of the unaligned pictures, all 40 attributes.
+
+    >>> compact_celeba(Path("none/celeba48.npz"))
+    Traceback (most recent call last):
+    ...
+    kinfolk.errors.KinfolkError: data.file = 'none/celeba48.npz': is missing; fetch it or add it
+    """
+    found = read_npz(path, path, "x_delta", "y", "client", "celeb_id", "image", "attr")
+    names = tuple(f"{number:05d}" for number in found["celeb_id"].tolist())
+    extra = {"image": found["image"].astype(np.int64), "attr": found["attr"]}
+    y, client = found["y"].astype(np.int64), found["client"].astype(np.int64)
+    x = undelta(found["x_delta"], path)
+    return check_rows(Rows(x, y, 2, UNIT, None, client, names, SMILING, extra))

@@ -1,0 +1,156 @@
+"""What looks odd about clients: not wrong, but worth a look before anything trains on it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kinfolk.federation.own_data.loaded import Array, LoadedClients
+from kinfolk.federation.own_data.missing import listed
+
+# A client is much larger than the rest beyond this many times the median.
+LARGE = 10
+# Below this many rows a constant column tells nothing.
+ENOUGH = 10
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """One finding: what, at which clients, and a line about it."""
+
+    what: str
+    clients: tuple[str, ...]
+    line: str
+
+
+def anomalies(found: LoadedClients) -> list[Anomaly]:
+    """Everything odd about what was found, each kind once.
+
+    >>> rows = np.arange(6.0).reshape(3, 2), np.array([0, 1, 1])
+    >>> found = LoadedClients({"ann": rows, "bob": (np.ones((1, 2)), np.array([0]))}, ("no", "yes"))
+    >>> [(odd.what, odd.clients) for odd in anomalies(found)]
+    [('single row', ('bob',)), ('class at one client only', ('ann',))]
+    """
+    return [
+        *_small(found),
+        *_large(found),
+        *_classes(found),
+        *_targets(found),
+        *_constant(found),
+        *_copies(found),
+    ]
+
+
+def _small(found: LoadedClients) -> Iterator[Anomaly]:
+    sizes = {who: len(y) for who, (_, y) in found.clients.items()}
+    if alone := [who for who, rows in sizes.items() if rows == 1]:
+        yield Anomaly(
+            "single row", tuple(alone), f"{len(alone)} with one row: nothing is left to test them on"
+        )
+    if not found.class_names:
+        return
+    one = [who for who, (_, y) in found.clients.items() if len(y) > 1 and (y == y[0]).all()]
+    if one:
+        yield Anomaly("single class", tuple(one), f"{len(one)} with rows of one class only: {listed(one)}")
+
+
+def _large(found: LoadedClients) -> Iterator[Anomaly]:
+    sizes = {who: len(y) for who, (_, y) in found.clients.items()}
+    middle = float(np.median(list(sizes.values())))
+    if large := [who for who, rows in sizes.items() if len(sizes) > 2 and rows > LARGE * middle]:
+        most = max(sizes[who] for who in large)
+        line = f"{listed(large)}: up to {most} rows, where half the clients have at most {middle:g}"
+        yield Anomaly("much larger than the rest", tuple(large), line)
+
+
+def _classes(found: LoadedClients) -> Iterator[Anomaly]:
+    if not found.class_names:
+        return
+    there = {who: np.unique(y) for who, (_, y) in found.clients.items()}
+    owners = np.bincount(np.concatenate([*there.values()]), minlength=len(found.class_names))
+    if len(there) > 1 and (lone := np.flatnonzero(owners == 1)).size:
+        who = tuple(name for name, own in there.items() if np.isin(lone, own).any())
+        names = listed(found.class_names[c] for c in lone.tolist())
+        yield Anomaly("class at one client only", who, f"nobody else can learn or test it: class {names}")
+    if (empty := np.flatnonzero(owners == 0)).size:
+        names = listed(found.class_names[c] for c in empty.tolist())
+        yield Anomaly(
+            "class without rows", (), f"{len(empty)} of {len(owners)} classes have no rows: {names}"
+        )
+
+
+def _targets(found: LoadedClients) -> Iterator[Anomaly]:
+    if found.class_names:
+        return
+    if all((y == np.rint(y)).all() for _, y in found.clients.values()):
+        line = "every label is a whole number stored as a float; store integers if classes are meant"
+        yield Anomaly("whole numbers to predict", (), line)
+
+
+def _constant(found: LoadedClients) -> Iterator[Anomaly]:
+    """Features that never change: anywhere, or at one client though they do elsewhere."""
+    tables = {who: x.reshape(len(x), -1) for who, (x, _) in found.clients.items()}
+    still = {who: (table == table[0]).all(0) for who, table in tables.items()}
+    first = next(iter(tables.values()))[0]
+    varies = np.zeros(len(first), dtype=bool)
+    for who, table in tables.items():
+        varies |= ~still[who] | (table[0] != first)
+    if (never := np.flatnonzero(~varies)).size:
+        which = f": {listed(found.feature_names[i] for i in never.tolist())}" if found.feature_names else ""
+        yield Anomaly("constant features", (), f"{len(never)} of {len(first)} features never change{which}")
+    # Most pixels of a small client are background; most columns of a table are not.
+    share = 0.5 if found.feature_names else 0.999
+    frozen = [w for w, s in still.items() if len(tables[w]) > 1 and varies.any() and s[varies].mean() > share]
+    if frozen:
+        line = f"most features are constant here though not elsewhere: {listed(frozen)}"
+        yield Anomaly("constant client", tuple(frozen), line)
+    if found.feature_names:
+        others = {w: s & varies for w, s in still.items() if len(tables[w]) >= ENOUGH and w not in frozen}
+        yield from _constant_columns(others, found.feature_names)
+
+
+def _constant_columns(still: dict[str, NDArray[np.bool_]], names: tuple[str, ...]) -> Iterator[Anomaly]:
+    who = tuple(name for name, own in still.items() if own.any())
+    if not who:
+        return
+    times = np.sum([*still.values()], axis=0)
+    told = [
+        f"{names[i]} ({times[i]} client{'s' * bool(times[i] > 1)})" for i in np.flatnonzero(times).tolist()
+    ]
+    yield Anomaly("constant columns", who, f"constant here though not elsewhere: {listed(told)}")
+
+
+def _copies(found: LoadedClients) -> Iterator[Anomaly]:
+    """Rows that occur more than once, features and label, to the bit."""
+    digests = [_digests(x, y) for x, y in found.clients.values()]
+    owner = np.repeat(np.arange(len(digests)), [len(own) for own in digests])
+    _, row = np.unique(np.concatenate(digests), return_inverse=True)
+    pairs, times = np.unique(row.reshape(-1) * len(digests) + owner, return_counts=True)
+    copy, holder = np.divmod(pairs, len(digests))
+    names = list(found.clients)
+    shared = np.bincount(copy)[copy] > 1
+    if shared.any():
+        who = tuple(names[i] for i in np.unique(holder[shared]).tolist())
+        distinct = len(np.unique(copy[shared]))
+        line = (
+            f"{times[shared].sum()} rows ({distinct} distinct) occur at more than one client: {listed(who)}"
+        )
+        yield Anomaly("rows at several clients", who, line)
+    if (again := times > 1).any():
+        who = tuple(names[i] for i in np.unique(holder[again]).tolist())
+        line = f"{(times[again] - 1).sum()} rows repeat another of their client, maybe across its test split"
+        yield Anomaly("copies within a client", who, f"{line}: {listed(who)}")
+
+
+def _digests(x: Array, y: Array) -> NDArray[np.uint64]:
+    """A 64-bit digest for each row: of a million rows, two that differ share one once in 10**7 cases."""
+    features = np.asarray(x, dtype=np.float32).reshape(len(x), -1) + np.float32(0)  # -0 is 0
+    labels = np.ascontiguousarray(y).reshape(len(y), -1)
+    whole = np.concatenate([features.view(np.uint8), labels.view(np.uint8)], axis=1)
+    raw, width = whole.tobytes(), whole.shape[1]
+    made = (hashlib.blake2b(raw[i : i + width], digest_size=8).digest() for i in range(0, len(raw), width))
+    return np.frombuffer(b"".join(made), dtype=np.uint64)

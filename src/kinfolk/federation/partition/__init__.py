@@ -1,0 +1,1 @@
+"""How rows are split among clients: partitions, held-out rows, the rows each client is tested on."""

@@ -1,0 +1,1 @@
+"""Federations without files: synthetic tasks, and rows that are made when a client is asked."""

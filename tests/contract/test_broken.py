@@ -6,7 +6,7 @@ from faulty import Faulty
 from kinfolk.contract import toy
 from kinfolk.contract.checks import CHECKS
 from kinfolk.contract.suite import run_one
-from kinfolk.engines import stage
+from kinfolk.engines import coordinator
 
 CAUGHT = {
     "takes the i-th reply for the i-th client asked": ("renamed_clients", "where its name sorts"),
@@ -52,18 +52,18 @@ def test_padding_shows_on_lenet_too():
 
 
 def test_a_guard_that_lets_everything_through_is_caught(monkeypatch):
-    monkeypatch.setattr(stage, "inspect", lambda chunk, expected: (chunk, {}))
+    monkeypatch.setattr(coordinator, "inspect", lambda chunk, expected: (chunk, {}))
     assert run_one("bad_replies", Faulty, {})[0] == "failed"
 
 
 def test_a_guard_that_misses_one_kind_of_harm_is_caught(monkeypatch):
-    inspect = stage.inspect
+    inspect = coordinator.inspect
 
     def lenient(chunk, expected):
         good, bad = inspect(chunk, expected)
         return (good, bad) if not any("row count" in reason for reason in bad.values()) else (chunk, {})
 
-    monkeypatch.setattr(stage, "inspect", lenient)
+    monkeypatch.setattr(coordinator, "inspect", lenient)
     status, detail = run_one("bad_replies", Faulty, {})
     assert status == "failed"
     assert detail.endswith("count was not refused") or "of zero was not refused" in detail

@@ -119,7 +119,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def room(tmp_path_factory: pytest.TempPathFactory, killed: dict[str, Any]) -> Path:
     """All jobs by two ranks in one launch of torchrun, and by the loop in this process."""
     room = tmp_path_factory.mktemp("ranks")
-    sys.path.append(PATHS[2])  # the algorithms of the contract's tests
     for name, changes in JOBS.items():
         go(str(room / f"{name}-loop"), [*changes, *LOOP])
     go(str(room / "mortal-loop"), [*MORTAL, *LOOP])

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from kinfolk.algorithms.blocks import many_models, near_centre
 from kinfolk.algorithms.blocks.aggregator import Aggregator, RobustMean
-from kinfolk.algorithms.blocks.label_distribution import count_labels
+from kinfolk.algorithms.blocks.label_counts import count_labels
 from kinfolk.algorithms.blocks.lowest_loss import where
 from kinfolk.algorithms.blocks.many_models import model_of_group
 from kinfolk.algorithms.blocks.start import Start

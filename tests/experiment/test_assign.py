@@ -104,12 +104,12 @@ def test_losses_and_scores_are_those_of_the_models(runs, newcomers):
 # Every algorithm with a model for each group, and what parts eight clients in seven rounds with the start.
 CLUSTERED = {
     "fesem": ("distance", "k=4"),
-    "fesem_shared": ("distance", "k=4", "shared_most=1"),
+    "fesem_shared": ("distance", "k=4", "start.shared_most=1"),
     "fesem_ma": ("distance", "k=4"),
     "robust": ("distance", "k=4"),
     "ifca": ("loss", "k=4"),
     "hypcluster": ("loss", "k=4"),
-    "mdicfl": ("loss", "k=4", "shared_rounds=1"),
+    "mdicfl": ("loss", "k=4", "start.shared_rounds=1"),
     "clustered_fl": ("loss", "eps1=1e9", "eps2=0", "split_after=1"),
     "clustered_hdbscan": ("loss",),
 }

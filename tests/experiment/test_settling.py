@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mdicfl_options import DRAWN, mdicfl
 from small_runs import assert_same_end, digits, equal, go, rounds_of, saved
 
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
@@ -24,9 +25,10 @@ from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import nbytes
 
 METHOD = (
-    "algorithm.name=mdicfl", "algorithm.k=2", "algorithm.samples=3", "algorithm.search_iterations=8",
-    "algorithm.start=shared", "data.clients=8", "data.rows=20", "data.alpha=1", "run.participation=0.5",
+    "algorithm.name=mdicfl", "algorithm.k=2", "algorithm.pseudo.samples=3",
+    "algorithm.search.iterations=8", "algorithm.start.name=random_partition", "data.clients=8", "data.rows=20", "data.alpha=1", "run.participation=0.5",
 )  # fmt: skip
+FEW = {"pseudo.samples": 2, **DRAWN}
 FINAL = "algorithm.final_reassign=true"
 STRONG = "algorithm.privacy=strong"
 
@@ -155,7 +157,7 @@ def test_a_finished_run_settles_to_the_same_again(runs):
 
 @pytest.mark.parametrize("ending", ["run.target=0.01", "algorithm.name=mdicfl"])
 def test_a_run_that_ends_early_settles_only_when_it_has_clusters(tmp_path, ending):
-    common = ("algorithm.start=parted", "algorithm.shared_rounds=3")
+    common = ("algorithm.start.name=shared_kmeans", "algorithm.start.shared_rounds=3")
     start = common if ending.startswith("algorithm") else ()
     ended = go(tmp_path / "r", *METHOD, FINAL, *start, ending)
     lines = read_rounds(tmp_path / "r")
@@ -164,7 +166,7 @@ def test_a_run_that_ends_early_settles_only_when_it_has_clusters(tmp_path, endin
 
 
 def test_the_contract_of_resuming_holds():
-    checks.check_resume(lambda learner: MDICFL(learner, k=2, samples=2, start="shared", final_reassign=True))
+    checks.check_resume(lambda learner: mdicfl(learner, k=2, final_reassign=True, **FEW))
 
 
 @pytest.mark.parametrize("engine", ["batched", "workers"])
@@ -188,7 +190,7 @@ def test_who_does_not_answer_stays(tmp_path):
 @pytest.mark.parametrize("privacy", ["weak", "strong"])
 def test_when_nobody_answers_all_stay(privacy):
     federation = toy.ragged()
-    method = MDICFL(toy.learner("mlp", federation), k=2, samples=2, privacy=privacy, start="shared")
+    method = mdicfl(toy.learner("mlp", federation), k=2, privacy=privacy, **FEW)
     state = toy.play_rounds(method, federation, rounds=1, participation=0.5, score=False).state
     turn = RoundContext(Seed(0), 1, federation.clients)
     assert method.finalize(state, turn) is None, "off unless it is asked for"

@@ -109,7 +109,7 @@ CLUSTERED = {
     "robust": ("distance", "k=4"),
     "ifca": ("loss", "k=4"),
     "hypcluster": ("loss", "k=4"),
-    "mdicfl": ("loss", "k=4", "shared_rounds=1"),
+    "mdicfl": ("loss", "k=4", "start.shared_rounds=1"),
     "clustered_fl": ("loss", "eps1=1e9", "eps2=0", "split_after=1"),
     "clustered_hdbscan": ("loss",),
 }

@@ -80,8 +80,8 @@ def test_the_example_of_the_page_plays_27_rounds_after_a_start_of_two_and_a_half
          {"warm": 5 * ROWS}),
         (["algorithm.name=fesem_ma", "algorithm.k=2", "algorithm.warm_epochs=1", "algorithm.retrain_epochs=1",
           "model.name=mlp", "model.hidden=[4]"], 5, {"warm": ROWS, "retrain.0": 5 * ROWS}),
-        (["algorithm.name=mdicfl", "algorithm.k=2", "algorithm.start=warm_kmeans", "algorithm.samples=2",
-          "algorithm.search_iterations=2"], 7, {"warm": 5 * ROWS}),
+        (["algorithm.name=mdicfl", "algorithm.k=2", "algorithm.start.name=warm_kmeans",
+          "algorithm.pseudo.samples=2", "algorithm.search.iterations=2"], 7, {"warm": 5 * ROWS}),
         (["algorithm.name=hypcluster", "algorithm.k=2"], 11, {"train": ROWS}),
         # Its first round trains alone in place of the usual update: five epochs, four of them extra.
         (["algorithm.name=robust", "algorithm.k=2"], 8, {"alone": 5 * ROWS}),

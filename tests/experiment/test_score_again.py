@@ -31,8 +31,8 @@ METHODS = {
     "fedem": [],
     "local": ["run.participation=0.5"],
     "mdicfl": [
-        "algorithm.k=2", "algorithm.start=shared", "algorithm.final_reassign=true", "algorithm.samples=2",
-        "algorithm.search_iterations=4", "run.participation=0.5",
+        "algorithm.k=2", "algorithm.start.name=random_partition", "algorithm.final_reassign=true",
+        "algorithm.pseudo.samples=2", "algorithm.search.iterations=4", "run.participation=0.5",
     ],
 }  # fmt: skip
 

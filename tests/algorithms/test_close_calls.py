@@ -35,13 +35,13 @@ def test_a_label_law_may_miss_one_by_a_rounding_and_no_more(total, fine):
 def test_a_spread_has_settled_when_it_changes_by_less_than_a_ten_thousandth(change, calm):
     federation, _ = turned(3)
     learner = toy.learner("mlp", federation)
-    method = FeSEM(learner, k=2, reseed_after=0, settle=4)
+    method = FeSEM(learner, k=2, reseed_after=0, patience=4)
     state = method.init(learner.first, federation.clients, Seed(0))
     who, name = federation.clients, method.names[0]
     centres = {n: t.clone() for n, t in state.centres.items()}
     centres[name][1] += 100.0  # far away: everybody stays with the first
     member = torch.zeros(len(who), dtype=torch.int64)
-    state = replace(state, centres=centres, member=member, parted=True, rows=1.0, spread=1.0, calm=3)
+    state = replace(state, centres=centres, member=member, split=True, rows=1.0, spread=1.0, stable_rounds=3)
     # A model lies at a squared distance of 1 + change from the centre, so the spread becomes that.
     model = {n: t[0].clone() for n, t in centres.items()}
     model[name].view(-1)[0] += (1 + change) ** 0.5
@@ -53,5 +53,5 @@ def test_a_spread_has_settled_when_it_changes_by_less_than_a_ten_thousandth(chan
     new, facts = play(method.round(state, who, RoundContext(Seed(0), 1, who)), answer)
     assert facts["spread"] == pytest.approx(1 + change, abs=1e-5)
     assert new.member.tolist() == [0] * len(who)
-    assert new.calm == calm
+    assert new.stable_rounds == calm
     assert bool(method.finished(new)) == (calm == 4)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from turned import turned
 
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.blocks.many_models import copies
 from kinfolk.algorithms.clustered_fl import ClusteredFL
 from kinfolk.algorithms.fedavg import FedAvg
@@ -28,7 +29,7 @@ def test_without_a_split_it_is_fedavg(options, weights):
     federation = toy.ragged()
     learner = toy.learner("tiny_cnn", federation)
     plain = toy.play_rounds(FedAvg(learner, weights), federation, "batched", score=False).state.model
-    method = ClusteredFL(learner, weights=weights, **options)
+    method = ClusteredFL(learner, aggregate=Aggregator(weights=weights), **options)
     got = toy.play_rounds(method, federation, "batched", score=False).state.centres
     assert message_difference({n: t[0] for n, t in got.items()}, plain, 1e-5) == ""
 

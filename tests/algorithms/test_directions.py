@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.blocks.common_start import WithBlind
 from kinfolk.algorithms.blocks.warm_start import Points, directions_from, warm_kmeans, without_head
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
@@ -65,7 +66,7 @@ def test_a_sample_decides_and_the_others_join_the_nearest_direction(monkeypatch)
 
     def script():
         found = yield from warm_kmeans(
-            learner.first, without_head(learner), 2, 5, "uniform", turn, directions=True
+            learner.first, without_head(learner), 2, 5, turn, Aggregator(), directions=True
         )
         return found, {}
 

@@ -22,22 +22,14 @@ from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, ask
 from kinfolk.streams import RoundContext, Seed
-from kinfolk.types import Client, Message, PerClient, Stack, Tree
+from kinfolk.types import Client, Stack, Tree
 
 
 @dataclass(frozen=True)
-class State:
-    """The groups so far, and how long updates were in the first round."""
+class State(many_models.State):
+    """The groups so far, which become more, and how long updates were in the first round."""
 
-    centres: Tree  # every leaf [K, ...]; K grows
-    member: Tensor  # [clients] int64
-    clients: tuple[str, ...]
     lengths: Tensor  # [2] float64: of the mean update, of the longest; 0 until a round was answered
-
-    @property
-    def models(self) -> many_models.State:
-        """What all methods with a model per group have."""
-        return many_models.State(self.centres, self.member, self.clients)
 
 
 @dataclass(frozen=True)
@@ -57,7 +49,8 @@ class ClusteredFL:
             at_least(f"algorithm.{name}", getattr(self, name), 0)
         at_least("algorithm.min_size", self.min_size, 1)
 
-    tasks, eval_tasks, groups = many_models.tasks, many_models.eval_tasks, many_models.groups
+    tasks, groups = many_models.tasks, many_models.groups
+    eval_inputs, eval_tasks = many_models.eval_inputs, many_models.eval_tasks
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """Everybody in one group."""
@@ -70,7 +63,7 @@ class ClusteredFL:
         if splitting and len(cohort) < len(state.clients):
             asked = f"{len(cohort)} of {len(state.clients)} clients"
             raise KinfolkError("run.participation", asked, "groups are split only with everybody: give 1")
-        got = yield from ask("update", cohort, each=model_of_group(state.models, cohort))
+        got = yield from ask("update", cohort, each=model_of_group(state, cohort))
         if not got.clients:
             return state, {}
         delta = self.updates(state, got)
@@ -78,20 +71,19 @@ class ClusteredFL:
             state = replace(state, lengths=lengths(delta))
         if splitting:
             state = self.split(state, got.clients, delta)
-        known = state.models
-        centres = self.aggregate.of(got, state.centres, lambda chunk: known.of(chunk.clients))
+        centres = self.aggregate.of(got, state.centres, state.group_of)
         return replace(state, centres=centres), {}
 
     def updates(self, state: State, got: Stack) -> Tensor:
         """w_i - c_{s_i} over the trainable parameters, [replies, P] in float64."""
         names = self.learner.names
-        before = flat(state.centres, names)[state.models.of(got.clients).to(_device(got))]
+        before = flat(state.centres, names)[state.of(got.clients).to(_device(got))]
         return flat(got.tree("model"), names).double() - before.double()
 
     def split(self, state: State, who: Sequence[Client], delta: Tensor) -> State:
         """Each group as it is now, split in two if it is ready; the second half gets a new number."""
-        group = state.models.of(who)
-        for g in range(state.models.k):
+        group = state.of(who)
+        for g in range(state.k):
             here = (group == g).nonzero()[:, 0]
             # A group is split only when everybody in it has answered: the others could not be placed.
             if len(here) <= self.min_size or len(here) < int((state.member == g).sum()):
@@ -107,10 +99,6 @@ class ClusteredFL:
                 state = split_off(state, g, leaving)
         return state
 
-    def eval_inputs(self, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:
-        """Everyone is served the model of its group."""
-        return many_models.eval_inputs(self, state.models, who)
-
 
 def lengths(delta: Tensor) -> Tensor:
     """(length of the mean update, length of the longest), on the host.
@@ -123,9 +111,9 @@ def lengths(delta: Tensor) -> Tensor:
 
 def split_off(state: State, g: int, leaving: Sequence[Client]) -> State:
     """The state with some members of a group in a new one, which starts from the same model."""
-    new = torch.full((len(leaving),), state.models.k)
+    new = torch.full((len(leaving),), state.k)
     centres = {name: torch.cat([t, t[g : g + 1]]) for name, t in state.centres.items()}
-    return replace(state, centres=centres, member=state.models.moved(leaving, new))
+    return replace(state, centres=centres, member=state.moved(leaving, new))
 
 
 def _device(got: Stack) -> torch.device:

@@ -118,7 +118,7 @@ class IFCA:
 
     def chosen_now(self, state: State, turn: RoundContext) -> Script[State] | None:
         """s_i = argmin_j F_i(c_j) of all clients, for scores: a round asks its cohort, and trains after."""
-        return choose_anew(state, state, turn) if self.k > 1 else None
+        return choose_anew(state, turn) if self.k > 1 else None
 
     def tasks(self) -> Table:
         """Choose and train; choose alone; of several starts, try one and say how well it fits."""

@@ -60,6 +60,13 @@ def option_types(kind: type[Any]) -> dict[str, Any]:
     return types
 
 
+def option_groups(kind: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups of an algorithm with some options changed, by name, without the algorithm itself."""
+    groups = {f.name: _default(f) for f in fields(kind) if _is_option(f) and is_dataclass(_default(f))}
+    inside = {n: v for n, v in flat_options(options).items() if n.partition(".")[0] in groups and "." in n}
+    return groups | _grouped(kind, inside)
+
+
 def with_options(kind: type[Any], learner: Learner, options: Mapping[str, Any]) -> Any:
     """An algorithm with some options changed; names and types are not checked here."""
     return kind(learner=learner, **_grouped(kind, flat_options(options)))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms import ALGORITHMS, find_algorithm, options_of
+from kinfolk.algorithms.options import option_groups
 from kinfolk.clustering.count import how_many
 from kinfolk.clustering.distances import squared
 from kinfolk.clustering.hierarchy import silhouette
@@ -168,8 +169,8 @@ def _has_k(kind: type[Any]) -> bool:
 def or_fesem(spec: Experiment) -> Experiment:
     """The spec with FeSEM for its algorithm where it names none; options that are set are FeSEM's then.
 
-    >>> or_fesem(Experiment(algorithm=AlgorithmSpec(options={"warm_epochs": 10}))).algorithm
-    AlgorithmSpec(name='fesem', options={'warm_epochs': 10})
+    >>> or_fesem(Experiment(algorithm=AlgorithmSpec(options={"start.warm_epochs": 10}))).algorithm
+    AlgorithmSpec(name='fesem', options={'start.warm_epochs': 10})
     """
     unnamed = spec.algorithm.name == AlgorithmSpec().name
     return replace(spec, algorithm=replace(spec.algorithm, name="fesem")) if unnamed else spec
@@ -251,11 +252,13 @@ def sample_clients(federation: Federation, count: int, seed: Seed) -> Federation
 def common_rounds(spec: Experiment) -> int:
     """Rounds in which the algorithm has one model for all: they tell nothing of groups, so they are extra.
 
-    >>> [common_rounds(Experiment(algorithm=AlgorithmSpec(name))) for name in ("mdicfl", "ifca")]
+    What an algorithm's groups of options declare as their `common_rounds`: see `blocks.start.Start`.
+
+    >>> [common_rounds(Experiment(algorithm=AlgorithmSpec(name))) for name in ("fesem_shared", "ifca")]
     [3, 0]
     """
-    options = {**options_of(find_algorithm(spec.algorithm.name)), **spec.algorithm.options}
-    return int(options["start.shared_rounds"]) if options.get("start.name") == "shared_kmeans" else 0
+    groups = option_groups(find_algorithm(spec.algorithm.name), spec.algorithm.options)
+    return sum(getattr(group, "common_rounds", 0) for group in groups.values())
 
 
 def short(spec: Experiment, trial: Trial, k: int, s: int, start: int = 0) -> Experiment:

@@ -55,7 +55,7 @@ class Start:
     set_aside: float = 0.0
     shared_rounds: int = 3  # of "shared_kmeans": common rounds that count
     plateau: float = 0.9  # they count once the loss is at most this part of a constant answer's; 0: all do
-    shared_most: int = 15  # rounds after which clients are split in any case
+    shared_most: int = 15  # rounds after which clients are split though the loss is on its plateau still
 
     def __post_init__(self) -> None:
         for name in ("warm_epochs", "restarts", "shared_rounds", "shared_most"):
@@ -96,7 +96,8 @@ class Start:
 
     def is_common(self, counted: int, turn: RoundContext) -> bool:
         """Whether all clients share one model in this round, after `counted` rounds that count."""
-        return counted < self.common_rounds and turn.round < self.shared_most
+        late = self.plateau and turn.round >= self.shared_most
+        return counted < self.common_rounds and not late
 
     def common_round(
         self, by: Fold[R], cohort: tuple[Client, ...], shared: Message, each: PerClient | None = None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from kinfolk.algorithms.blocks.near_centre import squared_distances
 from kinfolk.algorithms.blocks.start import Start
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
-from kinfolk.script import Request, Script, ask, fold
+from kinfolk.script import AssignBy, Request, Script, ask, fold
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Fit, Table, Task
 from kinfolk.types import Client, Message, PerClient, Stack, Tree
@@ -72,6 +72,7 @@ class FeSEM:
             raise KinfolkError("algorithm.cluster_on", self.cluster_on, remedy)
 
     groups = many_models.groups
+    assign_by: ClassVar[AssignBy] = "distance"
     begin, objective, implicit = near_centre.begin, near_centre.objective, near_centre.implicit
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:

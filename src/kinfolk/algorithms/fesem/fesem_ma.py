@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ from kinfolk.algorithms.fesem.matched import Middle, common_model, cut_back, mat
 from kinfolk.algorithms.fesem.matching import Prior
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
-from kinfolk.script import Request, Script, ask
+from kinfolk.script import AssignBy, Request, Script, ask
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Carry, Fit, Table, Task
 from kinfolk.types import Client, Message, PerClient, Stack, Tree
@@ -113,6 +113,7 @@ class FeSEMMA:
             )
 
     groups = many_models.groups
+    assign_by: ClassVar[AssignBy] = "distance"
     begin, objective, implicit = near_centre.begin, near_centre.objective, near_centre.implicit
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:

@@ -26,7 +26,8 @@ from kinfolk.types import nbytes
 
 METHOD = (
     "algorithm.name=mdicfl", "algorithm.k=2", "algorithm.pseudo.samples=3",
-    "algorithm.search.iterations=8", "algorithm.start.name=random_partition", "data.clients=8", "data.rows=20", "data.alpha=1", "run.participation=0.5",
+    "algorithm.search.iterations=8", "algorithm.start.name=random_partition",
+    "data.clients=8", "data.rows=20", "data.alpha=1", "run.participation=0.5",
 )  # fmt: skip
 FEW = {"pseudo.samples": 2, **DRAWN}
 FINAL = "algorithm.final_reassign=true"
@@ -59,12 +60,12 @@ def by_hand(folder: Path, state, k: int = 2, samples: int = 3) -> list[int]:
             got = stage.perform(Ask("update", (who,), {"model": start}), turn)
             mine = {n: t[0] for n, t in got.tree("model").items()}
             y = federation.y[federation.splits["train"].rows(i)].numpy()
-            law = np.bincount(y, minlength=federation.classes) / len(y)
+            labels = np.bincount(y, minlength=federation.classes) / len(y)
             cost = []
             for c in range(k):
                 theirs = {n: t[c] for n, t in state.centres.items()}
                 apart = np.abs(says(mine, x[c]) - says(theirs, x[c])).sum(1)
-                cost.append(law @ apart.reshape(-1, samples).mean(1))
+                cost.append(labels @ apart.reshape(-1, samples).mean(1))
             found.append(int(np.argmin(cost)))
     return found
 
@@ -121,11 +122,11 @@ def test_both_protocols_agree_and_every_byte_is_counted(runs):
     assert weak["groups"] == strong["groups"]
     first = ended["weak"].state.centres
     model = nbytes({"model": {n: t[0] for n, t in first.items()}})
-    untold = 8 - int(ended["off"].state.laws.any(1).sum())
+    untold = 8 - int(ended["off"].state.labels.any(1).sum())
     assert untold, "or nobody was left to ask"
     sent = {kind: ways for kind, ways in weak["bytes"].items() if kind.startswith("settle.")}
-    laws = {"down": 0, "up": untold * 10 * 4}
-    assert sent == {"settle.update": {"down": 8 * model, "up": 8 * model}, "settle.law": laws}
+    labels = {"down": 0, "up": untold * 10 * 4}
+    assert sent == {"settle.update": {"down": 8 * model, "up": 8 * model}, "settle.labels": labels}
     assert strong["bytes"]["settle.update"] == sent["settle.update"]
     assert strong["bytes"]["settle.choose"] == {"down": 8 * 2 * 10 * 4, "up": 8 * 8}
     assert set(weak["seconds"]) >= {"settle.update", "settle.server"}

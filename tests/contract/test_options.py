@@ -21,7 +21,7 @@ CHEAP["mdicfl"] |= {
     "start.restarts": 2,
 }
 for clustered in ("fesem", "fesem_ma", "fesem_shared"):
-    CHEAP[clustered] |= {"warm_epochs": 1, "restarts": 2}
+    CHEAP[clustered] |= {"start.warm_epochs": 1, "start.restarts": 2}
 for serverless in ("slfed", "slfed_similar"):
     CHEAP[serverless] |= {"images": "noise"}
 CASES = [

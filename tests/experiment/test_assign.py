@@ -104,7 +104,7 @@ def test_losses_and_scores_are_those_of_the_models(runs, newcomers):
 # Every algorithm with a model for each group, and what parts eight clients in seven rounds with the start.
 CLUSTERED = {
     "fesem": ("distance", "k=4"),
-    "fesem_shared": ("distance", "k=4", "shared_most=1"),
+    "fesem_shared": ("distance", "k=4", "start.shared_most=1"),
     "fesem_ma": ("distance", "k=4"),
     "robust": ("distance", "k=4"),
     "ifca": ("loss", "k=4"),

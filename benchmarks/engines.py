@@ -1,6 +1,6 @@
 """Engines side by side on this machine, as ratios from one run.
 
-python benchmarks/engines.py          two cores: loop against a bare PyTorch loop, workers against loop
+python benchmarks/engines.py          two cores: loop against a plain PyTorch loop, workers against loop
 On a machine with a CUDA device the same command measures batched against loop there.
 """
 
@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-from kinfolk.experiment.bench import measure
+from measure import measure
 
 
 def line(label: str, value: float, bar: float, at_most: bool = False) -> bool:
@@ -39,7 +39,7 @@ def main() -> int:
     # Few clients, often: the difference is small and the machine has other things to do.
     close = table(6, 1000, 8, ("loop",))
     wide = table(48, 1000, 2, ("loop", "batched", "workers"))
-    good = line("loop / bare loop, seconds", close["loop"] / close["bare loop"], 1.10, at_most=True)
+    good = line("loop / plain loop, seconds", close["loop"] / close["plain loop"], 1.10, at_most=True)
     good &= line("loop / workers, seconds", wide["loop"] / wide["workers"], 1.7)
     return 0 if good else 1
 

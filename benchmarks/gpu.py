@@ -17,7 +17,6 @@ from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.fast import capture
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
-from kinfolk.experiment.bench import bare_round
 from kinfolk.federation.federation import Federation, client_names, pack
 from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.batchable import cost
@@ -29,6 +28,7 @@ from kinfolk.learning.optim import SGD
 from kinfolk.script import client_tasks, play
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
+from measure import plain_round
 
 
 class PflCNN(nn.Module):
@@ -184,7 +184,7 @@ def measured(name: str, precision: str, options, top: dict[str, float]) -> dict[
     # A loop's time grows with the clients: a few of them tell it.
     few = setting(name, 4 if rows > usual else 12, rows=rows)[1]
     part = rows * epochs * len(few.clients)
-    line = {"bare": part / seconds(bare_round(learner, few, torch.device("cuda")), 1)}
+    line = {"bare": part / seconds(plain_round(learner, few, torch.device("cuda")), 1)}
     line["loop"] = part / seconds(engine(learner, few, 0, False), 1)
     models = {}
     ways = ways_of(name, clients, options.chunk)

@@ -26,10 +26,10 @@ import torch
 
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.algorithms.options import options_of, with_options
-from kinfolk.engines.choose import Wanted, arithmetic, choose, make
+from kinfolk.engines.choose import arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator, Engine
 from kinfolk.engines.memory import Memories
-from kinfolk.experiment.bench import CLASSES, toy
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.learning.batchable import cost
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
@@ -39,6 +39,7 @@ from kinfolk.script import Ask, client_tasks, play
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 from kinfolk.types import Stack
+from measure import CLASSES, toy
 
 BAR = 0.15
 # Rounds that are not like others.
@@ -75,8 +76,8 @@ def measure(
     learner = Learner(module, find_loss("cross_entropy"), CLASSES, SGD(), Plan(50, epochs), lr=0.1)
     method = with_options(MDICFL, learner, {"k": 4, "start.name": "random_partition", **options})
     size = cost(learner, federation.x[:1])
-    choice = choose(Wanted("workers"), size, 50, clients, None)
-    engine = Gathering(make(choice, federation, client_tasks(method), Memories(lambda who: {})))
+    choice = choose(EngineSpec("workers"), size, 50, clients, "")
+    engine = Gathering(make(choice.engine, federation, client_tasks(method), Memories(lambda who: {})))
     stage, found = Coordinator(engine), []
     state = method.init(learner.first, federation.clients, Seed(0))
     spent, others = 0.0, _processes()

@@ -18,9 +18,10 @@ from contextlib import contextmanager
 import torch
 
 from kinfolk.algorithms import build_algorithm
-from kinfolk.engines.choose import Wanted, arithmetic, choose, make
+from kinfolk.engines.choose import arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.memory import Memories
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.federation.federation import Federation, client_names, pack
 from kinfolk.learning.augment import find_augment
 from kinfolk.learning.batchable import cost
@@ -139,10 +140,12 @@ def rounds(options, learner, federation, device: torch.device) -> Iterator[tuple
     algorithm = build_algorithm("slfed", learner, given | {"waves": options.waves})
     here = lambda message: map_leaves(lambda t: t.to(device), message)  # noqa: E731
     memories = Memories(lambda who: here(algorithm.init_client(who)))
-    wanted = Wanted("batched", device.type, options.chunk, precision=options.precision, lanes=options.lanes)
+    wanted = EngineSpec(
+        "batched", device.type, options.chunk, precision=options.precision, lanes=options.lanes
+    )
     choice = choose(wanted, cost(learner, federation.take(torch.arange(1))[0]), options.batch, 0, "")
     clock = Clock(device)
-    engine = make(choice, federation, client_tasks(algorithm), memories)
+    engine = make(choice.engine, federation, client_tasks(algorithm), memories)
     stage = Coordinator(watched(engine, clock, PASSES[options.images]))
     print(engine.note, flush=True)
     state = algorithm.init(here(learner.first), federation.clients, Seed(0))

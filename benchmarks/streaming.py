@@ -13,9 +13,10 @@ import torch
 
 from kinfolk.algorithms import build_algorithm
 from kinfolk.clustering.agreement import agreement
-from kinfolk.engines.choose import Wanted, arithmetic, choose, make
+from kinfolk.engines.choose import arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.memory import Memories
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.experiment.compare import parse_algorithm
 from kinfolk.experiment.sections import Experiment
 from kinfolk.federation.sources import DataSpec, build
@@ -37,8 +38,8 @@ def round_of(clients: int, engine: str, name: str) -> dict[str, object]:
     learner = Learner(module, find_loss("cross_entropy"), 10, SGD(), Plan(10), lr=0.05)
     chosen = parse_algorithm(name, Experiment())
     algorithm = build_algorithm(chosen.name, learner, chosen.options)
-    choice = choose(Wanted(engine, "cpu"), cost(learner, torch.zeros(1, 60)), 10, clients, "", 3)
-    stage = Coordinator(make(choice, federation, client_tasks(algorithm), Memories(lambda who: {})))
+    choice = choose(EngineSpec(engine, "cpu"), cost(learner, torch.zeros(1, 60)), 10, clients, "", 3)
+    stage = Coordinator(make(choice.engine, federation, client_tasks(algorithm), Memories(lambda who: {})))
     state = algorithm.init(learner.first, federation.clients, Seed(0))
     times = []
     with arithmetic(torch.device("cpu"), "float32"):

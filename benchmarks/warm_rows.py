@@ -108,7 +108,7 @@ def main() -> None:
     choice, clients = chosen(parts, None), parts.federation.clients
     with arithmetic(choice.device, spec.engine.precision):
         memories = Memories(lambda who: {})
-        engine = make(choice, parts.federation, client_tasks(parts.algorithm), memories)
+        engine = make(choice.engine, parts.federation, client_tasks(parts.algorithm), memories)
         look = Onlooker(parts, Coordinator(engine))
         first = {n: t.to(choice.device) for n, t in parts.learner.first.items()}
         state = parts.algorithm.init(first, clients, parts.seed)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 
-from kinfolk.experiment.bench import Work, _peak_mib
+from kinfolk.experiment.compare import DEFAULT
 
 SMALL = [
     "--set",
@@ -110,37 +109,14 @@ def test_list_without_a_word_fits_the_page(kinfolk):
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_bench_measures_every_engine(kinfolk):
-    code, out, _ = kinfolk(
-        "bench", "--model", "mlp", "--clients", 2, "--clients", 3, "--rows", 20, "--batch", 10, "--json"
-    )
-    assert code == 0
-    rows = json.loads(out)
-    assert {(n, name) for n in (2, 3) for name in ("bare loop", "loop", "batched")} <= {
-        (row["clients"], row["engine"]) for row in rows
-    }
-    assert all(row["peak"] > 50 for row in rows), "a process that has loaded PyTorch takes that much"
-    for row in rows:
-        assert row["samples"] == pytest.approx(20 * row["trainings"])
-        assert row["trainings"] == pytest.approx(row["clients"] / row["seconds"])
-
-
-def test_memory_of_a_round_is_not_that_of_who_measures_it():
-    held = torch.ones(1 << 28)  # 1 GiB
-    one, more = (_peak_mib(Work("mlp", 2, rows, 10), "loop") for rows in (10, 20_000))
-    assert 50 < one < 1024 * held.numel() / (1 << 28)
-    assert more - one > 0.9 * 2 * 20_000 * 784 * 4 / 2**20, "rows count"
-
-
 def test_every_command_has_help_with_examples(kinfolk):
-    for command in ("run", "compare", "show", "list", "check", "bench"):
+    for command in ("run", "compare", "show", "list", "check"):
         code, out, _ = kinfolk(command, "--help")
         assert code == 0
         assert "Examples" in out
 
 
 NET = """
-import torch
 from torch import nn
 
 class Narrow(nn.Module):
@@ -218,7 +194,7 @@ def test_a_network_that_can_not_be_batched_falls_back_with_a_warning(kinfolk, tm
     code, _, err = kinfolk("run", *words, "--set", "engine.name=batched", "--out", "r")
     assert code == 0
     assert (
-        "warning: this network can not be batched over clients, so 'loop' is used (layer the network (Branch)"
+        "warning: this network cannot be batched over clients, so 'loop' is used (layer the network (Branch)"
         in err
     )
     assert json.loads((tmp_path / "r/run.json").read_text())["engine"].startswith("loop")
@@ -288,3 +264,17 @@ def test_the_version_is_that_of_the_package(kinfolk):
 
     code, out, _ = kinfolk("--version")
     assert (code, out.strip()) == (0, f"kinfolk {version('kinfolk')}")
+
+
+def test_without_names_the_usual_methods_are_compared_and_help_says_which(kinfolk, monkeypatch):
+    asked = []
+    monkeypatch.setattr("kinfolk.experiment.compare.run", lambda spec, *_, **__: asked.append(spec))
+    monkeypatch.setattr("kinfolk.cli.commands._show", lambda *_: None)
+    code, _, err = kinfolk("compare", "--set", "data.clients=6", "--seeds", 1, "--out", "c")
+    assert code == 0, err
+    assert [spec.algorithm.name for spec in asked] == list(DEFAULT)
+    told = " ".join(kinfolk("compare", "--help")[1].replace("│", " ").split())
+    assert ", ".join(DEFAULT) in told
+    listed = {row["name"] for row in json.loads(kinfolk("list", "algorithms", "--json")[1])["algorithms"]}
+    assert set(DEFAULT) < listed
+    assert "fedavg_no_buffers" in listed, "what is wrong on purpose is listed, but only run by name"

@@ -9,7 +9,8 @@ import torch
 from toys import empty, federation
 
 from kinfolk.engines import choose as module
-from kinfolk.engines.choose import ENGINES, SMALL_ROUND, SMALL_STEP, Choice, Wanted, arithmetic, choose, make
+from kinfolk.engines.choose import ENGINES, SMALL_ROUND, SMALL_STEP, arithmetic, choose, make
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
 from kinfolk.learning.batchable import LARGE_LAYER, Cost
 
@@ -34,63 +35,67 @@ def machine(monkeypatch):
     return be
 
 
-def name(wanted: Wanted, cost: Cost = SMALL, obstacle: str = "", clients: int = 24) -> str:
-    return choose(wanted, cost, 20, clients, obstacle).name
+def name(spec: EngineSpec, cost: Cost = SMALL, obstacle: str = "", clients: int = 24) -> str:
+    return choose(spec, cost, 20, clients, obstacle).name
 
 
 def test_auto_without_a_gpu(machine):
-    assert name(Wanted()) == "batched"
-    assert name(Wanted(), LARGE) == "workers"
-    assert name(Wanted(), LARGE, clients=1) == "batched", "one client needs one process"
-    assert name(Wanted(processes=1), LARGE) == "batched"
-    assert name(Wanted(), SMALL, BLOCKED) == "workers"
-    assert name(Wanted(), LARGE, BLOCKED) == "workers"
-    assert name(Wanted(processes=1), SMALL, BLOCKED) == "loop"
+    assert name(EngineSpec()) == "batched"
+    assert name(EngineSpec(), LARGE) == "workers"
+    assert name(EngineSpec(), LARGE, clients=1) == "batched", "one client needs one process"
+    assert name(EngineSpec(processes=1), LARGE) == "batched"
+    assert name(EngineSpec(), SMALL, BLOCKED) == "workers"
+    assert name(EngineSpec(), LARGE, BLOCKED) == "workers"
+    assert name(EngineSpec(processes=1), SMALL, BLOCKED) == "loop"
     machine(cores=1)
-    assert name(Wanted(), LARGE) == "batched"
-    assert name(Wanted(), SMALL) == "batched"
+    assert name(EngineSpec(), LARGE) == "batched"
+    assert name(EngineSpec(), SMALL) == "batched"
 
 
 def test_auto_with_a_gpu(machine):
     machine(gpu=True)
     for cost in (SMALL, LARGE):
-        choice = choose(Wanted(), cost, 20, 24, "")
+        choice = choose(EngineSpec(), cost, 20, 24, "")
         assert (choice.name, choice.device.type, choice.why) == ("batched", "cuda", "a GPU is here")
-    assert choose(Wanted(), SMALL, 20, 24, BLOCKED).name == "loop"
-    assert choose(Wanted(), SMALL, 20, 24, BLOCKED).device.type == "cuda"
-    assert choose(Wanted(device="cpu"), LARGE, 20, 24, "").name == "workers"
-    assert choose(Wanted("workers"), SMALL, 20, 24, "").device.type == "cpu"
-    assert choose(Wanted("loop", "cuda"), SMALL, 20, 24, "").device.type == "cuda"
+    assert choose(EngineSpec(), SMALL, 20, 24, BLOCKED).name == "loop"
+    assert choose(EngineSpec(), SMALL, 20, 24, BLOCKED).device.type == "cuda"
+    assert choose(EngineSpec(device="cpu"), LARGE, 20, 24, "").name == "workers"
+    assert choose(EngineSpec("workers"), SMALL, 20, 24, "").device.type == "cpu"
+    assert choose(EngineSpec("loop", "cuda"), SMALL, 20, 24, "").device.type == "cuda"
 
 
 def test_large_networks_have_lanes_where_products_are_coarse(machine):
     machine(gpu=True)
     size = Cost(flops=int(4 * LARGE_LAYER / 3 / 20) + 1, floats=60_000, parameters=1_000_000, layers=4)
 
-    def way(wanted: Wanted, cost: Cost = size) -> tuple[int, int]:
-        choice = choose(wanted, cost, 20, 24, "")
-        return choice.chunk, choice.lanes
+    def way(spec: EngineSpec, cost: Cost = size) -> tuple[int, int]:
+        choice = choose(spec, cost, 20, 24, "")
+        return choice.engine.chunk, choice.engine.lanes
 
-    assert way(Wanted(precision="tf32")) == way(Wanted(precision="bf16")) == (1, module.LANES)
-    assert way(Wanted())[1] == way(Wanted(precision="tf32"), replace(size, layers=5))[1] == 1
-    assert way(Wanted(precision="tf32", chunk=5)) == (5, 1), "as asked"
-    assert way(Wanted(lanes=2, chunk=3)) == (3, 2)
-    assert way(Wanted(precision="tf32", memory=0.2)) == (1, 2), "no more than the memory holds"
+    assert way(EngineSpec(precision="tf32")) == way(EngineSpec(precision="bf16")) == (1, module.LANES)
+    assert way(EngineSpec())[1] == way(EngineSpec(precision="tf32"), replace(size, layers=5))[1] == 1
+    assert way(EngineSpec(precision="tf32", chunk=5)) == (5, 1), "as asked"
+    assert way(EngineSpec(lanes=2, chunk=3)) == (3, 2)
+    assert way(EngineSpec(precision="tf32", memory=0.2)) == (1, 2), "no more than the memory holds"
     for other in ("workers", "loop"):
-        assert way(Wanted(other, lanes=4))[1] == 1, "lanes are for a GPU"
-    assert way(Wanted("loop", precision="tf32"))[1] == way(Wanted(device="cpu", precision="bf16"))[1] == 1
+        assert way(EngineSpec(other, lanes=4))[1] == 1, "lanes are for a GPU"
+    assert (
+        way(EngineSpec("loop", precision="tf32"))[1]
+        == way(EngineSpec(device="cpu", precision="bf16"))[1]
+        == 1
+    )
 
 
 def test_the_border_between_small_and_large_rounds(machine):
     flops = int(SMALL_ROUND / 3 / 20 / 24 / 5)
-    assert name(Wanted(), Cost(flops - 1, floats=1, parameters=1)) == "batched"
-    assert name(Wanted(), Cost(flops + 1, floats=1, parameters=1)) == "workers"
-    assert choose(Wanted(), Cost(flops - 1, 1, 1), 20, 24, "", steps=6).name == "workers"
+    assert name(EngineSpec(), Cost(flops - 1, floats=1, parameters=1)) == "batched"
+    assert name(EngineSpec(), Cost(flops + 1, floats=1, parameters=1)) == "workers"
+    assert choose(EngineSpec(), Cost(flops - 1, 1, 1), 20, 24, "", steps=6).name == "workers"
 
 
 def test_a_core_is_given_what_it_can_keep_near(machine):
     def together(flops: int, parameters: int, obstacle: str = "") -> int:
-        return choose(Wanted("workers"), Cost(flops, 100, parameters), 20, 99, obstacle).chunk
+        return choose(EngineSpec("workers"), Cost(flops, 100, parameters), 20, 99, obstacle).engine.chunk
 
     assert together(1000, 1000) == 32
     assert 4 <= together(1000, 300_000) <= 16
@@ -100,45 +105,45 @@ def test_a_core_is_given_what_it_can_keep_near(machine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_is_asked_for_is_given(engine):
-    choice = choose(Wanted(engine), LARGE, 20, 24, "")
+    choice = choose(EngineSpec(engine), LARGE, 20, 24, "")
     assert (choice.name, choice.why, choice.warning) == (engine, "as asked", "")
 
 
 def test_batched_falls_back_to_the_loop_and_says_which_layer_is_to_blame():
-    choice = choose(Wanted("batched"), SMALL, 20, 24, BLOCKED)
+    choice = choose(EngineSpec("batched"), SMALL, 20, 24, BLOCKED)
     assert choice.name == "loop"
     assert "'loop' is used" in choice.warning
     assert "layer 2 (Dropout)" in choice.warning
     assert BLOCKED in choice.why
     # Nobody asked for batching: nothing to warn of, but the reason is told.
-    assert choose(Wanted(), SMALL, 20, 24, BLOCKED).warning == ""
-    assert BLOCKED in choose(Wanted(), SMALL, 20, 24, BLOCKED).why
-    assert choose(Wanted("loop"), SMALL, 20, 24, BLOCKED).warning == ""
+    assert choose(EngineSpec(), SMALL, 20, 24, BLOCKED).warning == ""
+    assert BLOCKED in choose(EngineSpec(), SMALL, 20, 24, BLOCKED).why
+    assert choose(EngineSpec("loop"), SMALL, 20, 24, BLOCKED).warning == ""
 
 
 @pytest.mark.parametrize("engine", ["auto", *ENGINES])
 def test_a_gpu_that_is_not_there_is_refused(engine):
     with pytest.raises(KinfolkError, match=r"engine\.device = 'cuda'"):
-        choose(Wanted(engine, "cuda"), SMALL, 20, 24, "")
+        choose(EngineSpec(engine, "cuda"), SMALL, 20, 24, "")
 
 
 @pytest.mark.parametrize("engine", ["workers", "wire"])
 def test_engines_for_cpus_refuse_a_gpu(machine, engine):
     machine(gpu=True)
     with pytest.raises(KinfolkError, match="is for CPUs"):
-        choose(Wanted(engine, "cuda"), SMALL, 20, 24, "")
+        choose(EngineSpec(engine, "cuda"), SMALL, 20, 24, "")
 
 
 def test_processes_are_at_most_the_clients(machine):
     machine(cores=64)
-    assert choose(Wanted("workers"), SMALL, 20, 5, "").processes == 5
-    assert choose(Wanted("workers", processes=3), SMALL, 20, 5, "").processes == 3
-    assert choose(Wanted("workers"), SMALL, 20, 500, "").processes == 64
+    assert choose(EngineSpec("workers"), SMALL, 20, 5, "").engine.processes == 5
+    assert choose(EngineSpec("workers", processes=3), SMALL, 20, 5, "").engine.processes == 3
+    assert choose(EngineSpec("workers"), SMALL, 20, 500, "").engine.processes == 64
 
 
 def test_the_chunk_fits_the_memory(machine):
     def chunk(cost: Cost, batch: int = 20, **wanted: float) -> int:
-        return choose(Wanted("batched", **wanted), cost, batch, 999, "").chunk
+        return choose(EngineSpec("batched", **wanted), cost, batch, 999, "").engine.chunk
 
     assert chunk(SMALL) == 32, "more would only miss the cache"
     assert chunk(SMALL, chunk=7) == 7
@@ -155,15 +160,15 @@ def test_the_chunk_fits_the_memory(machine):
 
 
 def test_the_same_question_has_the_same_answer():
-    first = choose(Wanted(), LARGE, 20, 24, "")
-    assert all(choose(Wanted(), LARGE, 20, 24, "") == first for _ in range(5))
+    first = choose(EngineSpec(), LARGE, 20, 24, "")
+    assert all(choose(EngineSpec(), LARGE, 20, 24, "") == first for _ in range(5))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_was_chosen_is_made(engine):
     data = federation()
-    choice = Choice(engine, torch.device("cpu"), 5, 2, "")
-    made = make(choice, data, {}, empty())
+    spec = EngineSpec(engine, "cpu", chunk=5, lanes=1, processes=2)
+    made = make(spec, data, {}, empty())
     assert made.name == engine
     assert made.device == torch.device("cpu")
     assert made.note.startswith(engine)

@@ -18,8 +18,9 @@ from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.fedsgd import FedSGD
 from kinfolk.algorithms.ifca import IFCA
 from kinfolk.contract import toy
-from kinfolk.engines.choose import Choice, arithmetic, make
+from kinfolk.engines.choose import ENGINES, arithmetic, make
 from kinfolk.engines.memory import Memories
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.attack import Attack, altered, attackers
 from kinfolk.experiment.budget import head_start
@@ -35,7 +36,6 @@ from kinfolk.types import Client, Stack
 
 FEDERATION = toy.ragged()
 BAD = frozenset(map(Client, ("cleo", "eve", "hal")))
-ENGINES = ("loop", "batched", "workers", "wire")
 
 
 @contextmanager
@@ -45,9 +45,9 @@ def engine(method, kind, name="loop", who=BAD, federation=FEDERATION):
     table, remember = client_tasks(method), lambda who: {}
     if kind:
         table, remember = attack.arm(table), attack.with_flag(remember)
-    choice = Choice(name, toy.CPU, chunk=3, processes=2, why="")
+    spec = EngineSpec(name, "cpu", chunk=3, lanes=1, processes=2)
     with arithmetic(toy.CPU, "float32"):
-        made = make(choice, federation, table, Memories(remember))
+        made = make(spec, federation, table, Memories(remember))
         try:
             yield made
         finally:

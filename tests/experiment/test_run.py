@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from kinfolk.experiment.record import read_audit, read_scores
 from kinfolk.experiment.run import run
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump, override, parse
+from kinfolk.federation.sources import build
 from kinfolk.fold import Mean
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, ask, fold
@@ -348,3 +351,16 @@ def test_last_batches_too_small_for_batch_norm_are_warned_of(tmp_path):
         "no BatchNorm": ["data.rows=14", "model.norm=none"],
     }.items():
         assert warned(name, *changes) == [], name
+
+
+def test_a_run_hashes_its_data_once(tmp_path, monkeypatch):
+    """Not at every checkpoint: 369 MB take 0.6 s."""
+    taken, sha256 = [], hashlib.sha256
+    counted = SimpleNamespace(sha256=lambda *given: taken.append(1) or sha256(*given))
+    monkeypatch.setattr("kinfolk.federation.federation.hashlib", counted)
+    rows = build(SPEC.data, Seed(0))
+    go(tmp_path / "run", "run.rounds=3", federation=rows)
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
+    assert len(taken) == 1
+    go(tmp_path / "other", "run.rounds=1", "algorithm.name=local", federation=rows)
+    assert len(taken) == 1, "a comparison hashes each federation once"

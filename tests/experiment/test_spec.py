@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kinfolk.engines.choose import engine_names
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.sections import CHOICES, RANGES, SECTIONS
 from kinfolk.experiment.spec import (
@@ -50,7 +51,7 @@ OPTIONS = st.dictionaries(
 
 
 def chosen(name: str) -> st.SearchStrategy[str]:
-    return st.sampled_from(CHOICES[name])
+    return st.sampled_from({**engine_names(), **CHOICES}[name])
 
 
 SPECS = st.builds(
@@ -126,7 +127,7 @@ def test_every_setting_is_explained_and_of_a_plain_type() -> None:
 def test_bounds_name_real_settings() -> None:
     known = {name for name, _, _ in describe()}
     named = {name for *_, names in RANGES for name in names.split()}
-    assert named | set(CHOICES) <= known
+    assert named | set(CHOICES) | set(engine_names()) <= known
 
 
 @pytest.mark.parametrize(

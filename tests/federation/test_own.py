@@ -87,7 +87,7 @@ class Stream(IterableDataset):
         return iter([some(1)])
 
 
-class Anomaly(Pairs):
+class Items(Pairs):
     def __init__(self, *items) -> None:
         self.items = items
 
@@ -154,6 +154,21 @@ def test_the_federation_does_not_share_memory_with_what_was_given():
     assert f.x.abs().sum() == 0
 
 
+def test_rows_with_missing_values_are_dropped_or_filled_where_it_is_asked_for():
+    x = np.array([[1.0], [np.nan], [3.0], [5.0]])
+    given, test = {"ann": (x, [0, 1, 0, 1])}, {"ann": (x[1:3], [1, 0])}
+    dropped = from_arrays(given, test=test, missing="drop")
+    assert owned(dropped, "ann", "train") == [[1.0], [3.0], [5.0]]
+    assert owned(dropped, "ann", "test") == [[3.0]]
+    filled = from_arrays(given, test=test, missing="median")
+    assert owned(filled, "ann", "train") == [[1.0], [3.0], [3.0], [5.0]]
+
+
+def test_text_labels_are_classes_by_their_sorted_names():
+    f = from_arrays([(np.zeros((4, 1)), ["no", "yes", "yes", "no"])], test={})
+    assert (f.classes, f.y.tolist()) == (2, [0, 1, 1, 0])
+
+
 GOOD = some(4)
 NANS = (np.array([[np.nan, 0], [0, np.inf], [1, 1]]), np.zeros(3, int))
 FAULTS = {
@@ -165,23 +180,24 @@ FAULTS = {
     "duplicate": ({1: GOOD, "1": GOOD}, {}, r"data\.clients = '1': this name occurs twice"),
     "nameless": ({"": GOOD}, {}, r"give every client a name"),
     "empty": ({"ann": GOOD, "bob": (np.zeros((0, 2)), np.zeros(0))}, {}, r"data\.bob = '0 rows'"),
-    "empty data set": ([Anomaly()], {}, r"data\.client-000 = '0 rows'"),
+    "empty data set": ([Items()], {}, r"data\.client-000 = '0 rows'"),
     "lengths": ({"ann": (GOOD[0], [0, 1])}, {}, r"data\.ann = 'x \[4, 2\], y \[2\]': give as many"),
     "single number": ({"ann": (GOOD[0], 3)}, {}, r"data\.ann = .*give as many"),
     "row shapes": (
         [GOOD, (np.zeros((2, 3), np.float32), [0, 1])],
         {},
-        r"data\.client-001\.x = .*\[3\].*alike",
+        r"data\.client-001\.x = .*\[3\].*the same",
     ),
-    "label kinds": ([GOOD, (GOOD[0], GOOD[1] + 0.5)], {}, r"data\.client-001\.y = 'floats.*alike"),
+    "label kinds": ([GOOD, (GOOD[0], GOOD[1] + 0.5)], {}, r"data\.client-001\.y = 'floats.*the same"),
     "row kinds": ([GOOD, (GOOD[0].astype(np.uint8), GOOD[1])], {}, r"data\.client-001\.x = 'whole numbers"),
     "test kinds": ([GOOD], {"test": [(GOOD[0], GOOD[1] * 1.0)]}, r"data\.client-000\.test\.y = 'floats"),
     "negative": ({"ann": (GOOD[0], [0, 1, -2, 1])}, {}, r"data\.ann\.y = -2: labels run"),
     "label too high": ({"ann": GOOD}, {"classes": 2}, r"data\.ann\.y = 2: labels run from 0 to 1"),
-    "not finite": ({"ann": GOOD, "bob": NANS}, {}, r"data\.bob = '2 rows with NaN or infinity'"),
-    "words": ([(np.array([["a", "b"]]), [0])], {}, r"data\.client-000\.x = 'ndarray': give numbers"),
+    "not finite": ({"ann": GOOD, "bob": NANS}, {}, r"data\.bob\.x\[1\] = 'row 2': infinite"),
+    "missing": ([(np.array([[1.0], [np.nan]]), [0, 1])], {}, r"client-000\.x\[0\]: empty or NaN in row 2"),
+    "words": ([(np.array([["a", "b"]]), [0])], {}, r"data\.client-000\.x = '<U1': give numbers"),
     "ragged rows": ([([[1, 2], [3]], [0, 1])], {}, r"data\.client-000\.x = 'list': give numbers"),
-    "complex": ([(np.zeros((2, 2), complex), [0, 1])], {}, r"data\.client-000\.x = 'torch.complex128'"),
+    "complex": ([(np.zeros((2, 2), complex), [0, 1])], {}, r"data\.client-000\.x = 'complex128'"),
     "flat rows": (
         [(np.zeros(4), [0, 1, 0, 1])],
         {},
@@ -190,17 +206,17 @@ FAULTS = {
     "one-hot": (
         [(GOOD[0], np.eye(4, dtype=int))],
         {},
-        r"data\.client-000\.y = \[4, 4\]: give one whole number",
+        r"data\.client-000\.y = \[4, 4\]: give one label per row",
     ),
     "stream": ([Stream()], {}, r"data\.client-000 = 'Stream': give a map-style"),
-    "no pairs": ([Anomaly({"x": 1})], {}, r"data\.client-000 = 'dict': each item"),
+    "no pairs": ([Items({"x": 1})], {}, r"data\.client-000 = 'dict': each item"),
     "items differ": (
-        [Anomaly(([1.0], 0), ([1.0, 2.0], 1))],
+        [Items(([1.0], 0), ([1.0, 2.0], 1))],
         {},
         r"data\.client-000\.x = .*same type and shape",
     ),
     "labels differ": (
-        [Anomaly(([1.0], 0), ([1.0], 0.5))],
+        [Items(([1.0], 0), ([1.0], 0.5))],
         {},
         r"data\.client-000\.y = .*same type and shape",
     ),

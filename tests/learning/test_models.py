@@ -295,7 +295,7 @@ def test_a_model_of_ones_own_is_found_in_the_current_directory():
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("no_such_module:Net", {}, "can not import no_such_module"),
+        ("no_such_module:Net", {}, "cannot import no_such_module"),
         ("broken_module:Net", {}, "ZeroDivisionError"),
         ("own_model:Nett", {}, "no class or function 'Nett'"),
         ("own_model:number", {}, "no class or function 'number'"),

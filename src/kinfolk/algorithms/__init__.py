@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -33,6 +30,7 @@ from kinfolk.algorithms.options import check_options, options_of, with_options
 from kinfolk.algorithms.robust import Robust
 from kinfolk.algorithms.slfed.slfed import SLFed
 from kinfolk.algorithms.slfed.slfed_similar import SLFedSimilar
+from kinfolk.by_path import by_path
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Algorithm
@@ -86,15 +84,7 @@ def find_algorithm(name: str) -> type[Any]:
         if name not in ALGORITHMS:
             raise KinfolkError("algorithm.name", name, near(name, ALGORITHMS))
         return ALGORITHMS[name]
-    module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        kind = getattr(importlib.import_module(module), attribute)
-    except ImportError as bad:
-        raise KinfolkError("algorithm.name", name, f"could not import it: {bad}") from bad
-    except AttributeError as bad:
-        raise KinfolkError("algorithm.name", name, f"{module} has no {attribute}") from bad
+    kind: type[Any] = by_path("algorithm.name", name)
     if not (inspect.isclass(kind) and is_dataclass(kind) and "learner" in {f.name for f in fields(kind)}):
         raise KinfolkError("algorithm.name", name, "must be a dataclass with a field 'learner: Learner'")
     return kind

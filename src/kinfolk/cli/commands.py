@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.table import Table
 
 from kinfolk.cli.data import data
@@ -46,7 +45,12 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]
 Algorithms = Annotated[
     list[str] | None,
-    typer.Option("--algorithm", "-a", metavar="NAME[,OPTION=VALUE]", help="May be repeated; left out: all."),
+    typer.Option(
+        "--algorithm",
+        "-a",
+        metavar="NAME[,OPTION=VALUE]",
+        help="May be repeated; default: local, fedavg, fedavg_tuned, fedprox, ifca, fesem.",
+    ),
 ]
 
 
@@ -95,14 +99,14 @@ def compare(
     json_: AsJson = False,
 ) -> None:
     """Compare algorithms over several seeds: one table, mean ± sample std, and one figure."""
-    from kinfolk.algorithms import ALGORITHMS
     from kinfolk.cli.progress import telling
     from kinfolk.engines.link import follows
+    from kinfolk.experiment.compare import DEFAULT
     from kinfolk.experiment.compare import compare as compare_all
     from kinfolk.experiment.spec import run_id
 
     experiment = read_spec(spec, set_)
-    names = algorithm or list(ALGORITHMS)
+    names = algorithm or DEFAULT
     folder = out or Path("runs") / f"compare-{run_id(experiment)}"
     serves = follows(experiment.engine.name)
     with telling(experiment.run.rounds * len(names) * max(seeds, 1), quiet=json_ or serves) as teller:
@@ -251,67 +255,3 @@ def check(
         print_json({"algorithm": algorithm, "passed": fine, "checks": rows})
     if not fine:
         raise typer.Exit(1)
-
-
-@app.command(
-    epilog=examples(
-        "kinfolk bench", "kinfolk bench --model mlp --model lenet --clients 100 --rows 50 --batch 10"
-    )
-)
-def bench(
-    model: Annotated[list[str] | None, typer.Option("--model", help="A model by name; repeatable.")] = None,
-    clients: Annotated[
-        list[int] | None,
-        typer.Option("--clients", help="Number of clients, 12 if none is given; repeatable."),
-    ] = None,
-    rows: Annotated[int, typer.Option("--rows", help="Rows of each client.")] = 500,
-    batch: Annotated[int, typer.Option("--batch", help="Rows per step.")] = 50,
-    json_: AsJson = False,
-) -> None:
-    """Measure the engines on this machine, side by side in one run."""
-    from kinfolk.cli.progress import telling
-    from kinfolk.experiment.bench import TICKS, measure
-
-    asked = [(name, count) for name in model or ["lenet"] for count in clients or [12]]
-    found = {}
-    with telling(TICKS * len(asked), quiet=json_) as teller:
-        for name, count in asked:
-            tick = teller.ticks(f"{name}, {count} clients", TICKS)
-            found[name, count] = measure(name, count, rows, batch, memory=True, tick=tick)
-    if json_:
-        print_json(
-            [
-                {"model": name, "clients": count, **vars(one)}
-                for (name, count), ones in found.items()
-                for one in ones
-            ]
-        )
-        return
-    table = Table(
-        title=f"{rows} rows a client, batch {batch}: one FedAvg round in float32, best of three",
-        box=box.SIMPLE_HEAD,
-    )
-    columns = (
-        "model",
-        "engine",
-        "clients",
-        "seconds",
-        "samples/s",
-        "clients/s",
-        "x bare",
-        "% of floor",
-        "peak MiB",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if column in columns[:2] else "right")
-    for (name, count), ones in found.items():
-        for one in ones:
-            rates = (str(count), f"{one.seconds:.3f}", f"{one.samples:,.0f}", f"{one.trainings:,.1f}")
-            table.add_row(
-                name, one.engine, *rates, f"{one.ratio:.2f}", f"{100 * one.reached:.0f}", f"{one.peak:,.0f}"
-            )
-    out().print(table)
-    print(
-        "floor: operations or bytes, whichever takes longer, by a product and a copy measured in this run\n"
-        "peak: of one round in a process of its own, the largest if there are several"
-    )

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 SpecFile = Annotated[
-    Path | None, typer.Argument(metavar="[SPEC]", help="TOML file; left out: rotated digits, embedded.")
+    Path | None, typer.Argument(metavar="[SPEC]", help="TOML file; default: built-in rotated digits.")
 ]
 Sets = Annotated[
     list[str] | None,

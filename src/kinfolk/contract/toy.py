@@ -12,14 +12,15 @@ import numpy as np
 import torch
 
 from kinfolk.algorithms.options import option_values
-from kinfolk.engines.choose import Choice, arithmetic
+from kinfolk.engines.choose import arithmetic
 from kinfolk.engines.choose import make as make_engine
 from kinfolk.engines.coordinator import Coordinator, Engine
 from kinfolk.engines.memory import Memories
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.experiment.budget import head_start
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.run import Result, run
-from kinfolk.experiment.sections import AlgorithmSpec, EngineSpec, Experiment, LocalSpec, RunSpec
+from kinfolk.experiment.sections import AlgorithmSpec, Experiment, LocalSpec, RunSpec
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.learner import Learner
@@ -161,8 +162,8 @@ def staged(
         algorithm.init_client if isinstance(algorithm, Remembers) else lambda who: {}, lasting
     )
     with arithmetic(device, "float32"):
-        choice = Choice(engine_name, device, chunk=3, processes=2, why="")
-        engine = make_engine(choice, federation, client_tasks(algorithm), memories)
+        spec = EngineSpec(engine_name, str(device), chunk=3, lanes=1, processes=2)
+        engine = make_engine(spec, federation, client_tasks(algorithm), memories)
         try:
             yield Coordinator(wrap(engine), log, absent, federation)
         finally:

@@ -26,6 +26,7 @@ from kinfolk.engines.fast.trace import Traces
 from kinfolk.engines.memory import Memories, swap_in_process
 from kinfolk.engines.one import first_steps, on_device, optimiser_parts, train_rows
 from kinfolk.engines.padded import Padded, padded
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.engines.steps import (
     Gradients,
     first_states,
@@ -74,7 +75,7 @@ class Underway:
 class Batched:
     """Performs a task for a chunk of clients at a time."""
 
-    name = "batched"
+    name, in_process, chunked = "batched", True, True
 
     def __init__(
         self,
@@ -98,6 +99,11 @@ class Batched:
         self._moves = traces.moves if traces else None
         self._ahead: dict[Any, Prepared] = {}
         self._asked: dict[str, list[tuple[Client, ...]]] = {}
+
+    @classmethod
+    def make(cls, spec: EngineSpec, federation: Federation, table: Table, memories: Memories) -> Batched:
+        """The engine that a filled-in `[engine]` table describes."""
+        return cls(federation, table, memories, spec.chunk, spec.device, lanes=spec.lanes)
 
     def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
         """The replies to a request, in chunks; within a chunk sorted by client."""

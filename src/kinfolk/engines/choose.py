@@ -1,11 +1,12 @@
-"""`auto`: which engine, which device and how many clients a call, for this machine and this network."""
+"""The engines by name, and `auto`: which of them, which device and how many clients a call."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -14,14 +15,18 @@ from kinfolk.engines.coordinator import Engine
 from kinfolk.engines.fast.heap import keep_large_blocks
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.engines.wire import Wire
-from kinfolk.engines.workers import Inner, Workers, cores
+from kinfolk.engines.workers import Workers, cores
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.batchable import Cost
 from kinfolk.task import Table
 
-ENGINES = ("loop", "batched", "workers", "wire")
+# The registry. An engine is a class with a `name`, `in_process` (no message leaves this process, which may
+# use a GPU), `chunked` (it takes several clients a call) and a class method `make`. No other place lists
+# engines; "distributed" is none of them: it puts one of these on every rank of a launch.
+ENGINES: dict[str, type[Any]] = {kind.name: kind for kind in (Loop, Batched, Workers, Wire)}
 
 # Below this many floating-point operations a step, the time goes into calling PyTorch rather than into
 # arithmetic, and one call for many clients wins on a CPU too.
@@ -42,80 +47,95 @@ NEAR = 24 << 20
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the user asked for; `auto` and 0 leave the choice to us."""
-
-    name: str = "auto"
-    device: str = "auto"
-    chunk: int = 0
-    processes: int = 0
-    memory: float = 0.0
-    precision: str = "float32"
-    lanes: int = 0
-
-
-@dataclass(frozen=True)
 class Choice:
-    """An engine's name and settings, and the reason in words."""
+    """The `[engine]` table with every "auto" and 0 filled in, and the reason in words."""
 
-    name: str
-    device: torch.device
-    chunk: int
-    processes: int
+    engine: EngineSpec
     why: str
     warning: str = ""
-    lanes: int = 1  # calls side by side on a CUDA device
+
+    @property
+    def name(self) -> str:
+        """Which engine."""
+        return self.engine.name
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return torch.device(self.engine.device)
+
+    def but(self, why: str = "", **changed: Any) -> Choice:
+        """The same with some settings of the engine changed.
+
+        >>> Choice(EngineSpec("batched", "cpu", chunk=4), "as asked").but(chunk=2).engine.chunk
+        2
+        """
+        return replace(self, engine=replace(self.engine, **changed), why=why or self.why)
 
 
-def choose(wanted: Wanted, cost: Cost, batch: int, clients: int, obstacle: str, steps: float = 5) -> Choice:
+def engine_names() -> dict[str, tuple[str, ...]]:
+    """What the keys of the `[engine]` table that name an engine may be.
+
+    >>> engine_names()["engine.inner"]
+    ('auto', 'loop', 'batched')
+    """
+    inner = [name for name, kind in ENGINES.items() if kind.in_process]
+    return {"engine.name": ("auto", *ENGINES, "distributed"), "engine.inner": ("auto", *inner)}
+
+
+def choose(spec: EngineSpec, cost: Cost, batch: int, clients: int, obstacle: str, steps: float = 5) -> Choice:
     """Pick an engine for clients that take about so many steps of so many rows in a round.
 
     It depends on sizes, never on timings, so that the same machine chooses alike.
 
     >>> small = Cost(flops=5000, floats=42, parameters=2410)
-    >>> choose(Wanted(device="cpu"), small, 20, 24, "").name
+    >>> choose(EngineSpec(device="cpu"), small, 20, 24, "").name
     'batched'
     """
-    device = _device(wanted)
-    processes = min(wanted.processes or cores(), clients)
-    step = 3 * cost.flops * batch
-    name, why, warning = wanted.name, "as asked", ""
-    if name in ("auto", "batched") and obstacle:
-        if name == "batched":
-            warning = f"this network can not be batched over clients, so 'loop' is used ({obstacle})"
-        plain = device.type == "cuda" or processes == 1
-        name = "loop" if plain or wanted.name == "batched" else "workers"
-        why = f"not batched: {obstacle}"
-    elif name == "auto" and device.type == "cuda":
-        name, why = "batched", "a GPU is here"
+    device = _device(spec)
+    processes = min(spec.processes or cores(), clients)
+    name, why, warning = spec.name, "as asked", ""
+    if name == "batched" and obstacle:
+        warning = f"this network cannot be batched over clients, so 'loop' is used ({obstacle})"
+        name, why = "loop", f"not batched: {obstacle}"
     elif name == "auto":
-        work = step * steps * clients
-        name = "workers" if processes > 1 and work > SMALL_ROUND else "batched"
-        why = f"no GPU, {processes} cores, rounds of {work:.2g} operations in steps of {step:.2g}"
-    where = device if name in ("loop", "batched") else torch.device("cpu")
-    chunk = wanted.chunk or _chunk(cost, batch, where, wanted.memory)
-    if name == "workers" and obstacle:
-        chunk = 0  # one client after another in each process
-    lanes = 1
-    if name == "batched" and where.type == "cuda":
-        lanes = wanted.lanes or 1
-        if not wanted.lanes and not wanted.chunk and cost.large(batch) and wanted.precision != "float32":
-            chunk, lanes = 1, min(LANES, chunk)  # as many as would have fitted into one call
-    return Choice(name, where, chunk, processes, why, warning, lanes)
+        name, why = _auto(device, processes, 3 * cost.flops * batch, steps * clients, obstacle)
+    kind = ENGINES[name]
+    chunk, lanes = _together(spec, kind, cost, batch, device, obstacle)
+    found = replace(spec, name=name, device=str(device), chunk=chunk, lanes=lanes)
+    return Choice(replace(found, processes=1 if kind.in_process else processes), why, warning)
 
 
-def make(choice: Choice, federation: Federation, table: Table, memories: Memories) -> Engine:
-    """The engine that was chosen."""
-    if choice.name == "loop":
-        return Loop(federation, table, memories, choice.device)
-    if choice.name == "batched":
-        return Batched(federation, table, memories, choice.chunk, choice.device, lanes=choice.lanes)
-    if choice.name == "workers":
-        if choice.chunk == 0:
-            return Workers(federation, table, memories, choice.processes)
-        inner: Inner = lambda held: Batched(federation, table, held, choice.chunk)  # noqa: E731
-        return Workers(federation, table, memories, choice.processes, inner, choice.chunk)
-    return Wire(federation, table, memories)
+def _auto(device: torch.device, processes: int, step: float, steps: float, obstacle: str) -> tuple[str, str]:
+    """The engine that suits the device and the work of a round, and why."""
+    if obstacle:
+        alone = device.type == "cuda" or processes == 1
+        return "loop" if alone else "workers", f"not batched: {obstacle}"
+    if device.type == "cuda":
+        return "batched", "a GPU is here"
+    work = step * steps
+    why = f"no GPU, {processes} cores, rounds of {work:.2g} operations in steps of {step:.2g}"
+    return "workers" if processes > 1 and work > SMALL_ROUND else "batched", why
+
+
+def _together(
+    spec: EngineSpec, kind: type[Any], cost: Cost, batch: int, device: torch.device, obstacle: str
+) -> tuple[int, int]:
+    """Clients a call, and calls side by side on a CUDA device."""
+    if not kind.chunked or obstacle:
+        return 0, 1  # one client after another
+    chunk = spec.chunk or _chunk(cost, batch, device, spec.memory)
+    if device.type != "cuda":
+        return chunk, 1
+    if not spec.lanes and not spec.chunk and cost.large(batch) and spec.precision != "float32":
+        return 1, min(LANES, chunk)  # as many as would have fitted into one call
+    return chunk, spec.lanes or 1
+
+
+def make(engine: EngineSpec, federation: Federation, table: Table, memories: Memories) -> Engine:
+    """The engine that a filled-in `[engine]` table describes."""
+    made: Engine = ENGINES[engine.name].make(engine, federation, table, memories)
+    return made
 
 
 @contextmanager
@@ -140,15 +160,15 @@ def arithmetic(device: torch.device, precision: str) -> Iterator[None]:
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
 
 
-def _device(wanted: Wanted) -> torch.device:
+def _device(spec: EngineSpec) -> torch.device:
     here = torch.cuda.is_available()
-    if wanted.device == "cuda" and wanted.name in ("workers", "wire"):
-        remedy = f"{wanted.name!r} is for CPUs; use 'batched' or 'loop' on a GPU"
+    for_cpus = spec.name in ENGINES and not ENGINES[spec.name].in_process
+    if spec.device == "cuda" and for_cpus:
+        remedy = f"{spec.name!r} is for CPUs; use 'batched' or 'loop' on a GPU"
         raise KinfolkError("engine.device", "cuda", remedy)
-    if wanted.device == "cuda" and not here:
+    if spec.device == "cuda" and not here:
         raise KinfolkError("engine.device", "cuda", "no CUDA device is here; use 'cpu' or 'auto'")
-    on_gpu = here and wanted.device in ("auto", "cuda") and wanted.name not in ("workers", "wire")
-    return torch.device("cuda" if on_gpu else "cpu")
+    return torch.device("cuda" if here and spec.device != "cpu" and not for_cpus else "cpu")
 
 
 def _chunk(cost: Cost, batch: int, device: torch.device, gib: float) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kinfolk.engines import one
 from kinfolk.engines.memory import Memories, swap_in_process
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
@@ -25,7 +26,7 @@ def message_for(request: Ask[Any], who: Client) -> Message:
 class Loop:
     """Performs a task client by client."""
 
-    name = "loop"
+    name, in_process, chunked = "loop", True, False
 
     def __init__(
         self, federation: Federation, table: Table, memories: Memories, device: torch.device | str = "cpu"
@@ -34,6 +35,11 @@ class Loop:
         self.federation = one.on_device(federation, self.device)
         self.table, self.memories = table, memories
         self.note = f"loop: one client after another on {self.device}"
+
+    @classmethod
+    def make(cls, spec: EngineSpec, federation: Federation, table: Table, memories: Memories) -> Loop:
+        """The engine that a filled-in `[engine]` table describes."""
+        return cls(federation, table, memories, spec.device)
 
     def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
         """The replies to a request, one client each, in order of names."""

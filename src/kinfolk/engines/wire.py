@@ -15,6 +15,7 @@ from kinfolk.codec import decode, encode
 from kinfolk.engines import one
 from kinfolk.engines.loop import message_for
 from kinfolk.engines.memory import Memories
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask
@@ -46,13 +47,18 @@ class Site:
 class Wire:
     """Performs a task by letters to and from as many sites as there are clients."""
 
-    name = "wire"
+    name, in_process, chunked = "wire", False, False
 
     def __init__(self, federation: Federation, table: Table, memories: Memories) -> None:
         self.clients, self.table, self.memories = federation.clients, table, memories
         self.device = torch.device("cpu")
         self.sites = {c: Site(c, federation.only(c), table, memories) for c in federation.clients}
         self.note = f"wire: {len(self.sites)} sites, every message to bytes and back"
+
+    @classmethod
+    def make(cls, spec: EngineSpec, federation: Federation, table: Table, memories: Memories) -> Wire:
+        """The engine that a filled-in `[engine]` table describes."""
+        return cls(federation, table, memories)
 
     def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
         """The replies to a request, one client each, in order of names."""

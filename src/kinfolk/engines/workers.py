@@ -27,11 +27,13 @@ import torch
 
 from kinfolk.codec import decode, encode
 from kinfolk.engines import parcel
+from kinfolk.engines.batched import Batched
 from kinfolk.engines.coordinator import Engine, Part, fold_part, part_as_message, part_from_message
 from kinfolk.engines.fast import trace
 from kinfolk.engines.fast.heap import keep_large_blocks
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories, swap_in_process
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 from kinfolk.fold import Mergeable, from_spec
@@ -79,7 +81,7 @@ class Channel:
 class Workers:
     """Performs a task on several clients at once, some in each process."""
 
-    name = "workers"
+    name, in_process, chunked = "workers", False, True
 
     def __init__(
         self,
@@ -98,6 +100,14 @@ class Workers:
         self.note = f"workers: {self.processes} single-threaded processes, {together} clients at a time"
         self._channels: list[Channel] = []
         self._running: list[Any] = []
+
+    @classmethod
+    def make(cls, spec: EngineSpec, federation: Federation, table: Table, memories: Memories) -> Workers:
+        """The engine that a filled-in `[engine]` table describes; without a chunk, each process loops."""
+        if not spec.chunk:
+            return cls(federation, table, memories, spec.processes)
+        inner: Inner = lambda held: Batched(federation, table, held, spec.chunk)  # noqa: E731
+        return cls(federation, table, memories, spec.processes, inner, spec.chunk)
 
     def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
         """The replies to a request, in order of names whatever the order of arrival."""

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from kinfolk.algorithms.blocks.warm_start import Points, sketch_for, warm_task
-from kinfolk.engines.choose import Wanted, arithmetic, choose, make
+from kinfolk.engines.choose import arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.memory import Memories
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import Parts, first_rows
-from kinfolk.experiment.sections import EngineSpec
 from kinfolk.learning.batchable import cost, obstacle
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
@@ -35,24 +34,14 @@ def staged(parts: Parts, table: Table) -> Iterator[Coordinator]:
     spec = parts.spec.engine
     one_process(spec.name)
     x, y = first_rows(parts.federation, 2)
-    wanted = wanted_by(spec)
     size, blocked = cost(parts.learner, x[:1]), obstacle(parts.learner, x, y)
-    choice = choose(wanted, size, parts.spec.local.batch, len(parts.federation.clients), blocked)
+    choice = choose(spec, size, parts.spec.local.batch, len(parts.federation.clients), blocked)
     with arithmetic(choice.device, spec.precision):
-        engine = make(choice, parts.federation, table, Memories(lambda who: {}))
+        engine = make(choice.engine, parts.federation, table, Memories(lambda who: {}))
         try:
             yield Coordinator(engine)
         finally:
             engine.close()
-
-
-def wanted_by(spec: EngineSpec) -> Wanted:
-    """What the `[engine]` table asks for.
-
-    >>> wanted_by(EngineSpec(chunk=3)).chunk
-    3
-    """
-    return Wanted(spec.name, spec.device, spec.chunk, spec.processes, spec.memory, spec.precision, spec.lanes)
 
 
 def one_process(engine: str) -> None:

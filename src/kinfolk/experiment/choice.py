@@ -6,10 +6,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from kinfolk.engines.choose import Choice, choose
+from kinfolk.engines.choose import ENGINES, Choice, choose
 from kinfolk.engines.link import Link
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.asking import wanted_by
 from kinfolk.experiment.build import Parts, first_rows
 from kinfolk.experiment.cautions import cautions
 from kinfolk.learning.batchable import cost, obstacle
@@ -24,25 +24,24 @@ def chosen(parts: Parts, link: Link | None) -> Choice:
     """The engine that suits these parts on this machine.
 
     >>> from kinfolk.experiment.build import build_parts
-    >>> from kinfolk.experiment.sections import EngineSpec, Experiment
+    >>> from kinfolk.experiment.sections import Experiment
     >>> chosen(build_parts(Experiment(engine=EngineSpec("loop", "cpu"))), None).name
     'loop'
     """
     engine, federation = parts.spec.engine, parts.federation
-    wanted = wanted_by(engine)
     if link is not None:  # one process of its own, which is all it may use
-        wanted = replace(wanted, name=engine.inner, processes=1)
+        engine = replace(engine, name=engine.inner, processes=1)
     x, y = first_rows(federation, 2)
     blocked = obstacle(parts.learner, x, y)
     size = cost(parts.learner, x[:1])
     local, rows = parts.spec.local, federation.splits["train"].counts().double().mean()
     steps = local.steps or local.epochs * float(rows) / local.batch
     cohort = max(1, round(parts.spec.run.participation * len(federation.clients)))
-    choice = choose(wanted, size, local.batch, cohort, blocked, steps)
+    choice = choose(engine, size, local.batch, cohort, blocked, steps)
     secrets = public_secrets(parts, choice.name, link is not None)
     lines = (choice.warning, scant_batches(parts), secrets, *cautions(parts))
     choice = replace(choice, warning="; ".join(filter(None, lines)))
-    return replace(choice, device=link.device) if link and choice.device.type == "cuda" else choice
+    return choice.but(device=str(link.device)) if link and choice.device.type == "cuda" else choice
 
 
 def scant_batches(parts: Parts) -> str:
@@ -82,7 +81,7 @@ def public_secrets(parts: Parts, engine: str, linked: bool) -> str:
     if not setting:
         return ""
     field, _, value = setting.partition("=")
-    if linked or engine not in ("loop", "batched"):
+    if linked or not ENGINES[engine].in_process:
         where = "distributed" if linked else engine
         remedy = f"no mask is secret, and engine {where!r} leaves the process; use 'system'"
         raise KinfolkError(field, value, remedy)
@@ -105,18 +104,22 @@ def work(parts: Parts) -> float:
     return 3 * cost(parts.learner, x).flops * rows * spec.participation * spec.rounds
 
 
-def kept(choice: Choice, folder: Path) -> Choice:
-    """The choice of the run that is resumed, if it was of the same kind: another has other bits.
+# What was tried out or follows from the machine, and has other bits if it changes.
+KEPT = ("chunk", "lanes", "processes")
 
-    >>> import torch
-    >>> mine = Choice("loop", torch.device("cpu"), 1, 1, "it is asked for")
-    >>> kept(mine, Path("nowhere")) == mine
+
+def kept(choice: Choice, asked: EngineSpec, folder: Path) -> Choice:
+    """The choice of the run that is resumed, if it was of the same kind, but for what is asked for now.
+
+    >>> mine = Choice(EngineSpec("loop", "cpu"), "as asked")
+    >>> kept(mine, EngineSpec(), Path("nowhere")) == mine
     True
     """
     try:
         old = json.loads((folder / "run.json").read_text())["choice"]
-        same = (old["name"], old["device"]) == (choice.name, choice.device.type)
-        chunk, lanes, why = int(old["chunk"]), int(old.get("lanes", 1)), str(old["why"])
-        return replace(choice, chunk=chunk, lanes=lanes, why=why) if same else choice
+        if (old["name"], old["device"]) != (choice.name, choice.device.type):
+            return choice
+        same = {key: int(old[key]) for key in KEPT if key in old and not getattr(asked, key)}
+        return choice.but(str(old["why"]), **same)
     except (OSError, ValueError, KeyError, TypeError):
         return choice

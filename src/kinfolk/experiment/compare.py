@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kinfolk.algorithms import ALGORITHMS
 from kinfolk.engines.link import follows
 from kinfolk.errors import BrokeDown, KinfolkError
 from kinfolk.experiment.build import Network, build_parts, title
@@ -18,6 +17,11 @@ from kinfolk.experiment.spec import override
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
 from kinfolk.streams import Seed
+
+# Who is compared if nobody is named: no training together, one model, models of one's own, models of groups.
+# Each takes any data and network; `kinfolk list` has all, among them methods for classes alone and baselines
+# that are wrong on purpose.
+DEFAULT = ("local", "fedavg", "fedavg_tuned", "fedprox", "ifca", "fesem")
 
 
 def parse_algorithm(text: str, spec: Experiment) -> AlgorithmSpec:
@@ -50,7 +54,7 @@ def compare(
     """
     if seeds < 1:
         raise KinfolkError("--seeds", seeds, "give 1 or more (3 or more for error bars)")
-    chosen = [parse_algorithm(text, spec) for text in algorithms or list(ALGORITHMS)]
+    chosen = [parse_algorithm(text, spec) for text in algorithms or DEFAULT]
     specs = [replace(spec, algorithm=a) for a in chosen]
     titles = [title(s) for s in specs]
     if len(set(titles)) < len(titles):

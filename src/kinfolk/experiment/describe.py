@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -18,8 +19,8 @@ def description(parts: Parts, choice: Choice, how: Mapping[str, Any]) -> dict[st
     """All that is known of a run; `how` it stands comes after what it is.
 
     >>> from kinfolk.experiment.build import build_parts
-    >>> from kinfolk.experiment.sections import Experiment
-    >>> one = Choice("loop", torch.device("cpu"), chunk=1, processes=1, why="asked for")
+    >>> from kinfolk.experiment.sections import EngineSpec, Experiment
+    >>> one = Choice(EngineSpec("loop", "cpu"), "as asked")
     >>> list(description(build_parts(Experiment()), one, {"status": "running"}))[:5]
     ['algorithm', 'title', 'seed', 'status', 'why']
     """
@@ -31,13 +32,7 @@ def description(parts: Parts, choice: Choice, how: Mapping[str, Any]) -> dict[st
         "seed": spec.run.seed,
         **how,
         "why": choice.why,
-        "choice": {
-            "name": choice.name,
-            "device": choice.device.type,
-            "chunk": choice.chunk,
-            "lanes": choice.lanes,
-            "why": choice.why,
-        },
+        "choice": {**asdict(choice.engine), "device": choice.device.type, "why": choice.why},
         "federation": {
             "name": federation.name,
             "clients": len(federation.clients),

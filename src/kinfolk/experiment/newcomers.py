@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from kinfolk.algorithms.blocks.many_models import in_use
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.checkpoint import load_latest
-from kinfolk.experiment.sections import EngineSpec, Experiment
+from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump, load
 from kinfolk.federation.federation import Federation
-from kinfolk.federation.own_data.from_spec import own_data
-from kinfolk.federation.own_data.load import load_own
+from kinfolk.federation.own_data.load import load_own, own_data
 from kinfolk.federation.own_data.report import Report
 from kinfolk.federation.own_data.store import is_store
 from kinfolk.streams import Seed

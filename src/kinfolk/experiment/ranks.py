@@ -26,7 +26,7 @@ def follow(build: Callable[[], Parts], link: Link) -> None:
             choice = chosen(parts, link)
             held.enter_context(arithmetic(choice.device, parts.spec.engine.precision))
             memories = make_memories(parts, choice.device)
-            return make(choice, parts.federation, table_of(parts), memories), parts.federation
+            return make(choice.engine, parts.federation, table_of(parts), memories), parts.federation
 
         serve(engine, link)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,16 @@ from kinfolk.experiment.choosing import choose_now, with_choices
 from kinfolk.experiment.client_memory import make_memories
 from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.describe import description
+from kinfolk.experiment.finalize import finalize, go_on
 from kinfolk.experiment.privacy import after_void, prepare, tell_spending
 from kinfolk.experiment.ranks import follow, table_of
 from kinfolk.experiment.record import Records, read_rounds, write_json, write_text
 from kinfolk.experiment.score import reached, score_everyone, score_groups
 from kinfolk.experiment.sections import Experiment
-from kinfolk.experiment.settled import settle, unsettle
 from kinfolk.experiment.spec import dump, run_id
 from kinfolk.experiment.state import from_message, memories_from_message, memories_to_message, to_message
 from kinfolk.federation.federation import Federation
-from kinfolk.script import Finalizes, Script, Stops, play
+from kinfolk.script import Script, Stops, play
 from kinfolk.streams import RoundContext
 from kinfolk.task import Info
 from kinfolk.types import Client, Message, map_leaves
@@ -71,7 +72,22 @@ def run(
     """
 
     def lead(link: Link | None) -> Result:
-        return _lead(spec, folder, federation, network, resume, watch, link)
+        parts = build_parts(spec, federation, network)
+        where = Path(folder or Path("runs") / f"{parts.title.replace(' ', '-')}-{run_id(spec)}")
+        if not resume and (where / "run.json").exists():
+            remedy = "a run is there already; add --resume or choose another folder"
+            raise KinfolkError("run folder", str(where), remedy)
+        choice = chosen(parts, link)
+        with arithmetic(choice.device, spec.engine.precision):
+            # What the user has set is not tried out.
+            if spec.engine.name == "auto" and link is None and not (spec.engine.chunk or spec.engine.lanes):
+                choice = (
+                    kept(choice, spec.engine, where)
+                    if resume
+                    else tuned(choice, parts.federation, parts.learner, work(parts))
+                )
+            with closing(Running(parts, where, choice, watch, link)) as running:
+                return running.go(resume)
 
     return together(spec, folder, federation, network, lead)
 
@@ -93,37 +109,6 @@ def together(
         return Result(Path(folder or "runs"), "", 0, f"rank {link.rank} has served", {}, None, {})
 
 
-def _lead(
-    spec: Experiment,
-    folder: Path | None,
-    federation: Federation | None,
-    network: Network | None,
-    resume: bool,
-    watch: Watch,
-    link: Link | None,
-) -> Result:
-    parts = build_parts(spec, federation, network)
-    folder = Path(folder or Path("runs") / f"{parts.title.replace(' ', '-')}-{run_id(spec)}")
-    if not resume and (folder / "run.json").exists():
-        raise KinfolkError(
-            "run folder", str(folder), "a run is there already; add --resume or choose another folder"
-        )
-    choice = chosen(parts, link)
-    with arithmetic(choice.device, spec.engine.precision):
-        # What the user has set is not tried out.
-        if spec.engine.name == "auto" and link is None and not (spec.engine.chunk or spec.engine.lanes):
-            choice = (
-                kept(choice, folder)
-                if resume
-                else tuned(choice, parts.federation, parts.learner, work(parts))
-            )
-        running = Running(parts, folder, choice, watch, link)
-        try:
-            return running.go(resume)
-        finally:
-            running.stage.engine.close()
-
-
 class Running:
     """A run in progress: where it stands, and what it writes."""
 
@@ -132,7 +117,7 @@ class Running:
         self.spec, self.algorithm, self.clients = parts.spec, parts.algorithm, parts.federation.clients
         self.records = Records(folder)
         self.memories = make_memories(parts, choice.device, folder)
-        engine = make(choice, parts.federation, table_of(parts), self.memories)
+        engine = make(choice.engine, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
         rows, absent = parts.federation, drop_outs(self.spec.run.absent)
         self.stage = Coordinator(engine, self.records.audit, absent, rows, self._afford)
@@ -154,7 +139,7 @@ class Running:
         if not (resume and self._restore()):
             self.memories.restore({})  # what the journal of a run without a checkpoint holds
             self.open_folder()
-            prepare(self.algorithm, self.stage, self._turn())
+            prepare(self.algorithm, self.stage, self.turn())
             self._finish_round({}, evaluate=True)
         reason = self._end()
         while not reason:
@@ -163,7 +148,7 @@ class Running:
         self._score_the_end()
         if self.saved != self.done:  # the end came between two checkpoints
             self._save()
-        settle(self)
+        finalize(self)
         tell_spending(self.algorithm, self.state, self.records, self.done)
         self.describe("finished", reason)
         self.watch("end", {"reason": reason, "folder": self.folder})
@@ -171,6 +156,10 @@ class Running:
             self.served, _ = self._chosen()
         held = self.memories.everyones()
         return Result(self.folder, self.parts.title, self.done, reason, self.summary, self.served, held)
+
+    def close(self) -> None:
+        """End what the engine has started."""
+        self.stage.engine.close()
 
     def announce(self) -> None:
         """Tell which engine it is."""
@@ -180,12 +169,12 @@ class Running:
 
     def _round(self) -> None:
         spec = self.spec.run
-        turn = self._turn()
+        turn = self.turn()
         cohort = turn.cohort
         before, extra = self.state, self.budget.extra
         self.memories.snapshot()
         try:
-            after, info = self._played(self.algorithm.round(before, cohort, turn), turn)
+            after, info = self.played(self.algorithm.round(before, cohort, turn), turn)
         except Spent as spent:
             self._stop_short(spent, extra)
             return
@@ -236,10 +225,11 @@ class Running:
             self.records.amend_round(self.done, {**line, "summary": self.summary})
             self.saved = -1
 
-    def _turn(self) -> RoundContext:
+    def turn(self) -> RoundContext:
+        """The round that comes next."""
         return RoundContext(self.parts.seed, self.done, self.clients, self.spec.run.participation)
 
-    def _played(self, script: Script[Any], turn: RoundContext) -> tuple[Any, Info]:
+    def played(self, script: Script[Any], turn: RoundContext) -> tuple[Any, Info]:
         """What a script ends with; time that was not spent on requests is the server's."""
         self.stage.begin()
         began = time.perf_counter()
@@ -248,25 +238,6 @@ class Running:
         waited = sum(self.stage.ledger.seconds.values()) - asked_before
         self.stage.ledger.add_seconds("server", time.perf_counter() - began - waited)
         return found
-
-    def closing(self) -> Script[Any] | None:
-        """What the algorithm has to say last, if it has."""
-        if not isinstance(self.algorithm, Finalizes):
-            return None
-        return self.algorithm.finalize(self.state, self._turn())
-
-    def finalize(self) -> Info | None:
-        """Play what the algorithm has to say last on who is served what, if it has.
-
-        It is not saved: more rounds go on from what was before, and it comes to the same when repeated.
-        """
-        script = self.closing()
-        if script is None:
-            return None
-        self.memories.snapshot()
-        self.state, info = self._played(script, self._turn())
-        self.memories.rollback()
-        return info
 
     def _void(self, answered: int, asked: int) -> None:
         """Too few usable replies: models and memories stay as they were."""
@@ -310,7 +281,7 @@ class Running:
 
     def score(self) -> dict[str, Any]:
         """Score everybody, by choices made now where clients choose; what that took."""
-        run, turn = self.spec.run, self._turn()
+        run, turn = self.spec.run, self.turn()
         self.served, chosen = self._chosen()
         rows = self.parts.federation.splits[run.split]
         columns, self.summary = score_everyone(
@@ -320,12 +291,12 @@ class Running:
         return chosen
 
     def _chosen(self) -> tuple[Any, dict[str, Any]]:
-        return choose_now(self.algorithm, self.state, self.stage, self.memories, self._turn())
+        return choose_now(self.algorithm, self.state, self.stage, self.memories, self.turn())
 
     def groups(self, before: Any, after: Any, who: tuple[Client, ...]) -> dict[str, Any]:
         """How the groups agree with the known ones, and how many of `who` have switched."""
         truth = self.parts.federation.truth
-        return score_groups(self.algorithm, before, after, who, self._turn(), truth, self.attackers)
+        return score_groups(self.algorithm, before, after, who, self.turn(), truth, self.attackers)
 
     def _end(self) -> str:
         """Why the run is over; empty to go on."""
@@ -392,6 +363,6 @@ class Running:
         write_text(self.folder / "spec.toml", dump(self.spec))
         self.records.audit("resume", round=self.done, engine=self.stage.engine.note)
         self.watch("resume", {"round": self.done, "memories": self.memories})
-        if self.closing() is not None and not self._end():
-            unsettle(self)
+        if not self._end():
+            go_on(self)
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import Network, build_parts
 from kinfolk.experiment.checkpoint import Loaded, load_latest
 from kinfolk.experiment.choice import chosen, kept
+from kinfolk.experiment.finalize import play_final
 from kinfolk.experiment.record import read_rounds
 from kinfolk.experiment.run import Result, Running, Watch, together
 from kinfolk.experiment.sections import Experiment
@@ -60,13 +62,12 @@ def score_again(
         _check_rows(source, before, spec, loaded, parts.federation, trained)
         choice = chosen(parts, link)
         if spec.engine == before.engine:  # a run tries chunks out, and others have other bits
-            choice = kept(choice, source)
-        with arithmetic(choice.device, spec.engine.precision):
-            running = Running(parts, folder, choice, watch, link)
-            try:
-                return _scored(running, loaded, source)
-            finally:
-                running.stage.engine.close()
+            choice = kept(choice, spec.engine, source)
+        with (
+            arithmetic(choice.device, spec.engine.precision),
+            closing(Running(parts, folder, choice, watch, link)) as running,
+        ):
+            return _scored(running, loaded, source)
 
     return together(spec, folder, federation, network, lead)
 
@@ -78,7 +79,7 @@ def _scored(running: Running, loaded: Loaded, source: Path) -> Result:
     running.open_folder(again=name)
     running.records.audit("again", source=str(source), round=loaded.number)
     running.take(loaded)
-    running.finalize()
+    play_final(running)
     running.stage.ledger.take()  # its cost is in the records of the run itself
     # Who is in which group was settled in training.
     groups = [fact["groups"] for fact in read_rounds(source) if fact.get("groups")]

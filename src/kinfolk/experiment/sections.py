@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, get_type_hints
 
+from kinfolk.engines import spec as engine
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.federation.sources import DataSpec
 from kinfolk.learning.augment import NAMES as AUGMENTS
 
@@ -67,30 +69,6 @@ class AlgorithmSpec:
 
 
 @dataclass(frozen=True)
-class EngineSpec:
-    """The `[engine]` table: what performs the work. It may differ when a run is resumed."""
-
-    # "loop", "batched", "workers", "wire", "distributed" (started by torchrun), or "auto" to choose.
-    name: str = "auto"
-    # "cpu", "cuda", or "auto" to choose.
-    device: str = "auto"
-    # Clients per call of the batched engine; 0: as many as the memory allows.
-    chunk: int = 0
-    # Calls of the batched engine side by side on a GPU; 0: several where one client's step fills a call.
-    lanes: int = 0
-    # Processes of the workers engine; 0: one per core.
-    processes: int = 0
-    # "float32"; "tf32": coarser products on a GPU; "bf16": coarser still, products alone, anywhere.
-    precision: str = "float32"
-    # GiB the batched engine may use; 0: a quarter of what the device has.
-    memory: float = 0.0
-    # What each rank of the distributed engine uses: "loop", "batched", or "auto" to choose.
-    inner: str = "auto"
-    # Seconds one rank of the distributed engine waits for another before it gives up.
-    timeout: float = 600.0
-
-
-@dataclass(frozen=True)
 class RunSpec:
     """The `[run]` table: how long, how often, from which seed."""
 
@@ -141,13 +119,10 @@ class Experiment:
 SECTIONS: dict[str, type[Any]] = get_type_hints(Experiment)
 
 CHOICES = {
+    **engine.CHOICES,
     "local.optimiser": ("sgd", "adam"),
     "local.augment": AUGMENTS,
     "local.loss": ("auto", "cross_entropy", "mse"),
-    "engine.name": ("auto", "loop", "batched", "workers", "wire", "distributed"),
-    "engine.inner": ("auto", "loop", "batched"),
-    "engine.device": ("auto", "cpu", "cuda"),
-    "engine.precision": ("float32", "tf32", "bf16"),
     "run.split": ("test", "valid"),
     "run.models": ("all", "first"),
     "run.attack": ("none", "sign_flip", "scaled", "noise", "label_flip"),
@@ -155,12 +130,13 @@ CHOICES = {
 
 # (what holds, what to do if it does not, the settings it is about)
 RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
+    *engine.RANGES,
     (bool, "give a name", "model.name algorithm.name run.target_score"),
     (lambda v: v >= 1, "give 1 or more", "local.batch run.rounds run.evaluate_every run.checkpoint_every"),
     (lambda v: v >= 0, "give 0 or more", "local.epochs local.steps local.weight_decay local.clip"),
     (lambda v: v >= 0, "give 0 or more", "local.augment_pad local.tune_lr"),
-    (lambda v: v >= 0, "give 0 or more", "engine.chunk engine.lanes engine.processes engine.memory run.seed"),
-    (lambda v: v > 0, "give a number above 0", "local.lr engine.timeout"),
+    (lambda v: v >= 0, "give 0 or more", "run.seed"),
+    (lambda v: v > 0, "give a number above 0", "local.lr"),
     (lambda v: 0 < v <= 1, "give a number above 0 and at most 1", "local.decay run.participation"),
     (lambda v: 0 <= v < 1, "give a number from 0 to below 1", "local.momentum run.absent run.attackers"),
     (lambda v: 0 <= v <= 1, "give a number from 0 to 1", "run.quorum"),

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from kinfolk.algorithms.options import flat_options
+from kinfolk.engines.choose import engine_names
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.sections import (
     CHOICES,
     RANGES,
     SECTIONS,
     AlgorithmSpec,
-    EngineSpec,
     Experiment,
     LocalSpec,
     ModelSpec,
@@ -310,7 +311,7 @@ def _bounded(tables: Mapping[str, Any]) -> None:
 def _check_ranges(spec: Experiment) -> None:
     check_spec(spec.data)
     found = _flat(spec)
-    for name, known in CHOICES.items():
+    for name, known in {**engine_names(), **CHOICES}.items():
         if found[name] not in known:
             raise KinfolkError(name, found[name], f"give one of {', '.join(known)}")
     for holds, remedy, names in RANGES:

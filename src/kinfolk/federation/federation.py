@@ -163,6 +163,11 @@ class Federation:
 
     def fingerprint(self) -> str:
         """A sha256 over clients, rows, splits and groups: equal if and only if the data are."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        # Once: every checkpoint asks for it, and a federation's rows do not change.
         tensors = {"x": self.x, "y": self.y}
         for name, split in sorted(self.splits.items()):
             tensors |= {f"{name}.start": split.start, f"{name}.row": split.row, f"{name}.of": split.of}

@@ -51,7 +51,7 @@ def _own(spec: DataSpec, seed: Seed) -> Federation:
     if not spec.path:
         remedy = "rows given in Python are not in the file: start from Python again, or set data.path"
         raise KinfolkError("data.name", spec.name, remedy)
-    from kinfolk.federation.own_data.from_spec import own_data  # reads tables: pandas takes half a second
+    from kinfolk.federation.own_data.load import own_data  # reads tables: pandas takes half a second
 
     return own_data(spec, seed)[0]
 
@@ -126,7 +126,7 @@ def explain(spec: DataSpec, seed: Seed, federation: Federation | None = None) ->
         note for name in SOURCES[spec.name].files for note in row_notes(_found(name), spec, _seed(spec, seed))
     ]
     if spec.path:
-        from kinfolk.federation.own_data.from_spec import own_data, own_notes
+        from kinfolk.federation.own_data.load import own_data, own_notes
 
         notes += own_notes(own_data(spec, _seed(spec, seed))[1])
     return notes + federation_notes(federation)

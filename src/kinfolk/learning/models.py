@@ -7,10 +7,8 @@ torch's own defaults: whoever builds a model seeds the generator.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,6 +17,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from kinfolk.by_path import by_path, one_line
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.pool import relu_pool
 
@@ -346,26 +345,9 @@ def _checked(option: str, value: Any, default: object) -> object:
     return value
 
 
-def _found(name: str) -> Callable[..., object]:
-    """What the import path names; modules of the current directory are found too."""
-    module, _, attribute = name.partition(":")
-    if not module or not attribute or module.startswith("."):
-        raise KinfolkError("model.name", name, "an import path is 'package.module:Class'")
-    sys.path.insert(0, "")
-    try:
-        thing: Callable[..., object] | None = getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:  # a user's module can fail in any way while it is imported
-        raise KinfolkError("model.name", name, f"can not import {module}: {_line(error)}") from error
-    finally:
-        sys.path.remove("")
-    if not callable(thing):
-        raise KinfolkError("model.name", name, f"{module} has no class or function {attribute!r}")
-    return thing
-
-
 def _imported(name: str, shape: tuple[int, ...], outputs: int, options: Mapping[str, object]) -> nn.Module:
     """A model of the user's own."""
-    build = _found(name)
+    build = by_path("model.name", name)
     try:
         signature = inspect.signature(build)
         facts = {"shape": shape, "outputs": outputs}
@@ -376,12 +358,7 @@ def _imported(name: str, shape: tuple[int, ...], outputs: int, options: Mapping[
     try:
         model = build(**given)
     except Exception as error:
-        raise KinfolkError("model.name", name, f"it could not be built: {_line(error)}") from error
+        raise KinfolkError("model.name", name, f"it could not be built: {one_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise KinfolkError("model.name", name, f"it gave a {type(model).__name__}, not a torch.nn.Module")
     return model
-
-
-def _line(error: Exception) -> str:
-    """An error on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

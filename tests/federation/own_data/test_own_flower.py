@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own_data.flower import read_flower
+from kinfolk.federation.own_data.huggingface import read_flower
 from kinfolk.federation.own_data.loaded import federate
 
 absent = importlib.util.find_spec("flwr_datasets") is None

@@ -171,15 +171,15 @@ CSV_FAULTS = {
     "date": ({"ann": "day,y\n2020-01-31,0\n2020-02-01,1\n"}, r"data\.ann\.day = .*row 1 is not a number"),
     "missing": (
         {"ann": CSV, "bob": "a,b,y\n1,2,0\n3,,1\n,NA,1\n"},
-        r"data\.bob\.a: missing in row 3 \(3 missing in 2 columns: a, b\); fill them, or take missing='drop'",
+        r"data\.bob\.a: empty or NaN in row 3 \(3 missing in 2 columns: a, b\); fill them, or take",
     ),
     "missing label": (
         {"ann": "a,y\n1,0\n2,\n"},
-        r"data\.ann\.y: missing in row 2 \(1 missing in 1 column: y\)",
+        r"data\.ann\.y: empty or NaN in row 2 \(1 missing in 1 column: y\)",
     ),
     "missing text label": (
         {"ann": "a,y\n1,x\n2,\n3,x\n4, \n"},
-        r"data\.ann\.y: missing in row 2 \(2 missing",
+        r"data\.ann\.y: empty or NaN in row 2 \(2 missing",
     ),
     "infinite": ({"ann": "a,y\n1,0\ninf,1\n"}, r"data\.ann\.a = 'row 2': infinite"),
     "beyond float32": (
@@ -240,9 +240,9 @@ NPZ_FAULTS = {
     "no rows": ({"x": X[:0], "y": Y[:0]}, r"data\.bob = '0 rows'"),
     "blank label": (
         {"x": X, "y": np.array(["a", " ", "a", ""])},
-        r"data\.bob\.y: missing in row 2 \(2 missing",
+        r"data\.bob\.y: empty or NaN in row 2 \(2 missing",
     ),
-    "nan": ({"x": np.where(X == 5, np.nan, X), "y": Y}, r"data\.bob\.x\[1\]: missing in row 3 \(1 missing"),
+    "nan": ({"x": np.where(X == 5, np.nan, X), "y": Y}, r"data\.bob\.x\[1\]: empty or NaN in row 3 \(1 "),
 }
 
 

@@ -54,7 +54,7 @@ def test_a_chosen_and_shuffled_data_set_is_read_as_it_stands(hf):
 def test_class_names_are_kept_and_minus_one_is_no_label(hf):
     data = hf.Dataset.from_dict({**columns(), "y": [0, 2, -1, 0, 2, 0]})
     data = data.cast_column("y", hf.ClassLabel(names=["cat", "dog", "emu"]))
-    with pytest.raises(KinfolkError, match=r"data\.b\.y: missing in row 3"):
+    with pytest.raises(KinfolkError, match=r"data\.b\.y: empty or NaN in row 3"):
         read_huggingface(data, "who", "y")
     found = read_huggingface(data, "who", "y", missing="drop")
     assert found.class_names == ("cat", "dog", "emu")
@@ -107,7 +107,7 @@ FAULTS = {
     "client as label": ({}, "who", "who", r"label = 'who': no such column"),
     "unique": ({"who": [*range(6)]}, "who", "y", r"all 6 differ.* id of rows, not of clients"),
     "text": ({"a": [*"xyzxyz"]}, "who", "y", r"data\.a = 'x': row 1 is text"),
-    "missing": ({"a": [1, None, 3, 4, 5, 6]}, "who", "y", r"data\.a\.a: missing in row 2"),
+    "missing": ({"a": [1, None, 3, 4, 5, 6]}, "who", "y", r"data\.a\.a: empty or NaN in row 2"),
     "list among others": (
         {"a": [[1]] * 6},
         "who",

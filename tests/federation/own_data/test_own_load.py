@@ -34,7 +34,7 @@ def test_every_form_gives_the_same_federation(tmp_path):
     back, kept = load_own(store)
     assert split.fingerprint() == one.fingerprint() == back.fingerprint()
     assert report.sizes == same.sizes == {"0": 10, "1": 10}
-    assert report.odd == same.odd
+    assert report.anomalies == same.anomalies
     assert kept == same
     assert one.splits["test"].counts().tolist() == [3, 3]
     assert one.splits["valid"].counts().tolist() == [2, 2]
@@ -91,7 +91,7 @@ def test_hospitals_with_missing_values(tmp_path):
         frame["hospital"], frame["y"] = raw["client_name"][raw["client"]], raw["y"]
     frame.to_csv(tmp_path / "heart.csv", index=False)
     with pytest.raises(
-        KinfolkError, match=rf"missing in row .* \({frame.isna().sum().sum()} missing in 10 columns"
+        KinfolkError, match=rf"empty or NaN in row .* \({frame.isna().sum().sum()} missing in 10 columns"
     ):
         load_own(tmp_path / "heart.csv", client="hospital")
     federation, report = load_own(tmp_path / "heart.csv", client="hospital", missing="median")

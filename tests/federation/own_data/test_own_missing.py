@@ -59,7 +59,7 @@ def test_a_median_looks_at_no_other_client_where_it_need_not():
 def test_the_first_gap_of_a_table_is_its_lowest_row_whoever_owns_it():
     frame = pd.DataFrame({"who": ["zoe", "zoe", "ann", "ann"], "a": [1, NAN, NAN, 2], "y": [0, 1, 0, 1]})
     assert read_frame(frame, "who", "y", missing="drop").missing == (MissingValue("a", 2, "zoe", 2),)
-    with pytest.raises(KinfolkError, match=r"data\.zoe\.a: missing in row 2 \(2 missing in 1 column: a\)"):
+    with pytest.raises(KinfolkError, match=r"data\.zoe\.a: empty or NaN in row 2 \(2 missing in 1 column"):
         read_frame(frame, "who", "y")
 
 

@@ -23,42 +23,42 @@ def found(names=("no", "yes"), features=(), **clients) -> LoadedClients:
     return LoadedClients(dict(sorted(clients.items())), class_names=names, feature_names=features)
 
 
-def odd(report, what):
-    return next((o for o in report.odd if o.what == what), None)
+def anomaly(report, what):
+    return next((o for o in report.anomalies if o.what == what), None)
 
 
 def test_nothing_is_odd_about_plain_clients():
     report = inspect(found(ann=drawn(20, 1), bob=drawn(30, 2)))
-    assert report.odd == ()
+    assert report.anomalies == []
     assert report.sizes == {"ann": 20, "bob": 30}
-    assert report.counts == {"ann": (10, 10), "bob": (15, 15)}
+    assert report.counts == {"ann": [10, 10], "bob": [15, 15]}
     assert report.balance == {"no": 25, "yes": 25}
-    assert report.shape == (3,)
+    assert report.shape == [3]
     assert report.target is None
 
 
 def test_small_clients_are_named():
     x, _ = drawn(5, 3)
     report = inspect(found(ann=drawn(20, 1), bob=drawn(1, 2), cat=(x, np.ones(5, int))))
-    assert odd(report, "single row").clients == ("bob",)
-    assert odd(report, "single class").clients == ("cat",)
+    assert anomaly(report, "single row").clients == ["bob"]
+    assert anomaly(report, "single class").clients == ["cat"]
 
 
 def test_a_client_much_larger_than_the_rest_is_named():
     rest = {f"c{i}": drawn(10, i) for i in range(4)}
-    assert odd(inspect(found(**rest, big=drawn(101, 9))), "much larger than the rest").clients == ("big",)
-    assert odd(inspect(found(**rest, big=drawn(100, 9))), "much larger than the rest") is None
+    assert anomaly(inspect(found(**rest, big=drawn(101, 9))), "much larger than the rest").clients == ["big"]
+    assert anomaly(inspect(found(**rest, big=drawn(100, 9))), "much larger than the rest") is None
 
 
 def test_classes_of_one_client_or_of_nobody_are_named():
     names = ("a", "b", "c", "d")
     x, _ = drawn(8, 1)
     report = inspect(found(names, ann=(x, np.array([0, 1] * 4)), bob=(x + 1, np.array([0, 3] * 4))))
-    lone = odd(report, "class at one client only")
-    assert lone.clients == ("ann", "bob")
+    lone = anomaly(report, "class at one client only")
+    assert lone.clients == ["ann", "bob"]
     assert "class b, d" in lone.line
-    assert "1 of 4 classes have no rows: c" in odd(report, "class without rows").line
-    assert odd(inspect(found(names, ann=(x, np.array([0, 1] * 4)))), "class at one client only") is None
+    assert "1 of 4 classes have no rows: c" in anomaly(report, "class without rows").line
+    assert anomaly(inspect(found(names, ann=(x, np.array([0, 1] * 4)))), "class at one client only") is None
 
 
 def test_rows_at_several_clients_are_counted_exactly():
@@ -68,19 +68,19 @@ def test_rows_at_several_clients_are_counted_exactly():
     b[9], yb[9] = a[12], 1 - ya[12]  # the same features with another label are another row
     b[10] = -0.0
     a[13], ya[13] = 0.0, yb[10]  # minus nought is nought
-    shared = odd(inspect(found(ann=(a, ya), bob=(b, yb), cat=drawn(9, 3))), "rows at several clients")
-    assert shared.clients == ("ann", "bob")
+    shared = anomaly(inspect(found(ann=(a, ya), bob=(b, yb), cat=drawn(9, 3))), "rows at several clients")
+    assert shared.clients == ["ann", "bob"]
     assert shared.line.startswith("9 rows (4 distinct) ")
 
 
 def test_copies_within_a_client_are_counted():
     x, y = drawn(10, 1)
     x[[4, 6, 8]], x[5] = x[2], x[3]  # labels take turns, so these are whole copies
-    copies = odd(inspect(found(ann=(x, y), bob=drawn(5, 2))), "copies within a client")
-    assert copies.clients == ("ann",)
+    copies = anomaly(inspect(found(ann=(x, y), bob=drawn(5, 2))), "copies within a client")
+    assert copies.clients == ["ann"]
     assert copies.line.startswith("4 rows ")
     y[5] = 1 - y[3]
-    assert odd(inspect(found(ann=(x, y))), "copies within a client").line.startswith("3 rows ")
+    assert anomaly(inspect(found(ann=(x, y))), "copies within a client").line.startswith("3 rows ")
 
 
 def test_constant_columns_are_told_by_client():
@@ -89,13 +89,13 @@ def test_constant_columns_are_told_by_client():
     b[0][:, 0] = 7
     c[0][:, :2] = 1
     report = inspect(found(features=("age", "size", "unit"), ann=a, bob=b, cat=c))
-    assert "1 of 3 features never change: unit" in odd(report, "constant features").line
-    assert odd(report, "constant client").clients == ("cat",)
-    columns = odd(report, "constant columns")
-    assert columns.clients == ("bob",)
+    assert "1 of 3 features never change: unit" in anomaly(report, "constant features").line
+    assert anomaly(report, "constant client").clients == ["cat"]
+    columns = anomaly(report, "constant columns")
+    assert columns.clients == ["bob"]
     assert "age (1 client)" in columns.line
     few = inspect(found(features=("age", "size", "unit"), ann=a, bob=(b[0][:9], b[1][:9])))
-    assert odd(few, "constant columns") is None  # nine rows tell nothing
+    assert anomaly(few, "constant columns") is None  # nine rows tell nothing
 
 
 def test_background_is_not_odd_but_a_blank_client_is():
@@ -105,20 +105,20 @@ def test_background_is_not_odd_but_a_blank_client_is():
     more[:, 0, 2:6, 2:6] = np.arange(12 * 16).reshape(12, 4, 4)
     y = np.arange(12) % 2
     report = inspect(found(ann=(images, y), bob=(more, y), cat=(images[:2] * 0, y[:2])))
-    assert odd(report, "constant client").clients == ("cat",)
-    assert odd(report, "constant features").line == "48 of 64 features never change"
+    assert anomaly(report, "constant client").clients == ["cat"]
+    assert anomaly(report, "constant features").line == "48 of 64 features never change"
 
 
 def test_numbers_to_predict_are_summed_up():
     x, _ = drawn(4, 1)
     y = np.array([0.5, 1.5, -1.0, 3.0], dtype=np.float32)
     report = inspect(found((), ann=(x, y), bob=(x + 1, y + 1)))
-    assert report.target == (-1.0, 1.5, 4.0)
+    assert report.target == [-1.0, 1.5, 4.0]
     assert report.counts == {}
     assert report.balance == {}
-    assert odd(report, "whole numbers to predict") is None
+    assert anomaly(report, "whole numbers to predict") is None
     whole = inspect(found((), ann=(x, np.rint(y))))
-    assert "store integers if classes are meant" in odd(whole, "whole numbers to predict").line
+    assert "store integers if classes are meant" in anomaly(whole, "whole numbers to predict").line
 
 
 def gappy_report() -> Report:
@@ -151,7 +151,7 @@ def test_the_table_fits_and_shows_every_part(width):
     Console(file=file, width=width).print(report_table(report))
     text = file.getvalue()
     assert max(map(len, text.splitlines())) <= min(width, 100)
-    for word in ("Data", "Classes", "Clients, by rows", "Missing values", "Worth a look", "Notes"):
+    for word in ("Data", "Classes", "Clients, by rows", "Missing values", "Anomalies", "Notes"):
         assert word in text
     assert "[red]client-0" in text  # a name, not a colour
     assert "and 3 more" in text  # classes, and columns with gaps

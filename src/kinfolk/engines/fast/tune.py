@@ -8,7 +8,6 @@ records, and a resumed run keeps to it.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import torch
 
@@ -34,32 +33,33 @@ def tuned(choice: Choice, federation: Federation, learner: Learner, work: float)
 
     `work` counts the operations of the whole run.
     """
-    if work < LONG[choice.device.type] or choice.name not in ("workers", "batched") or choice.chunk < 1:
+    chosen = choice.engine.chunk, choice.engine.lanes
+    if work < LONG[choice.device.type] or not chosen[0]:
         return choice
     count = len(federation.clients)
     # (clients a call, calls side by side)
-    ways = {(max(1, int(choice.chunk * f)), 1) for f in TIMES} if choice.lanes == 1 else BESIDE_LANES
-    ways = {way for way in ways if way[0] <= count} | {(choice.chunk, choice.lanes)}
-    most = max(chunk * lanes for chunk, lanes in ways) * (choice.processes if choice.name == "workers" else 1)
+    ways = {(max(1, int(chosen[0] * f)), 1) for f in TIMES} if chosen[1] == 1 else BESIDE_LANES
+    ways = {way for way in ways if way[0] <= count} | {chosen}
+    most = max(chunk * lanes for chunk, lanes in ways) * choice.engine.processes
     rates = {
-        (chunk, lanes): _rate(replace(choice, chunk=chunk, lanes=lanes), federation, learner, most)
+        (chunk, lanes): _rate(choice.but(chunk=chunk, lanes=lanes), federation, learner, most)
         for chunk, lanes in sorted(ways)
     }
     best = max(rates, key=rates.__getitem__)
-    if rates[best] < CLEARLY * rates[choice.chunk, choice.lanes]:
-        best = choice.chunk, choice.lanes
+    if rates[best] < CLEARLY * rates[chosen]:
+        best = chosen
     tried = ", ".join(
         f"{chunk}{f' in {lanes} lanes' if lanes > 1 else ''}: {rate:.3g}"
         for (chunk, lanes), rate in rates.items()
     )
     why = f"{choice.why}; clients a second by clients a call: {tried}"
-    return replace(choice, chunk=best[0], lanes=best[1], why=why)
+    return choice.but(why, chunk=best[0], lanes=best[1])
 
 
 def _rate(choice: Choice, federation: Federation, learner: Learner, count: int) -> float:
     """Clients trained in a second, after a round that warms up; 0 if it does not fit."""
     who = federation.clients[:count]
-    engine = make(choice, federation, {"try": learner.train()}, Memories(lambda who: {}))
+    engine = make(choice.engine, federation, {"try": learner.train()}, Memories(lambda who: {}))
     model = {"model": learner.first}
     request: Ask[None] = Ask("try", who, map_leaves(lambda t: t.to(choice.device), model))
     seconds = 0.0

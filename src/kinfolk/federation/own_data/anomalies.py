@@ -1,4 +1,4 @@
-"""What looks odd about clients: not wrong, but worth a look before anything trains on it."""
+"""Anomalies of clients: not wrong, but worth a look before anything trains on them."""
 
 from __future__ import annotations
 
@@ -23,98 +23,96 @@ class Anomaly:
     """One finding: what, at which clients, and a line about it."""
 
     what: str
-    clients: tuple[str, ...]
+    clients: list[str]
     line: str
 
 
-def anomalies(found: LoadedClients) -> list[Anomaly]:
-    """Everything odd about what was found, each kind once.
+def anomalies(loaded: LoadedClients) -> list[Anomaly]:
+    """Everything unusual about loaded rows, each kind once.
 
     >>> rows = np.arange(6.0).reshape(3, 2), np.array([0, 1, 1])
-    >>> found = LoadedClients({"ann": rows, "bob": (np.ones((1, 2)), np.array([0]))}, ("no", "yes"))
-    >>> [(odd.what, odd.clients) for odd in anomalies(found)]
-    [('single row', ('bob',)), ('class at one client only', ('ann',))]
+    >>> loaded = LoadedClients({"ann": rows, "bob": (np.ones((1, 2)), np.array([0]))}, ("no", "yes"))
+    >>> [(one.what, one.clients) for one in anomalies(loaded)]
+    [('single row', ['bob']), ('class at one client only', ['ann'])]
     """
     return [
-        *_small(found),
-        *_large(found),
-        *_classes(found),
-        *_targets(found),
-        *_constant(found),
-        *_copies(found),
+        *_small(loaded),
+        *_large(loaded),
+        *_classes(loaded),
+        *_targets(loaded),
+        *_constant(loaded),
+        *_copies(loaded),
     ]
 
 
-def _small(found: LoadedClients) -> Iterator[Anomaly]:
-    sizes = {who: len(y) for who, (_, y) in found.clients.items()}
+def _small(loaded: LoadedClients) -> Iterator[Anomaly]:
+    sizes = {who: len(y) for who, (_, y) in loaded.clients.items()}
     if alone := [who for who, rows in sizes.items() if rows == 1]:
-        yield Anomaly(
-            "single row", tuple(alone), f"{len(alone)} with one row: nothing is left to test them on"
-        )
-    if not found.class_names:
+        yield Anomaly("single row", alone, f"{len(alone)} with one row: nothing is left to test them on")
+    if not loaded.class_names:
         return
-    one = [who for who, (_, y) in found.clients.items() if len(y) > 1 and (y == y[0]).all()]
+    one = [who for who, (_, y) in loaded.clients.items() if len(y) > 1 and (y == y[0]).all()]
     if one:
-        yield Anomaly("single class", tuple(one), f"{len(one)} with rows of one class only: {listed(one)}")
+        yield Anomaly("single class", one, f"{len(one)} with rows of one class only: {listed(one)}")
 
 
-def _large(found: LoadedClients) -> Iterator[Anomaly]:
-    sizes = {who: len(y) for who, (_, y) in found.clients.items()}
+def _large(loaded: LoadedClients) -> Iterator[Anomaly]:
+    sizes = {who: len(y) for who, (_, y) in loaded.clients.items()}
     middle = float(np.median(list(sizes.values())))
     if large := [who for who, rows in sizes.items() if len(sizes) > 2 and rows > LARGE * middle]:
         most = max(sizes[who] for who in large)
         line = f"{listed(large)}: up to {most} rows, where half the clients have at most {middle:g}"
-        yield Anomaly("much larger than the rest", tuple(large), line)
+        yield Anomaly("much larger than the rest", large, line)
 
 
-def _classes(found: LoadedClients) -> Iterator[Anomaly]:
-    if not found.class_names:
+def _classes(loaded: LoadedClients) -> Iterator[Anomaly]:
+    if not loaded.class_names:
         return
-    there = {who: np.unique(y) for who, (_, y) in found.clients.items()}
-    owners = np.bincount(np.concatenate([*there.values()]), minlength=len(found.class_names))
+    there = {who: np.unique(y) for who, (_, y) in loaded.clients.items()}
+    owners = np.bincount(np.concatenate([*there.values()]), minlength=len(loaded.class_names))
     if len(there) > 1 and (lone := np.flatnonzero(owners == 1)).size:
-        who = tuple(name for name, own in there.items() if np.isin(lone, own).any())
-        names = listed(found.class_names[c] for c in lone.tolist())
+        who = [name for name, own in there.items() if np.isin(lone, own).any()]
+        names = listed(loaded.class_names[c] for c in lone.tolist())
         yield Anomaly("class at one client only", who, f"nobody else can learn or test it: class {names}")
     if (empty := np.flatnonzero(owners == 0)).size:
-        names = listed(found.class_names[c] for c in empty.tolist())
+        names = listed(loaded.class_names[c] for c in empty.tolist())
         yield Anomaly(
-            "class without rows", (), f"{len(empty)} of {len(owners)} classes have no rows: {names}"
+            "class without rows", [], f"{len(empty)} of {len(owners)} classes have no rows: {names}"
         )
 
 
-def _targets(found: LoadedClients) -> Iterator[Anomaly]:
-    if found.class_names:
+def _targets(loaded: LoadedClients) -> Iterator[Anomaly]:
+    if loaded.class_names:
         return
-    if all((y == np.rint(y)).all() for _, y in found.clients.values()):
+    if all((y == np.rint(y)).all() for _, y in loaded.clients.values()):
         line = "every label is a whole number stored as a float; store integers if classes are meant"
-        yield Anomaly("whole numbers to predict", (), line)
+        yield Anomaly("whole numbers to predict", [], line)
 
 
-def _constant(found: LoadedClients) -> Iterator[Anomaly]:
+def _constant(loaded: LoadedClients) -> Iterator[Anomaly]:
     """Features that never change: anywhere, or at one client though they do elsewhere."""
-    tables = {who: x.reshape(len(x), -1) for who, (x, _) in found.clients.items()}
+    tables = {who: x.reshape(len(x), -1) for who, (x, _) in loaded.clients.items()}
     still = {who: (table == table[0]).all(0) for who, table in tables.items()}
     first = next(iter(tables.values()))[0]
     varies = np.zeros(len(first), dtype=bool)
     for who, table in tables.items():
         varies |= ~still[who] | (table[0] != first)
     if (never := np.flatnonzero(~varies)).size:
-        which = f": {listed(found.feature_names[i] for i in never.tolist())}" if found.feature_names else ""
-        yield Anomaly("constant features", (), f"{len(never)} of {len(first)} features never change{which}")
+        which = f": {listed(loaded.feature_names[i] for i in never.tolist())}" if loaded.feature_names else ""
+        yield Anomaly("constant features", [], f"{len(never)} of {len(first)} features never change{which}")
     # Most pixels of a small client are background; most columns of a table are not.
-    share = 0.5 if found.feature_names else 0.999
+    share = 0.5 if loaded.feature_names else 0.999
     frozen = [w for w, s in still.items() if len(tables[w]) > 1 and varies.any() and s[varies].mean() > share]
     if frozen:
         line = f"most features are constant here though not elsewhere: {listed(frozen)}"
-        yield Anomaly("constant client", tuple(frozen), line)
-    if found.feature_names:
+        yield Anomaly("constant client", frozen, line)
+    if loaded.feature_names:
         others = {w: s & varies for w, s in still.items() if len(tables[w]) >= ENOUGH and w not in frozen}
-        yield from _constant_columns(others, found.feature_names)
+        yield from _constant_columns(others, loaded.feature_names)
 
 
 def _constant_columns(still: dict[str, NDArray[np.bool_]], names: tuple[str, ...]) -> Iterator[Anomaly]:
-    who = tuple(name for name, own in still.items() if own.any())
+    who = [name for name, own in still.items() if own.any()]
     if not who:
         return
     times = np.sum([*still.values()], axis=0)
@@ -124,24 +122,24 @@ def _constant_columns(still: dict[str, NDArray[np.bool_]], names: tuple[str, ...
     yield Anomaly("constant columns", who, f"constant here though not elsewhere: {listed(told)}")
 
 
-def _copies(found: LoadedClients) -> Iterator[Anomaly]:
+def _copies(loaded: LoadedClients) -> Iterator[Anomaly]:
     """Rows that occur more than once, features and label, to the bit."""
-    digests = [_digests(x, y) for x, y in found.clients.values()]
+    digests = [_digests(x, y) for x, y in loaded.clients.values()]
     owner = np.repeat(np.arange(len(digests)), [len(own) for own in digests])
     _, row = np.unique(np.concatenate(digests), return_inverse=True)
     pairs, times = np.unique(row.reshape(-1) * len(digests) + owner, return_counts=True)
     copy, holder = np.divmod(pairs, len(digests))
-    names = list(found.clients)
+    names = list(loaded.clients)
     shared = np.bincount(copy)[copy] > 1
     if shared.any():
-        who = tuple(names[i] for i in np.unique(holder[shared]).tolist())
+        who = [names[i] for i in np.unique(holder[shared]).tolist()]
         distinct = len(np.unique(copy[shared]))
         line = (
             f"{times[shared].sum()} rows ({distinct} distinct) occur at more than one client: {listed(who)}"
         )
         yield Anomaly("rows at several clients", who, line)
     if (again := times > 1).any():
-        who = tuple(names[i] for i in np.unique(holder[again]).tolist())
+        who = [names[i] for i in np.unique(holder[again]).tolist()]
         line = f"{(times[again] - 1).sum()} rows repeat another of their client, maybe across its test split"
         yield Anomaly("copies within a client", who, f"{line}: {listed(who)}")
 

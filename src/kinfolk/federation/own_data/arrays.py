@@ -1,10 +1,10 @@
-"""A federation out of the user's own arrays or data sets, one for each client."""
+"""Arrays, tensors and map-style data sets handed over in Python, one for each client."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,22 +12,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.federation.federation import SPLITS, Federation, Split, client_names, pack
-from kinfolk.federation.partition.holdout import hold_out
-from kinfolk.federation.soundness import check
+from kinfolk.federation.federation import Federation, client_names
+from kinfolk.federation.own_data.gather import as_float32, check_present, client_rows, gather
+from kinfolk.federation.own_data.labels import kind_of
+from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients, federate
 from kinfolk.streams import Seed
-from kinfolk.types import Client
 
 # What a user may hand in: by position or by name, pairs (x, y) or map-style data sets.
 Given = Sequence[Any] | Mapping[Any, Any]
-
-
-class _Rows(NamedTuple):
-    """One client's rows, still of the type they came in; `field` is what errors call them."""
-
-    field: str
-    x: Tensor
-    y: Tensor
 
 
 def from_arrays(
@@ -37,6 +29,7 @@ def from_arrays(
     valid: float = 0.0,
     test_fraction: float = 0.2,
     classes: int | None = None,
+    missing: str = "refuse",
     seed: Seed = Seed(0),  # noqa: B008 - a Seed never changes
 ) -> Federation:
     """A federation of your own: a pair (x, y) or a map-style `Dataset` per client, in a list or by name.
@@ -44,89 +37,85 @@ def from_arrays(
     Whole-numbered `y` makes it classification, with `classes` one more than the largest label
     unless given; floating `y` makes it regression. Without `test`, `test_fraction` of each
     client's rows are held out; `valid` is the fraction of the remaining rows held out as well.
+    Rows with missing values (NaN) are refused, dropped (`missing="drop"`) or filled (`"median"`).
 
     >>> f = from_arrays({"ann": (np.zeros((5, 2)), np.array([0, 1, 2, 1, 0])), "bob": (np.ones((1, 2)), [2])})
     >>> f.clients, f.classes, f.splits["train"].counts(), f.splits["test"].counts()
     (('ann', 'bob'), 3, tensor([4, 1]), tensor([1, 0]))
     """
-    _fractions(valid, test_fraction)
-    rows = {who: _read(item, f"data.{who}", seed) for who, item in _named(clients, "data.clients").items()}
-    if not rows:
-        raise KinfolkError("data.clients", 0, "a federation needs at least one client")
-    for own in rows.values():
-        if len(own.x) == 0:
-            raise KinfolkError(own.field, "0 rows", "leave this client out or give it rows")
-    tests = None if test is None else _tests(test, rows, seed)
-    pool = [part for who in rows for part in (rows[who], (tests or {}).get(who)) if part and len(part.x)]
-    _alike(pool)
-    y = torch.cat([part.y for part in pool])
-    federation = Federation(
-        clients=tuple(rows),
-        x=torch.cat([part.x.to(torch.float32) for part in pool]),
-        y=y.to(torch.float32 if y.is_floating_point() else torch.int64),
-        splits=_splits(rows, tests, valid, test_fraction, seed),
-        classes=_classes(y, classes),
-        name=f"own data, {len(rows)} clients",
-    )
-    return check(federation)
+    loaded = read_arrays(clients, test, classes, missing, seed)
+    return federate(loaded, test_fraction=test_fraction, valid=valid, seed=seed)
 
 
-def _fractions(valid: float, test_fraction: float) -> None:
-    if not 0 <= valid < 1:
-        raise KinfolkError("data.valid", valid, "give a fraction, 0 or more and below 1")
-    if not 0 < test_fraction < 1:
-        raise KinfolkError(
-            "data.test_fraction", test_fraction, "give a fraction above 0 and below 1; test={} for none"
-        )
+def read_arrays(
+    clients: Given,
+    test: Given | None = None,
+    classes: int | None = None,
+    missing: str = "refuse",
+    seed: Seed = Seed(0),  # noqa: B008 - a Seed never changes
+) -> LoadedClients:
+    """The rows of each client, its test rows behind the others where `test` is given; see `from_arrays`.
+
+    >>> read_arrays([(np.zeros((2, 1)), [0, 1])], test={}).tests["client-000"]
+    array([False, False])
+    """
+    named = _named(clients, "data.clients")
+    parts = {who: _read(item, who, seed) for who, item in named.items()}
+    check_present(parts)
+    tests = {who: _read(item, f"{who}.test", seed) for who, item in _tests(test, parts).items()}
+    for who, part in [*parts.items(), *((f"{who}.test", part) for who, part in tests.items())]:
+        _same_kinds(who, part, *next(iter(parts.items())))
+    if test is not None:
+        parts = {who: _with_tests(part, tests.get(who)) for who, part in parts.items()}
+    # Always float32: bytes handed over in Python are numbers, not images to be scaled.
+    floats = {who: as_float32(part) for who, part in parts.items()}
+    return gather(floats, kind="arrays", missing=missing, classes=_classes(parts, classes))
 
 
-def _named(given: Given, field: str) -> dict[Client, Any]:
+def _named(given: Given, field: str) -> dict[str, Any]:
     """Items by name, sorted; a list is named by position."""
     if isinstance(given, Mapping):
-        pairs = [(Client(str(key)), item) for key, item in given.items()]
+        pairs: list[tuple[str, Any]] = [(str(key), item) for key, item in given.items()]
     elif isinstance(given, (list, tuple)):
         pairs = list(zip(client_names(len(given), 3), given, strict=True))
     else:
-        raise KinfolkError(
-            field, type(given).__name__, "give a list, or a mapping from names, of (x, y) or Datasets"
-        )
+        remedy = "give a list, or a mapping from names, of (x, y) or Datasets"
+        raise KinfolkError(field, type(given).__name__, remedy)
     for a, b in pairwise(sorted(name for name, _ in pairs)):
         if a == b:
             raise KinfolkError(field, a, "this name occurs twice; give every client its own")
     return dict(sorted(pairs, key=lambda pair: pair[0]))
 
 
-def _tests(test: Given, rows: Mapping[Client, _Rows], seed: Seed) -> dict[Client, _Rows]:
+def _tests(test: Given | None, parts: Mapping[str, ClientRows]) -> dict[str, Any]:
     """The test rows handed in, by client; by name some clients may have none."""
-    named = _named(test, "data.test")
-    if not isinstance(test, Mapping) and len(named) != len(rows):
-        raise KinfolkError("data.test", len(named), f"give one test set for each of the {len(rows)} clients")
+    named = {} if test is None else _named(test, "data.test")
+    if isinstance(test, Sequence) and len(named) != len(parts):
+        raise KinfolkError("data.test", len(named), f"give one test set for each of the {len(parts)} clients")
     for who in named:
-        if who not in rows:
-            raise KinfolkError("data.test", who, "no such client; " + near(who, rows))
-    return {who: _read(item, f"data.{who}.test", seed) for who, item in named.items()}
+        if who not in parts:
+            raise KinfolkError("data.test", who, "no such client; " + near(who, parts))
+    return named
 
 
-def _read(item: Any, field: str, seed: Seed) -> _Rows:
-    """One client's rows out of a pair or a data set."""
+def _read(item: Any, who: str, seed: Seed) -> ClientRows:
+    """One client's rows out of a pair or a data set, x as float32."""
+    field = f"data.{who}"
     if isinstance(item, Dataset):
         # A data set may draw (a random crop, say) while it is read; that must follow from the seed as well.
         with seed.borrowed("data", "read", field):
             x, y = _read_items(item, field)
     elif isinstance(item, (tuple, list)) and len(item) == 2:
-        x, y = _tensor(item[0], field + ".x"), _tensor(item[1], field + ".y")
+        x, y = _array(item[0], field + ".x"), _array(item[1], field + ".y")
     else:
         raise KinfolkError(field, type(item).__name__, "give a pair (x, y) or a map-style Dataset")
-    if x.dim() < 1 or y.dim() < 1 or len(x) != len(y):
-        raise KinfolkError(field, f"x {list(x.shape)}, y {list(y.shape)}", "give as many labels y as rows x")
-    return _Rows(field, x, y)
+    return client_rows(who, x, y)
 
 
-def _read_items(data: Any, field: str) -> tuple[Tensor, Tensor]:
+def _read_items(data: Any, field: str) -> tuple[Array, Array]:
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        raise KinfolkError(
-            field, type(data).__name__, "give a map-style Dataset: one with a length, read by position"
-        )
+        remedy = "give a map-style Dataset: one with a length, read by position"
+        raise KinfolkError(field, type(data).__name__, remedy)
     items = [data[i] for i in range(len(data))]
     for item in items:
         if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -134,84 +123,54 @@ def _read_items(data: Any, field: str) -> tuple[Tensor, Tensor]:
     return _stack([x for x, _ in items], field + ".x"), _stack([y for _, y in items], field + ".y")
 
 
-def _stack(values: list[Any], field: str) -> Tensor:
-    tensors = [_tensor(value, field) for value in values]
-    kinds = sorted({f"{t.dtype} {list(t.shape)}" for t in tensors})
+def _stack(values: list[Any], field: str) -> Array:
+    arrays = [_array(value, field) for value in values]
+    kinds = sorted({f"{a.dtype} {list(a.shape)}" for a in arrays})
     if len(kinds) > 1:
         raise KinfolkError(field, " and ".join(kinds[:2]), "give every row the same type and shape")
-    return torch.stack(tensors) if tensors else torch.zeros(0)
+    return np.stack(arrays) if arrays else np.zeros((0, 1))
 
 
-def _tensor(value: Any, field: str) -> Tensor:
-    """Numbers as a tensor on the CPU, not sharing memory with anything that warns or changes."""
+def _array(value: Any, field: str) -> Array:
+    """Numbers or text as an array on the CPU."""
     try:
         if isinstance(value, Tensor):
-            tensor = value.detach().cpu()
-        else:
-            array = np.array(value, order="C")
-            tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+            value = value.detach().cpu()
+            value = value.float() if value.dtype == torch.bfloat16 else value  # unknown to NumPy
+        return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as problem:
         raise KinfolkError(field, type(value).__name__, "give numbers, rows of equal shape") from problem
-    if tensor.is_complex():
-        raise KinfolkError(field, str(tensor.dtype), "give real numbers")
-    return tensor
 
 
-def _alike(pool: Sequence[_Rows]) -> None:
-    """The same row shape and kind of number for all, so that one model fits everybody."""
-    first = pool[0]
-    for part in pool:
-        for name, mine, other in (("x", part.x, first.x), ("y", part.y, first.y)):
-            if _kind(mine) != _kind(other):
-                remedy = f"{first.field} has {_kind(other)}; make all clients alike"
-                raise KinfolkError(f"{part.field}.{name}", _kind(mine), remedy)
-    if first.x.dim() < 2:
-        raise KinfolkError(
-            first.field + ".x", list(first.x.shape), "give rows at least one axis: reshape to [rows, 1]"
-        )
-    if not first.y.is_floating_point() and first.y.dim() > 1:
-        raise KinfolkError(
-            first.field + ".y", list(first.y.shape), "give one whole number per row, shape [rows]"
-        )
+def _same_kinds(who: str, part: ClientRows, first: str, other: ClientRows) -> None:
+    """The same row shape and kind of number for all: bytes beside fractions are most often a mistake."""
+    if len(part.y) == 0:  # no test rows
+        return
+    for name, mine, theirs in (("x", part.x, other.x), ("y", part.y, other.y)):
+        said, wanted = (f"{kind_of(a)} of row shape {list(a.shape[1:])}" for a in (mine, theirs))
+        if said.replace("booleans", "whole numbers") != wanted.replace("booleans", "whole numbers"):
+            remedy = f"data.{first} has {wanted}; give all clients the same"
+            raise KinfolkError(f"data.{who}.{name}", said, remedy)
 
 
-def _kind(values: Tensor) -> str:
-    return (
-        f"{'floats' if values.is_floating_point() else 'whole numbers'} of row shape {list(values.shape[1:])}"
-    )
+def _with_tests(part: ClientRows, test: ClientRows | None) -> ClientRows:
+    """The test rows behind the others, and marked."""
+    if test is None or not len(test.y):
+        return ClientRows(part.x, part.y, part.unlabelled, part.row, test=np.zeros(len(part.y), dtype=bool))
+    pairs = zip((part.x, part.y, part.unlabelled), (test.x, test.y, test.unlabelled), strict=True)
+    x, y, unlabelled = (np.concatenate(pair) for pair in pairs)
+    row = np.concatenate([part.row, len(part.y) + test.row])
+    return ClientRows(x, y, unlabelled, row, test=np.arange(len(y)) >= len(part.y))
 
 
-def _classes(y: Tensor, classes: int | None) -> int:
+def _classes(parts: Mapping[str, ClientRows], classes: int | None) -> int:
+    """How many classes whole numbers stand for; 0 where labels are of another kind."""
+    kinds = {kind_of(part.y) for part in parts.values()}
     if classes is not None and classes < 1:
         raise KinfolkError("data.classes", classes, "give at least one class, or None to count them")
-    if not y.is_floating_point():
-        return max(int(y.max()) + 1, 1) if classes is None else classes
+    if kinds <= {"whole numbers", "booleans"}:
+        return classes or max([1, *(int(part.y.max()) + 1 for part in parts.values() if len(part.y))])
     if classes is not None:
-        raise KinfolkError(
-            "data.classes", classes, "the labels are floats (regression); give whole numbers or None"
-        )
+        said = "floats (regression)" if "floats" in kinds else "text"
+        raise KinfolkError("data.classes", classes, f"the labels are {said}; give whole numbers or None")
     return 0
-
-
-def _splits(
-    rows: Mapping[Client, _Rows],
-    tests: Mapping[Client, _Rows] | None,
-    valid: float,
-    test_fraction: float,
-    seed: Seed,
-) -> dict[str, Split]:
-    """Who owns what, when the pool holds client after client: all its rows, then its own test rows if any."""
-    sets: dict[str, list[Tensor]] = {name: [] for name in SPLITS}
-    start = 0
-    for who, own in rows.items():
-        end = start + len(own.x)
-        kept, test = np.arange(start, end), np.arange(end, end)
-        if tests is None:
-            kept, test = hold_out(kept, test_fraction, seed.numpy("data", "test", who))
-        elif who in tests:
-            test = np.arange(end, end + len(tests[who].x))
-        train, held = hold_out(kept, valid, seed.numpy("data", "valid", who))
-        for name, part in zip(SPLITS, (train, held, test), strict=True):
-            sets[name].append(torch.from_numpy(part))
-        start = end if tests is None else end + len(test)
-    return {name: pack(parts) for name, parts in sets.items()}

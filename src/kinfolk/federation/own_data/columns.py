@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pandas.api import types
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.federation.own_data.loaded import Array, Part
+from kinfolk.federation.own_data.loaded import Array, ClientRows
 
 # How pandas calls what it sees in a column, and what it is to us.
 _SEEN = {
@@ -65,7 +65,7 @@ def choose_label(columns: Sequence[str], label: str | None, other: str | None = 
 
 def table_part(
     field: str, frame: pd.DataFrame, label: str, features: Sequence[str], row: NDArray[np.int64] | None = None
-) -> Part:
+) -> ClientRows:
     """Rows out of a table; `row` says where they stand in what was read, `field` what errors call it.
 
     >>> part = table_part("data", pd.DataFrame({"a": [1, 2], "b": [0.5, None], "y": [0, 1]}), "y", ["a", "b"])
@@ -73,7 +73,7 @@ def table_part(
     ([[1.0, 0.5], [2.0, nan]], array([0, 1]))
     """
     row = np.arange(1, len(frame) + 1, dtype=np.int64) if row is None else row
-    y, hole = label_values(frame[label], f"{field}.{label}", row)
+    y, absent = label_values(frame[label], f"{field}.{label}", row)
     x = np.empty((len(frame), len(features)), dtype=np.float32)
     rounded = set()
     for i, name in enumerate(features):
@@ -83,7 +83,7 @@ def table_part(
         far = np.abs(values) > 2.0**24  # nan compares false
         if (x[far, i] != values[far]).any() and column_kind(frame[name]) == "whole":
             rounded.add(name)
-    return Part(x, y, hole, row, frozenset(rounded))
+    return ClientRows(x, y, absent, row, frozenset(rounded))
 
 
 def _numbers(column: pd.Series, field: str, row: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -120,21 +120,21 @@ def label_values(column: pd.Series, field: str, row: NDArray[np.int64]) -> tuple
     (array(['a', '', ' '], dtype=object), array([False,  True,  True]))
     """
     kind = column_kind(column)
-    hole = column.isna().to_numpy(dtype=bool)
+    absent = column.isna().to_numpy(dtype=bool)
     if kind == "text":
-        values = column.astype(object).where(~hole, "").to_numpy(dtype=object)
-        return values, hole | np.array([value.strip() == "" for value in values], dtype=bool)
+        values = column.astype(object).where(~absent, "").to_numpy(dtype=object)
+        return values, absent | np.array([value.strip() == "" for value in values], dtype=bool)
     if kind == "empty":  # no label at all, of whatever kind the others are
-        return np.full(len(column), np.nan), hole
+        return np.full(len(column), np.nan), absent
     if kind == "float":
         values = _numbers(column, field, row)
         # pandas keeps whole numbers with gaps as floats; Arrow does not, and means floats by floats.
-        gapped = isinstance(column.dtype, np.dtype) and hole.any()
-        whole = gapped and bool((values[~hole] == np.rint(values[~hole])).all())
-        return np.where(hole, 0, values).astype(np.int64) if whole else values, hole
+        gapped = isinstance(column.dtype, np.dtype) and absent.any()
+        whole = gapped and bool((values[~absent] == np.rint(values[~absent])).all())
+        return np.where(absent, 0, values).astype(np.int64) if whole else values, absent
     if kind in ("whole", "bool"):
-        filled = column.astype(object).where(~hole, 0)
-        return filled.to_numpy(dtype=np.int64 if kind == "whole" else np.bool_), hole
-    place = int((~hole).argmax())
+        filled = column.astype(object).where(~absent, 0)
+        return filled.to_numpy(dtype=np.int64 if kind == "whole" else np.bool_), absent
+    place = int((~absent).argmax())
     remedy = f"row {row[place]} is no label; give whole numbers, floats or text"
     raise KinfolkError(field, column.iloc[place], remedy)

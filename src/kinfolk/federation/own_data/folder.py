@@ -11,7 +11,7 @@ import pandas as pd
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.own_data.columns import choose_label, column_kind, table_part
 from kinfolk.federation.own_data.files import TABLES, inside, read_npz, read_table_file, short
-from kinfolk.federation.own_data.gather import check_name, gather, part_of
+from kinfolk.federation.own_data.gather import check_name, client_rows, gather
 from kinfolk.federation.own_data.images import read_images
 from kinfolk.federation.own_data.loaded import LoadedClients
 from kinfolk.federation.own_data.missing import listed
@@ -73,7 +73,7 @@ def _arrays(clients: Mapping[str, Path], label: str, missing: str, left_out: Cou
     parts, types = {}, {"x": set[str](), label: set[str]()}
     for who, path in clients.items():
         arrays, others = read_npz(path, ["x", label])
-        parts[who] = part_of(who, arrays["x"], arrays[label])
+        parts[who] = client_rows(who, arrays["x"], arrays[label])
         left_out.update(f"arrays {name!r} of npz files" for name in others)
         for name, seen in types.items():
             seen.add(str(arrays[name].dtype))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from kinfolk.federation.own_data.columns import choose_label, table_part
 from kinfolk.federation.own_data.files import TABLES, check_columns, read_table_file, short
 from kinfolk.federation.own_data.folder import column_types
 from kinfolk.federation.own_data.gather import gather
-from kinfolk.federation.own_data.loaded import LoadedClients, Part
+from kinfolk.federation.own_data.loaded import ClientRows, LoadedClients
 from kinfolk.federation.own_data.missing import check_missing
 
 
@@ -123,18 +122,13 @@ def _name(value: object) -> str:
     return str(value)
 
 
-def split_part(whole: Part, owner: pd.Series) -> dict[str, Part]:
+def split_part(whole: ClientRows, owner: pd.Series) -> dict[str, ClientRows]:
     """The rows of all clients, by client; each keeps its order and knows its row.
 
     >>> rows = np.array([1, 2, 3])
-    >>> whole = Part(rows[:, None], rows, np.zeros(3, bool), rows)
+    >>> whole = ClientRows(rows[:, None], rows, np.zeros(3, bool), rows)
     >>> split_part(whole, pd.Series(["b", "a", "b"]))["b"].row
     array([1, 3])
     """
     places: dict[str, NDArray[np.int64]] = owner.reset_index(drop=True).groupby(owner.to_numpy()).indices
-    return {
-        str(who): replace(
-            whole, x=whole.x[place], y=whole.y[place], hole=whole.hole[place], row=whole.row[place]
-        )
-        for who, place in places.items()
-    }
+    return {str(who): whole.take(place) for who, place in places.items()}

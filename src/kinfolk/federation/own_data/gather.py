@@ -1,4 +1,4 @@
-"""From the rows of each client to what was found: all alike, nothing missing, labels as classes."""
+"""From the rows of each client to loaded clients: one shape and type, nothing missing, labels as classes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.own_data.labels import to_classes
-from kinfolk.federation.own_data.loaded import Array, LoadedClients, Part
-from kinfolk.federation.own_data.missing import check_missing, flat, holes, settle
+from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
+from kinfolk.federation.own_data.missing import check_missing, flat, missing_values, resolve
 
 # Types that go to float32 without loss; rows that share one of them stay in it, images most of all.
 _SMALL = ("uint8", "int8", "uint16", "int16", "float32")
@@ -29,10 +29,10 @@ def check_name(who: str) -> None:
         raise KinfolkError("data.clients", who, "give every client a name in plain text")
 
 
-def part_of(who: str, x: Array, y: Array, hole: NDArray[np.bool_] | None = None) -> Part:
+def client_rows(who: str, x: Array, y: Array) -> ClientRows:
     """One client's rows out of two arrays; x must be numbers, as many rows as labels.
 
-    >>> part_of("ann", np.zeros((2, 1)), np.array([0, 1, 1]))
+    >>> client_rows("ann", np.zeros((2, 1)), np.array([0, 1, 1]))
     Traceback (most recent call last):
     ...
     kinfolk.errors.KinfolkError: data.ann = 'x [2, 1], y [3]': give as many labels y as rows x
@@ -50,85 +50,104 @@ def part_of(who: str, x: Array, y: Array, hole: NDArray[np.bool_] | None = None)
     if y.ndim > 1 and y.dtype.kind != "f":
         raise KinfolkError(f"data.{who}.y", list(y.shape), "give one label per row, shape [rows]")
     x, y = (a.astype(a.dtype.newbyteorder("="), copy=False) for a in (x, y))
-    hole = _unlabelled(y) if hole is None else hole
-    return Part(x, y, hole, np.arange(1, len(y) + 1, dtype=np.int64))
+    return ClientRows(x, y, _unlabelled(y), np.arange(1, len(y) + 1, dtype=np.int64))
 
 
 def _unlabelled(y: Array) -> NDArray[np.bool_]:
     if y.dtype.kind == "f":
-        return np.asarray(np.isnan(y).reshape(len(y), -1).any(1))
+        return np.asarray(np.isnan(y).any(axis=tuple(range(1, y.ndim))))
     return np.asarray(np.char.strip(y) == "") if y.dtype.kind == "U" else np.zeros(len(y), dtype=bool)
 
 
 def gather(
-    parts: Mapping[str, Part],
+    parts: Mapping[str, ClientRows],
     *,
     kind: str,
     label: str = "y",
     features: Sequence[str] = (),
     class_names: Sequence[str] = (),
+    classes: int = 0,
     missing: str = "refuse",
     types: Mapping[str, str] | None = None,
     left_out: Mapping[str, int] | None = None,
     notes: Iterable[str] = (),
     scale: tuple[float, float] | None = None,
 ) -> LoadedClients:
-    """Put the clients together: check that they are alike, settle what is missing, number the classes.
+    """Put the clients together: one shape for all, nothing missing, classes numbered.
 
-    >>> a = part_of("ann", np.array([[1.0], [np.nan], [4.0]]), np.array([0, 1, 1]))
+    >>> a = client_rows("ann", np.array([[1.0], [np.nan], [4.0]]), np.array([0, 1, 1]))
     >>> found = gather({"ann": a}, kind="arrays", missing="drop")
     >>> found.clients["ann"][0].tolist(), found.left_out, found.missing[0].row
     ([[1.0], [4.0]], {'rows with a missing value': 1}, 2)
     """
     check_missing(missing)
-    _alike(parts)
+    check_present(parts)
+    _same_shapes(parts)
     parts, told = _one_type(dict(sorted(parts.items())))
     names = [*features] or _columns(next(iter(parts.values())).x)
     _finite(parts, names, label)
-    gone = holes(parts, names, label)
-    parts, dropped, settled = settle(parts, names, label, gone, missing)
-    labels, classes, said = to_classes(parts, label, class_names)
+    gone = missing_values(parts, names, label)
+    parts, dropped, resolved = resolve(parts, names, label, gone, missing)
+    labels, class_names, said = to_classes(parts, label, class_names, classes)
+    tests = {who: part.test for who, part in parts.items() if part.test is not None}
     return LoadedClients(
         clients={who: (part.x, labels[who]) for who, part in parts.items()},
-        class_names=classes,
+        class_names=class_names,
         feature_names=tuple(features),
         left_out={**(left_out or {}), **dropped},
-        notes=[*notes, *told, *settled, *said],
+        notes=[*notes, *told, *resolved, *said],
         missing=tuple(gone),
         types=types or {},
         kind=kind,
         scale=scale,
+        classes=classes,
+        tests=tests or None,
     )
 
 
-def _alike(parts: Mapping[str, Part]) -> None:
+def check_present(parts: Mapping[str, ClientRows]) -> None:
+    """Refuse a federation of no clients, and clients without a name or without rows.
+
+    >>> check_present({})
+    Traceback (most recent call last):
+    ...
+    kinfolk.errors.KinfolkError: data.clients = 0: a federation needs at least one client
+    """
     if not parts:
         raise KinfolkError("data.clients", 0, "a federation needs at least one client")
     for who, part in parts.items():
         check_name(who)
         if len(part.y) == 0:
             raise KinfolkError(f"data.{who}", "0 rows", "leave this client out or give it rows")
+
+
+def _same_shapes(parts: Mapping[str, ClientRows]) -> None:
     (first, model), *others = parts.items()
     for who, part in others:
         for name, mine, theirs in (("x", part.x, model.x), ("y", part.y, model.y)):
             if mine.shape[1:] != theirs.shape[1:]:
-                remedy = f"{first!r} has {list(theirs.shape[1:])}; make the rows of all clients alike"
+                remedy = f"{first!r} has {list(theirs.shape[1:])}; give all clients one row shape"
                 raise KinfolkError(f"data.{who}.{name}", f"row shape {list(mine.shape[1:])}", remedy)
 
 
-def _one_type(parts: Mapping[str, Part]) -> tuple[dict[str, Part], list[str]]:
+def _one_type(parts: Mapping[str, ClientRows]) -> tuple[dict[str, ClientRows], list[str]]:
     """x in float32, or in the small type all clients share; and what is lost by it."""
     kinds = sorted({str(part.x.dtype) for part in parts.values()})
     told = [f"x is of type {' and '.join(kinds)}, by client: taken as float32"] if len(kinds) > 1 else []
     if kinds[0] not in _SMALL or len(kinds) > 1:
-        parts = {who: _as_float32(part) for who, part in parts.items()}
+        parts = {who: as_float32(part) for who, part in parts.items()}
     rounded = sorted({column for part in parts.values() for column in part.rounded})
     if rounded:
         told.append(f"whole numbers beyond 16777216 are rounded to float32 in: {', '.join(rounded)}")
     return dict(parts), told
 
 
-def _as_float32(part: Part) -> Part:
+def as_float32(part: ClientRows) -> ClientRows:
+    """The same rows with x in float32; where that loses digits of whole numbers, `rounded` says so.
+
+    >>> as_float32(client_rows("ann", np.array([[2**24 + 1]]), np.array([0]))).rounded
+    frozenset({'x'})
+    """
     with np.errstate(over="ignore"):  # beyond float32 is infinity, which is refused by name
         x = part.x.astype(np.float32)
     coarse = part.x.dtype.kind in "iu" and bool((x.astype(np.float64) != part.x).any())
@@ -140,7 +159,7 @@ def _columns(x: Array) -> list[str]:
     return [f"x[{i}]" for i in range(x.shape[1])] if x.ndim == 2 else ["x"]
 
 
-def _finite(parts: Mapping[str, Part], names: Sequence[str], label: str) -> None:
+def _finite(parts: Mapping[str, ClientRows], names: Sequence[str], label: str) -> None:
     for who, part in parts.items():
         for values, columns in ((part.x, names), (part.y, [label])):
             if values.dtype.kind == "f" and np.isinf(values).any():

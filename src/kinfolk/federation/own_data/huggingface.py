@@ -1,4 +1,7 @@
-"""A Hugging Face data set with a column that says whose each row is. Needs the extra `hf`."""
+"""Hugging Face data sets, and Flower's federated ones, which are made of them.
+
+They need the extras `hf` and `flower`.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ import numpy as np
 import pandas as pd
 
 from kinfolk.errors import KinfolkError, near
+from kinfolk.federation.federation import client_names
 from kinfolk.federation.own_data.columns import label_values, table_part
 from kinfolk.federation.own_data.frame import client_ids, split_part
 from kinfolk.federation.own_data.gather import gather
-from kinfolk.federation.own_data.images import BROKEN, PIXELS, Look, agree, pixels
-from kinfolk.federation.own_data.loaded import Array, LoadedClients, Part
+from kinfolk.federation.own_data.images import BROKEN, PIXELS, ImageHead, agree, pixels
+from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
 from kinfolk.federation.own_data.missing import check_missing
 
 
@@ -33,69 +37,106 @@ def read_huggingface(dataset: Any, client: str, label: str, *, missing: str = "r
     """
     check_missing(missing)
     check_dataset(dataset)
-    if client not in dataset.column_names:
-        raise KinfolkError("client", client, "no such column; " + near(client, dataset.column_names))
+    for what, name in (("client", client), ("label", label)):
+        if name not in dataset.column_names or (what, name) == ("label", client):
+            raise KinfolkError(what, name, "no such column; " + near(name, dataset.column_names))
     owner, nameless = client_ids(_frame(dataset, [client])[client], client, missing)
-    read = read_columns(dataset, label, other=client)
+    columns = [name for name in dataset.column_names if name not in (label, client)]
+    read = read_columns(dataset, label, columns)
     return gather(
         split_part(read.part, owner),
         kind="Hugging Face data set",
         label=label,
         features=read.features,
-        class_names=read.class_names,
+        class_names=getattr(dataset.features[label], "names", None) or (),
         missing=missing,
-        types=read.types,
+        types={name: _type(dataset.features[name]) for name in (*columns, label)},
         left_out=nameless,
         notes=[f"client column: {client!r}", *read.notes],
         scale=read.scale,
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Read:
-    """The columns of a data set as rows, not yet parted by client."""
+def read_flower(
+    federated: Any, label: str, *, client: str | None = None, split: str = "train", missing: str = "refuse"
+) -> LoadedClients:
+    """The partitions of a `flwr_datasets.FederatedDataset`, each a client: one data set with a client column.
 
-    part: Part
-    features: tuple[str, ...]  # names of columns; empty where x is no table
-    class_names: tuple[str, ...]
-    types: dict[str, str]
-    notes: list[str]
-    scale: tuple[float, float] | None
+    `client` names a column that holds the client's id, as a natural partition has: it then names
+    the clients and is no feature. Without it they are numbered. Features are chosen as for
+    `read_huggingface`. Rows count from 1 over all partitions in order.
 
-
-def read_columns(dataset: Any, label: str, other: str | None = None) -> Read:
-    """The rows of a data set, features and labels; `other` is a column that is neither.
-
-    >>> from types import SimpleNamespace
-    >>> read_columns(SimpleNamespace(column_names=["image", "label"]), "lable")
+    >>> read_flower(None, label="label")
     Traceback (most recent call last):
     ...
-    kinfolk.errors.KinfolkError: label = 'lable': no such column; did you mean 'label'?
+    kinfolk.errors.KinfolkError: data.federated = 'NoneType': give a flwr_datasets.FederatedDataset
     """
-    if label not in dataset.column_names or label == other:
-        raise KinfolkError("label", label, "no such column; " + near(label, dataset.column_names))
-    columns = [name for name in dataset.column_names if name not in (label, other)]
-    shapes = {name: _shape_of(dataset.features[name]) for name in columns}
-    types = {name: _type(dataset.features[name]) for name in (*columns, label)}
-    class_names = tuple(getattr(dataset.features[label], "names", None) or ())
-    frame = _frame(dataset, [label])
-    if class_names:  # Hugging Face writes -1 for a row without a label
-        frame[label] = frame[label].mask(frame[label] == -1)
-    features, notes = tuple[str, ...](), list[str]()
-    if columns and all(shape == "scalar" for shape in shapes.values()):
-        features = tuple(columns)
-        part = table_part("data", frame.join(_frame(dataset, columns)), label, features)
-    elif len(columns) == 1:
-        row = np.arange(1, len(frame) + 1, dtype=np.int64)
-        y, hole = label_values(frame[label], f"data.{label}", row)
-        x, notes = (_images if shapes[columns[0]] == "image" else _lists)(dataset, columns[0])
-        part = Part(x, y, hole, row)
+    check_missing(missing)
+    if not hasattr(federated, "load_partition") or not hasattr(federated, "partitioners"):
+        value = type(federated).__name__
+        raise KinfolkError("data.federated", value, "give a flwr_datasets.FederatedDataset")
+    if split not in federated.partitioners:
+        raise KinfolkError("split", split, "has no partitioner; " + near(split, federated.partitioners))
+    count = federated.partitioners[split].num_partitions
+    parts = [federated.load_partition(i, split) for i in range(count)]
+    if client is None:
+        client = "partition"
+        while client in parts[0].column_names:
+            client += "_"
+        names = client_names(count, 3)
+        parts = [part.add_column(client, [who] * len(part)) for part, who in zip(parts, names, strict=True)]
     else:
+        _one_id_each(parts, client)
+    for i, part in enumerate(parts):
+        if len(part) == 0:
+            raise KinfolkError(f"data.partition {i}", "0 rows", "leave this client out or give it rows")
+    # Read as one, so that all clients agree on classes and colours.
+    return read_huggingface(package().concatenate_datasets(parts), client, label, missing=missing)
+
+
+def _one_id_each(parts: Sequence[Any], client: str) -> None:
+    """Refuse partitions that the ids in a column do not name."""
+    seen: set[str] = set()
+    for i, part in enumerate(parts):
+        if client not in part.column_names:
+            raise KinfolkError("client", client, "no such column; " + near(client, part.column_names))
+        ids = part.unique(client)
+        if len(ids) != 1 or str(ids[0]) in seen:
+            what = f"{len(ids)} ids" if len(ids) != 1 else "the id of another"
+            remedy = f"partition {i} holds {what}; partition by this column, or leave client out"
+            raise KinfolkError("client", client, remedy)
+        seen.add(str(ids[0]))
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The columns of a data set as rows, not yet split by client."""
+
+    part: ClientRows
+    features: tuple[str, ...] = ()  # names of columns; empty where x is no table
+    notes: Sequence[str] = ()
+    scale: tuple[float, float] | None = None
+
+
+def read_columns(dataset: Any, label: str, columns: Sequence[str]) -> Columns:
+    """The rows of a data set: features out of `columns`, and labels."""
+    frame = _frame(dataset, [label])
+    if getattr(dataset.features[label], "names", None):  # Hugging Face writes -1 for a row without a label
+        frame[label] = frame[label].mask(frame[label] == -1)
+    shapes = {name: _shape_of(dataset.features[name]) for name in columns}
+    if columns and set(shapes.values()) == {"scalar"}:
+        whole = frame.join(_frame(dataset, columns))
+        return Columns(table_part("data", whole, label, columns), tuple(columns))
+    if len(columns) != 1:
         said = ", ".join(f"{name} ({kind})" for name, kind in shapes.items()) or "none"
         remedy = "give numeric columns only, or a single one of images or lists: dataset.select_columns"
         raise KinfolkError("data.columns", said, remedy)
-    scale = PIXELS if "image" in shapes.values() else None
-    return Read(part, features, class_names, types, notes, scale)
+    row = np.arange(1, len(frame) + 1, dtype=np.int64)
+    y, absent = label_values(frame[label], f"data.{label}", row)
+    if shapes[columns[0]] == "image":
+        x, notes = _images(dataset, columns[0])
+        return Columns(ClientRows(x, y, absent, row), notes=notes, scale=PIXELS)
+    return Columns(ClientRows(_lists(dataset, columns[0]), y, absent, row))
 
 
 def package() -> ModuleType:
@@ -136,7 +177,7 @@ def _frame(dataset: Any, columns: Sequence[str]) -> pd.DataFrame:
     return frame
 
 
-def _lists(dataset: Any, column: str) -> tuple[Array, list[str]]:
+def _lists(dataset: Any, column: str) -> Array:
     values = dataset.select_columns([column]).with_format("numpy")[:][column]
     shape: tuple[int, ...] | None = None
     for row, value in enumerate(values, 1):
@@ -149,13 +190,13 @@ def _lists(dataset: Any, column: str) -> tuple[Array, list[str]]:
         if own.shape != shape:
             remedy = f"row {row} differs from row 1, which has {list(shape)}; give lists of one shape"
             raise KinfolkError(f"data.{column}", list(own.shape), remedy)
-    return np.asarray(values), []
+    return np.asarray(values)
 
 
 def _images(dataset: Any, column: str) -> tuple[Array, list[str]]:
     images = [_image(dataset, column, i) for i in range(len(dataset))]
-    looks = [Look(f"{column}, row {row}", image.size, image.mode) for row, image in enumerate(images, 1)]
-    mode, notes = agree(looks)
+    heads = [ImageHead(f"{column}, row {row}", image.size, image.mode) for row, image in enumerate(images, 1)]
+    mode, notes = agree(heads)
     return np.stack([pixels(image, mode) for image in images]), notes
 
 

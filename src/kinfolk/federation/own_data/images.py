@@ -17,7 +17,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.federation.own_data.files import inside, short, unreadable
 from kinfolk.federation.own_data.gather import gather
 from kinfolk.federation.own_data.labels import in_order
-from kinfolk.federation.own_data.loaded import LoadedClients, Part
+from kinfolk.federation.own_data.loaded import ClientRows, LoadedClients
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -32,7 +32,7 @@ _ALPHA = ("LA", "RGBA", "PA")
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
 
 
-class Look(NamedTuple):
+class ImageHead(NamedTuple):
     """What the head of an image tells: its name for errors, width and height, and PIL's mode."""
 
     name: str
@@ -40,28 +40,28 @@ class Look(NamedTuple):
     mode: str
 
 
-def agree(looks: Iterable[Look]) -> tuple[str, list[str]]:
+def agree(heads: Iterable[ImageHead]) -> tuple[str, list[str]]:
     """The mode all images are brought to, "L" or "RGB", and what that takes; one size for all.
 
-    >>> agree([Look("a.png", (8, 8), "L"), Look("b.png", (8, 9), "L")])
+    >>> agree([ImageHead("a.png", (8, 8), "L"), ImageHead("b.png", (8, 9), "L")])
     Traceback (most recent call last):
     ...
     kinfolk.errors.KinfolkError: data.b.png = '8 x 9': a.png has 8 x 8; bring all images to one size
     """
-    looks = list(looks)
-    for look in looks:
-        if look.size != looks[0].size:
-            (w, h), (wide, high) = look.size, looks[0].size
-            remedy = f"{looks[0].name} has {wide} x {high}; bring all images to one size"
-            raise KinfolkError(f"data.{look.name}", f"{w} x {h}", remedy)
-        if look.mode not in _GREY + _COLOUR:
-            raise KinfolkError(f"data.{look.name}", f"mode {look.mode}", "store images with 8 bits a colour")
-    modes = Counter(look.mode for look in looks)
+    heads = list(heads)
+    for head in heads:
+        if head.size != heads[0].size:
+            (w, h), (wide, high) = head.size, heads[0].size
+            remedy = f"{heads[0].name} has {wide} x {high}; bring all images to one size"
+            raise KinfolkError(f"data.{head.name}", f"{w} x {h}", remedy)
+        if head.mode not in _GREY + _COLOUR:
+            raise KinfolkError(f"data.{head.name}", f"mode {head.mode}", "store images with 8 bits a colour")
+    modes = Counter(head.mode for head in heads)
     grey, clear = sum(modes[m] for m in _GREY), sum(modes[m] for m in _ALPHA)
-    mode = "L" if grey == len(looks) else "RGB"
+    mode = "L" if grey == len(heads) else "RGB"
     notes = [f"pixels are scaled from 0..255 to -1..1, {'1 channel' if mode == 'L' else '3 channels'}"]
     if mode == "RGB" and grey:
-        notes.append(f"{grey} grey images among {len(looks)} are taken as coloured ones")
+        notes.append(f"{grey} grey images among {len(heads)} are taken as coloured ones")
     if clear:
         notes.append(f"transparency of {clear} images is left out")
     return mode, notes
@@ -98,12 +98,12 @@ def read_images(folders: Mapping[str, Path]) -> LoadedClients:
     for who, folder in sorted(folders.items()):
         files[who], skipped = _listed(folder)
         hidden += skipped
-    looks = {path: _look(path, who) for who, own in files.items() for _, path in own}
-    mode, notes = agree(looks.values())
+    heads = {path: _head(path, who) for who, own in files.items() for _, path in own}
+    mode, notes = agree(heads.values())
     names = in_order({name for own in files.values() for name, _ in own})
     number = {name: i for i, name in enumerate(names)}
-    parts = {who: _part(own, looks, mode, number) for who, own in files.items()}
-    modes = sorted({look.mode for look in looks.values()})
+    parts = {who: _part(own, heads, mode, number) for who, own in files.items()}
+    modes = sorted({head.mode for head in heads.values()})
     return gather(
         parts,
         kind="images by class",
@@ -135,15 +135,15 @@ def _listed(folder: Path) -> tuple[list[tuple[str, Path]], int]:
     return files, hidden
 
 
-def _look(path: Path, who: str) -> Look:
+def _head(path: Path, who: str) -> ImageHead:
     with _opened(path) as image:
-        return Look(f"{who}/{path.parent.name}/{path.name}", image.size, image.mode)
+        return ImageHead(f"{who}/{path.parent.name}/{path.name}", image.size, image.mode)
 
 
 def _part(
-    files: Sequence[tuple[str, Path]], looks: Mapping[Path, Look], mode: str, number: Mapping[str, int]
-) -> Part:
-    wide, high = looks[files[0][1]].size
+    files: Sequence[tuple[str, Path]], heads: Mapping[Path, ImageHead], mode: str, number: Mapping[str, int]
+) -> ClientRows:
+    wide, high = heads[files[0][1]].size
     x = np.empty((len(files), 1 if mode == "L" else 3, high, wide), dtype=np.uint8)
     for i, (_, path) in enumerate(files):
         with _opened(path) as image:
@@ -152,7 +152,7 @@ def _part(
             except BROKEN as error:
                 raise unreadable(path, error) from error
     y = np.array([number[name] for name, _ in files], dtype=np.int64)
-    return Part(x, y, np.zeros(len(y), dtype=bool), np.arange(1, len(y) + 1, dtype=np.int64))
+    return ClientRows(x, y, np.zeros(len(y), dtype=bool), np.arange(1, len(y) + 1, dtype=np.int64))
 
 
 def _opened(path: Path) -> Image.Image:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own_data.loaded import Array, Part
+from kinfolk.federation.own_data.loaded import Array, ClientRows
 
 # Text is taken for classes up to this many names, or a tenth of the rows where that is more.
 FEW = 20
@@ -37,16 +37,17 @@ def in_order(names: set[str]) -> tuple[str, ...]:
 
 
 def to_classes(
-    parts: Mapping[str, Part], label: str, names: Sequence[str] = ()
+    parts: Mapping[str, ClientRows], label: str, names: Sequence[str] = (), classes: int = 0
 ) -> tuple[dict[str, Array], tuple[str, ...], list[str]]:
     """Labels by client, class names (none for regression) and what is to be said about it.
 
-    >>> part = Part(np.zeros((4, 1)), np.array(["b", "a", "a", "b"]), np.zeros(4, bool), np.arange(1, 5))
+    >>> y = np.array(["b", "a", "a", "b"])
+    >>> part = ClientRows(np.zeros((4, 1)), y, np.zeros(4, bool), np.arange(1, 5))
     >>> to_classes({"ann": part}, "y")[:2]
     ({'ann': array([1, 0, 0, 1])}, ('a', 'b'))
     """
-    kind, notes = _common(parts, label)
-    if names:
+    kind, notes = _common_kind(parts, label)
+    if names or classes:
         return {who: part.y.astype(np.int64) for who, part in parts.items()}, tuple(names), notes
     if kind == "text":
         return _words(parts, label, notes)
@@ -60,7 +61,7 @@ def to_classes(
     return labels, _numbered(parts, labels, label), notes
 
 
-def _common(parts: Mapping[str, Part], label: str) -> tuple[str, list[str]]:
+def _common_kind(parts: Mapping[str, ClientRows], label: str) -> tuple[str, list[str]]:
     """The kind all labels are of; a file of whole numbers among files of floats is of floats too."""
     first: dict[str, str] = {}
     for who, part in parts.items():
@@ -74,12 +75,12 @@ def _common(parts: Mapping[str, Part], label: str) -> tuple[str, list[str]]:
     (kind, who), *others = first.items()
     if others:
         other, where = others[0]
-        raise KinfolkError(f"data.{where}.{label}", other, f"{who!r} has {kind}; make all clients alike")
+        raise KinfolkError(f"data.{where}.{label}", other, f"{who!r} has {kind}; give all clients the same")
     return kind, []
 
 
 def _words(
-    parts: Mapping[str, Part], label: str, notes: list[str]
+    parts: Mapping[str, ClientRows], label: str, notes: list[str]
 ) -> tuple[dict[str, Array], tuple[str, ...], list[str]]:
     found = {who: np.unique(part.y.astype(np.str_), return_inverse=True) for who, part in parts.items()}
     names = in_order({str(name) for own, _ in found.values() for name in own})
@@ -100,7 +101,7 @@ def _words(
     return labels, names, [*notes, said]
 
 
-def _numbered(parts: Mapping[str, Part], labels: Mapping[str, Array], label: str) -> tuple[str, ...]:
+def _numbered(parts: Mapping[str, ClientRows], labels: Mapping[str, Array], label: str) -> tuple[str, ...]:
     """Whole numbers are class numbers: from 0, and not so far that they must be something else."""
     far = max(FAR, sum(len(y) for y in labels.values()))
     for who, y in labels.items():

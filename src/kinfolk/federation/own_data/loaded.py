@@ -1,4 +1,4 @@
-"""What was found in somebody's own data: rows by client, and all there is to say about them."""
+"""Somebody's own data once they are loaded: rows by client, and all there is to say about them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.federation import Federation
-from kinfolk.federation.own_data.arrays import from_arrays
+from kinfolk.federation.federation import SPLITS, Federation, Split, pack
+from kinfolk.federation.partition.holdout import hold_out
 from kinfolk.federation.soundness import check
 from kinfolk.streams import Seed
+from kinfolk.types import Client
 
 Array = NDArray[Any]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,13 @@ class MissingValue:
 class LoadedClients:
     """Rows by client, as read. Nothing is missing in them any more: `missing` says what was.
 
-    >>> found = LoadedClients({"ann": (np.zeros((2, 3)), np.array([0, 1]))}, class_names=("no", "yes"))
-    >>> found.rows, found.shape
+    >>> loaded = LoadedClients({"ann": (np.zeros((2, 3)), np.array([0, 1]))}, class_names=("no", "yes"))
+    >>> loaded.rows, loaded.shape
     (2, (3,))
     """
 
     clients: dict[str, tuple[Array, Array]]  # sorted by name: x [rows, ...], y [rows] (or [rows, d])
-    class_names: tuple[str, ...] = ()  # empty: y are numbers to predict, not classes
+    class_names: tuple[str, ...] = ()  # empty: y are numbers to predict, or `classes` without names
     feature_names: tuple[str, ...] = ()  # empty where x is no table
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> how many
     notes: list[str] = field(default_factory=list)  # what was decided on the way
@@ -47,6 +50,8 @@ class LoadedClients:
     types: Mapping[str, str] = field(default_factory=dict)  # column -> type as it was given
     kind: str = "arrays"  # what it was read from
     scale: tuple[float, float] | None = None  # x of bytes are trained on as x * scale[0] + scale[1]
+    classes: int = 0  # how many, where they have no names
+    tests: Mapping[str, Bools] | None = None  # [rows] by client: its test rows; None: to be held out
 
     @property
     def rows(self) -> int:
@@ -60,47 +65,84 @@ class LoadedClients:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ClientRows:
     """One client's rows while they are read; what is missing is still in them."""
 
     x: Array  # [rows, ...] numbers; floats are nan where a value is missing
     y: Array  # [rows, ...] whole numbers, floats, booleans or text
-    hole: NDArray[np.bool_]  # [rows] where the label is missing
+    unlabelled: Bools  # [rows] where the label is missing
     row: NDArray[np.int64]  # [rows] where each row stands in what was read, from 1
     rounded: frozenset[str] = frozenset()  # columns with whole numbers that float32 cannot hold
+    test: Bools | None = None  # [rows] test rows, where they are given
+
+    def take(self, rows: Array) -> ClientRows:
+        """Some of the rows, by place or by mask."""
+        test = None if self.test is None else self.test[rows]
+        x, y = self.x[rows], self.y[rows]
+        return replace(self, x=x, y=y, unlabelled=self.unlabelled[rows], row=self.row[rows], test=test)
 
 
 def federate(
-    found: LoadedClients,
+    loaded: LoadedClients,
     *,
     test_fraction: float = 0.2,
     valid: float = 0.0,
     seed: Seed = Seed(0),  # noqa: B008 - a Seed never changes
 ) -> Federation:
-    """The federation of what was found; test and validation rows are drawn by seed and client name.
+    """The federation of loaded rows; test and validation rows are drawn by seed and client name.
 
     >>> rows = np.arange(10.0).reshape(5, 2), np.array([0, 1, 0, 1, 0])
     >>> f = federate(LoadedClients({"ann": rows}, class_names=("no", "yes", "maybe")))
     >>> f.classes, f.splits["train"].counts(), f.splits["test"].counts()
     (3, tensor([4]), tensor([1]))
     """
-    classes = len(found.class_names) or None
-    given, pool = found.clients, None
-    if all(x.dtype == np.uint8 for x, _ in given.values()):
-        # Bytes stay bytes, a quarter of the size: only labels and splits are made of stand-ins for them.
-        pool = torch.from_numpy(np.concatenate([given[who][0] for who in sorted(given)]))
-        given = {who: (np.zeros((len(y), 1), dtype=np.float32), y) for who, (_, y) in given.items()}
-    made = from_arrays(given, valid=valid, test_fraction=test_fraction, classes=classes, seed=seed)
-    return made if pool is None else check(replace(made, x=pool, scale=found.scale or (1.0, 0.0)))
+    if not 0 <= valid < 1:
+        raise KinfolkError("data.valid", valid, "give a fraction, 0 or more and below 1")
+    if not 0 < test_fraction < 1:
+        remedy = "give a fraction above 0 and below 1; test={} for none"
+        raise KinfolkError("data.test_fraction", test_fraction, remedy)
+    rows = dict(sorted(loaded.clients.items()))
+    x, y = (np.concatenate([pair[k] for pair in rows.values()]) for k in (0, 1))
+    in_bytes = x.dtype == np.uint8  # they stay bytes, a quarter of the size
+    return check(
+        Federation(
+            clients=tuple(Client(who) for who in rows),
+            x=torch.from_numpy(x if in_bytes else x.astype(np.float32, copy=False)),
+            y=torch.from_numpy(y.astype(np.float32 if y.dtype.kind == "f" else np.int64, copy=False)),
+            splits=_splits(loaded, [*rows], valid, test_fraction, seed),
+            classes=len(loaded.class_names) or loaded.classes,
+            name=f"own data, {len(rows)} clients",
+            scale=loaded.scale or (1.0, 0.0) if in_bytes else None,
+        )
+    )
+
+
+def _splits(
+    loaded: LoadedClients, names: list[str], valid: float, test_fraction: float, seed: Seed
+) -> dict[str, Split]:
+    """Who owns what, when the pool holds client after client."""
+    sets: dict[str, list[Tensor]] = {name: [] for name in SPLITS}
+    start = 0
+    for who in names:
+        own = np.arange(start, start + len(loaded.clients[who][1]))
+        if loaded.tests is None:
+            kept, test = hold_out(own, test_fraction, seed.numpy("data", "test", who))
+        else:
+            kept, test = own[~loaded.tests[who]], own[loaded.tests[who]]
+        train, held = hold_out(kept, valid, seed.numpy("data", "valid", who))
+        for name, part in zip(SPLITS, (train, held, test), strict=True):
+            sets[name].append(torch.from_numpy(part))
+        start += len(own)
+    return {name: pack(parts) for name, parts in sets.items()}
 
 
 def loaded_of(federation: Federation) -> LoadedClients:
-    """The training and validation rows of a federation as found, to be inspected.
+    """The training and validation rows of a federation as if they were just loaded, to be inspected.
 
     Test rows stay out: many clients may share them.
 
-    >>> from kinfolk.federation.own_data.arrays import from_arrays
-    >>> loaded_of(from_arrays([(np.zeros((5, 2)), [0, 1, 0, 1, 1])])).rows
+    >>> rows = np.zeros((5, 2)), np.array([0, 1, 0, 1, 1])
+    >>> loaded_of(federate(LoadedClients({"ann": rows}, ("no", "yes")))).rows
     4
     """
     if federation.maker is not None:

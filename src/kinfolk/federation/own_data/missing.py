@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.federation.own_data.loaded import Array, MissingValue, Part
+from kinfolk.federation.own_data.loaded import Array, ClientRows, MissingValue
 
 MISSING = ("refuse", "drop", "median")
-# What settling gives: the parts without holes, what was left out, what is to be said about it.
-Settled = tuple[dict[str, Part], dict[str, int], list[str]]
+# What resolving gives: the parts without missing values, what was left out, what is to be said about it.
+Resolved = tuple[dict[str, ClientRows], dict[str, int], list[str]]
 
 
 def check_missing(missing: str) -> None:
@@ -28,12 +28,12 @@ def check_missing(missing: str) -> None:
         raise KinfolkError("missing", missing, near(missing, MISSING))
 
 
-def holes(parts: Mapping[str, Part], names: Sequence[str], label: str) -> list[MissingValue]:
+def missing_values(parts: Mapping[str, ClientRows], names: Sequence[str], label: str) -> list[MissingValue]:
     """Every column with missing values, in the order of columns, the label last.
 
     >>> x = np.array([[0.0, 1.0], [2.0, np.nan]])
-    >>> part = Part(x, np.array([0, 0]), np.zeros(2, bool), np.array([1, 2]))
-    >>> holes({"ann": part}, ["age", "size"], "y")
+    >>> part = ClientRows(x, np.array([0, 0]), np.zeros(2, bool), np.array([1, 2]))
+    >>> missing_values({"ann": part}, ["age", "size"], "y")
     [MissingValue(column='size', values=1, client='ann', row=2)]
     """
     count = np.zeros(len(names) + 1, dtype=np.int64)
@@ -48,29 +48,35 @@ def holes(parts: Mapping[str, Part], names: Sequence[str], label: str) -> list[M
     return [MissingValue([*names, label][c], int(count[c]), *first[c]) for c in sorted(first)]
 
 
-def settle(
-    parts: dict[str, Part], names: Sequence[str], label: str, found: Sequence[MissingValue], missing: str
-) -> Settled:
+def resolve(
+    parts: dict[str, ClientRows],
+    names: Sequence[str],
+    label: str,
+    found: Sequence[MissingValue],
+    missing: str,
+) -> Resolved:
     """Refuse the missing values that were found, or drop their rows, or fill them, as `missing` says.
 
-    >>> part = Part(np.array([[1.0], [np.nan], [5.0]]), np.zeros(3, int), np.zeros(3, bool), np.arange(1, 4))
-    >>> parts, _, said = settle({"ann": part}, ["age"], "y", [MissingValue("age", 1, "ann", 2)], "median")
+    >>> x = np.array([[1.0], [np.nan], [5.0]])
+    >>> part = ClientRows(x, np.zeros(3, int), np.zeros(3, bool), np.arange(1, 4))
+    >>> parts, _, said = resolve({"ann": part}, ["age"], "y", [MissingValue("age", 1, "ann", 2)], "median")
     >>> parts["ann"].x[:, 0], said
     (array([1., 3., 5.]), ["1 missing values filled with the median of the client's own column"])
     """
     if not found:
         return parts, {}, []
     last = found[-1]
-    if missing == "median" and any(part.hole.any() for part in parts.values()):
+    if missing == "median" and any(part.unlabelled.any() for part in parts.values()):
         remedy = f"row {last.row} has no label, which no median can fill; missing='drop' leaves such rows out"
         raise KinfolkError(f"data.{last.client}.{label}", None, remedy)
     if missing == "refuse":
-        hole, total = found[0], sum(h.values for h in found)
+        first, total = found[0], sum(h.values for h in found)
+        columns = f"{len(found)} column{'s' * (len(found) > 1)}"
         remedy = (
-            f"missing in row {hole.row} ({total} missing in {len(found)} column{'s' * (len(found) > 1)}: "
+            f"empty or NaN in row {first.row} ({total} missing in {columns}: "
             f"{listed(h.column for h in found)}); fill them, or take missing='drop' or 'median'"
         )
-        raise KinfolkError(f"data.{hole.client}.{hole.column}", None, remedy)
+        raise KinfolkError(f"data.{first.client}.{first.column}", None, remedy)
     return _drop(parts, len(names)) if missing == "drop" else _fill(parts, names)
 
 
@@ -93,25 +99,23 @@ def flat(x: Array, columns: int) -> Array:
     return x.reshape(len(x), columns, -1)
 
 
-def _gaps(part: Part, columns: int) -> NDArray[np.bool_]:
+def _gaps(part: ClientRows, columns: int) -> NDArray[np.bool_]:
     """[rows, columns + 1]: where a value is missing, the label last."""
     if part.x.dtype.kind == "f":
         inside = np.isnan(flat(part.x, columns)).any(2)
     else:
         inside = np.zeros((len(part.x), columns), dtype=bool)
-    return np.column_stack([inside, part.hole])
+    return np.column_stack([inside, part.unlabelled])
 
 
-def _drop(parts: dict[str, Part], columns: int) -> Settled:
-    kept: dict[str, Part] = {}
+def _drop(parts: dict[str, ClientRows], columns: int) -> Resolved:
+    kept: dict[str, ClientRows] = {}
     rows = 0
     for who, part in parts.items():
-        keep = ~_gaps(part, columns).any(1)
+        keep = np.asarray(~_gaps(part, columns).any(1))
         rows += int((~keep).sum())
         if keep.any():
-            kept[who] = replace(
-                part, x=part.x[keep], y=part.y[keep], hole=part.hole[keep], row=part.row[keep]
-            )
+            kept[who] = part.take(keep)
     gone = [who for who in parts if who not in kept]
     if not kept:
         raise KinfolkError("missing", "drop", "every row misses a value; fill them, or take missing='median'")
@@ -121,7 +125,7 @@ def _drop(parts: dict[str, Part], columns: int) -> Settled:
     return kept, left_out, [f"left out, as none of their rows is complete: {listed(gone)}"]
 
 
-def _fill(parts: dict[str, Part], names: Sequence[str]) -> Settled:
+def _fill(parts: dict[str, ClientRows], names: Sequence[str]) -> Resolved:
     """The median of the client's own column, or of everybody's where the client has no value in it."""
     tables = {who: part.x.reshape(len(part.x), -1).copy() for who, part in parts.items()}
     gaps = {who: np.isnan(table) for who, table in tables.items()}

@@ -1,10 +1,10 @@
-"""The report on somebody's own data: what it holds, what is odd, what was left out."""
+"""The report on somebody's own data: what it holds, what is unusual, what was left out."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,20 +25,20 @@ Cells = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Report:
-    """What there is to say about data before anything trains on it."""
+    """What there is to say about data before anything trains on it, in JSON's own types."""
 
     kind: str  # what it was read from
-    shape: tuple[int, ...]  # of one row of x
-    types: Mapping[str, str]  # column -> type as given
+    shape: list[int]  # of one row of x
+    types: dict[str, str]  # column -> type as given
     class_names: tuple[str, ...]  # empty: regression
     feature_names: tuple[str, ...]
-    sizes: Mapping[str, int]  # client -> rows
-    counts: Mapping[str, tuple[int, ...]]  # client -> rows of each class; empty for regression
-    target: tuple[float, float, float] | None  # regression: least, mean and largest y
-    missing: tuple[MissingValue, ...]  # what was missing before it was dropped or filled
-    odd: tuple[Anomaly, ...]
-    left_out: Mapping[str, int]  # reason -> how many
-    notes: tuple[str, ...]
+    sizes: dict[str, int]  # client -> rows
+    counts: dict[str, list[int]]  # client -> rows of each class; empty for regression
+    target: list[float] | None  # regression: least, mean and largest y
+    missing: list[MissingValue]  # what was missing before it was dropped or filled
+    anomalies: list[Anomaly]
+    left_out: dict[str, int]  # reason -> how many
+    notes: list[str]
 
     @property
     def rows(self) -> int:
@@ -52,63 +52,53 @@ class Report:
         return {name: sum(own) for name, own in zip(self.class_names, by_class, strict=False)}
 
     def as_dict(self) -> dict[str, Any]:
-        """The same in JSON's own types; `Report.from_dict` reads it back."""
-        plain = asdict(self)
-        plain |= {name: list(plain[name]) for name in ("shape", "class_names", "feature_names", "notes")}
-        plain["counts"] = {who: list(own) for who, own in self.counts.items()}
-        plain["target"] = None if self.target is None else list(self.target)
-        plain["missing"] = list(plain["missing"])
-        plain["odd"] = [{**odd, "clients": list(odd["clients"])} for odd in plain["odd"]]
-        plain |= {name: dict(plain[name]) for name in ("types", "sizes", "left_out")}
-        return {"clients": len(self.sizes), "rows": self.rows, "class_balance": self.balance, **plain}
+        """The same as JSON has it; `Report.from_dict` reads it back."""
+        return {
+            "clients": len(self.sizes),
+            "rows": self.rows,
+            "class_balance": self.balance,
+            **asdict(self),
+        }
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> Report:
-        """A report out of what `as_dict` gave; KeyError, TypeError or ValueError where it is not that."""
-        return Report(
-            kind=str(plain["kind"]),
-            shape=tuple(int(n) for n in plain["shape"]),
-            types=dict(plain["types"]),
-            class_names=tuple(plain["class_names"]),
-            feature_names=tuple(plain["feature_names"]),
-            sizes={str(who): int(rows) for who, rows in dict(plain["sizes"]).items()},
-            counts={str(who): tuple(map(int, own)) for who, own in dict(plain["counts"]).items()},
-            target=None if plain["target"] is None else tuple(map(float, plain["target"])),  # type: ignore[arg-type]
-            missing=tuple(MissingValue(**hole) for hole in plain["missing"]),
-            odd=tuple(Anomaly(odd["what"], tuple(odd["clients"]), odd["line"]) for odd in plain["odd"]),
-            left_out={str(reason): int(n) for reason, n in dict(plain["left_out"]).items()},
-            notes=tuple(map(str, plain["notes"])),
-        )
+        """A report out of what `as_dict` gave; KeyError or TypeError where it is not that."""
+        own = {field.name: plain[field.name] for field in fields(Report)}
+        own["missing"] = [MissingValue(**gap) for gap in own["missing"]]
+        own["anomalies"] = [Anomaly(**one) for one in own["anomalies"]]
+        for name in ("class_names", "feature_names"):
+            own[name] = tuple(own[name])
+        return Report(**own)
 
 
-def inspect(found: LoadedClients) -> Report:
-    """Look through what was found: shapes, types, class balance, missing values, odd clients.
+def inspect(loaded: LoadedClients) -> Report:
+    """Look through loaded rows: shapes, types, class balance, missing values, unusual clients.
 
     >>> rows = np.arange(8.0).reshape(4, 2), np.array([0, 1, 1, 1])
     >>> report = inspect(LoadedClients({"ann": rows}, class_names=("no", "yes")))
     >>> report.rows, report.balance, report.as_dict()["counts"]
     (4, {'no': 1, 'yes': 3}, {'ann': [1, 3]})
     """
-    classes = len(found.class_names)
-    labels = [y for _, y in found.clients.values()]
+    classes = len(loaded.class_names)
+    labels = [y for _, y in loaded.clients.values()]
     least, largest = min(float(y.min()) for y in labels), max(float(y.max()) for y in labels)
     mean = sum(float(y.sum(dtype=np.float64)) for y in labels) / sum(y.size for y in labels)
     return Report(
-        kind=found.kind,
-        shape=found.shape,
-        types=found.types,
-        class_names=found.class_names,
-        feature_names=found.feature_names,
-        sizes={who: len(y) for who, (_, y) in found.clients.items()},
+        kind=loaded.kind,
+        shape=[*loaded.shape],
+        types={**loaded.types},
+        class_names=loaded.class_names,
+        feature_names=loaded.feature_names,
+        sizes={who: len(y) for who, (_, y) in loaded.clients.items()},
         counts={
-            who: tuple(np.bincount(y, minlength=classes).tolist())
-            for who, (_, y) in (found.clients.items() if classes else ())
+            who: np.bincount(y, minlength=classes).tolist()
+            for who, (_, y) in (loaded.clients.items() if classes else ())
         },
-        target=None if classes else (least, mean, largest),
-        missing=found.missing,
-        odd=tuple(anomalies(found)),
-        left_out=dict(found.left_out),
-        notes=tuple(found.notes),
+        target=None if classes else [least, mean, largest],
+        missing=[*loaded.missing],
+        anomalies=anomalies(loaded),
+        left_out={**loaded.left_out},
+        notes=[*loaded.notes],
     )
 
 
@@ -116,9 +106,9 @@ def report_table(report: Report) -> RenderableType:
     """The report for the terminal, at most 100 columns wide.
 
     >>> from rich.console import Console
-    >>> found = LoadedClients({"ann": (np.zeros((2, 1)), np.array([0, 0]))}, class_names=("no",))
+    >>> loaded = LoadedClients({"ann": (np.zeros((2, 1)), np.array([0, 0]))}, class_names=("no",))
     >>> with (console := Console(width=200)).capture() as capture:
-    ...     console.print(report_table(inspect(found)))
+    ...     console.print(report_table(inspect(loaded)))
     >>> lines = capture.get().splitlines()
     >>> max(map(len, lines)) <= 100, sum("single class" in line for line in lines)
     (True, 1)
@@ -138,9 +128,9 @@ def _blocks(report: Report) -> Iterator[RenderableType]:
     if report.missing:
         gaps = [(h.column, f"{h.values}", f"{h.client}, row {h.row}") for h in report.missing]
         yield _table("Missing values", ("column", "values", "first"), _short(gaps))
-    if report.odd:
-        rows = [(odd.what, f"{len(odd.clients) or '-'}", odd.line) for odd in report.odd]
-        yield _table("Worth a look", ("what", "clients", ""), rows)
+    if report.anomalies:
+        rows = [(one.what, f"{len(one.clients) or '-'}", one.line) for one in report.anomalies]
+        yield _table("Anomalies", ("what", "clients", ""), rows)
     if report.left_out:
         yield _table("Left out", ("what", "how many"), [(why, str(n)) for why, n in report.left_out.items()])
     if report.notes:

@@ -16,8 +16,8 @@ from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import checks, toy
 from kinfolk.engines.coordinator import drop_outs
 from kinfolk.experiment.build import build_parts
+from kinfolk.experiment.finalize import without_final
 from kinfolk.experiment.record import read_rounds, read_scores
-from kinfolk.experiment.settled import unsettled
 from kinfolk.experiment.spec import parse
 from kinfolk.experiment.state import to_message
 from kinfolk.script import Ask, play
@@ -91,8 +91,8 @@ def test_the_last_groups_are_those_of_a_loop_by_hand(runs):
     assert last["groups"]["ari"] == pytest.approx(agreement(wanted, federation.truth)["ari"])
     assert last["groups"]["sizes"] == {str(c): wanted.count(c) for c in range(2)}
     moved = np.mean(np.array(wanted) != before.member.numpy())
-    assert last["settled"]["switch"] == pytest.approx(moved)
-    assert last["settled"]["answered"] == 8
+    assert last["final"]["switch"] == pytest.approx(moved)
+    assert last["final"]["answered"] == 8
 
 
 def test_scores_of_the_last_round_are_by_it_and_nothing_else_differs(runs):
@@ -101,18 +101,17 @@ def test_scores_of_the_last_round_are_by_it_and_nothing_else_differs(runs):
     assert off[off["round"] < 3].equals(weak[weak["round"] < 3])
     assert ended["weak"].summary != ended["off"].summary
     plain, lines = rounds_of(root / "off"), rounds_of(root / "weak")
-    was = lines[-1].pop("unsettled")
-    assert was == {key: plain[-1][key] for key in ("summary", "groups")}
+    was = lines[-1].pop("before_final")
+    assert was == plain[-1]
     assert lines[:-1] == plain[:-1]
     assert lines[-1]["groups"]["switch"] == was["groups"]["switch"]
-    settled = unsettled(read_rounds(root / "weak")[-1])
-    assert {k: v for k, v in settled.items() if k != "seconds"} == plain[-1]
-    assert settled["seconds"].keys() == read_rounds(root / "off")[-1]["seconds"].keys()
+    before = without_final(read_rounds(root / "weak")[-1])
+    assert before["seconds"].keys() == read_rounds(root / "off")[-1]["seconds"].keys()
     (_, state, facts), (_, kept, kept_facts) = saved(root / "off"), saved(root / "weak")
     assert facts == kept_facts
     assert all(equal(state[entry], kept[entry]) for entry in state), "checkpoints know nothing of it"
     assert equal({"c": ended["off"].state.centres}, {"c": ended["weak"].state.centres})
-    assert "settled" not in (root / "off/rounds.jsonl").read_text()
+    assert "final" not in (root / "off/rounds.jsonl").read_text()
 
 
 def test_both_protocols_agree_and_every_byte_is_counted(runs):
@@ -124,12 +123,12 @@ def test_both_protocols_agree_and_every_byte_is_counted(runs):
     model = nbytes({"model": {n: t[0] for n, t in first.items()}})
     untold = 8 - int(ended["off"].state.labels.any(1).sum())
     assert untold, "or nobody was left to ask"
-    sent = {kind: ways for kind, ways in weak["bytes"].items() if kind.startswith("settle.")}
+    sent = {kind: ways for kind, ways in weak["bytes"].items() if kind.startswith("final.")}
     labels = {"down": 0, "up": untold * 10 * 4}
-    assert sent == {"settle.update": {"down": 8 * model, "up": 8 * model}, "settle.labels": labels}
-    assert strong["bytes"]["settle.update"] == sent["settle.update"]
-    assert strong["bytes"]["settle.choose"] == {"down": 8 * 2 * 10 * 4, "up": 8 * 8}
-    assert set(weak["seconds"]) >= {"settle.update", "settle.server"}
+    assert sent == {"final.update": {"down": 8 * model, "up": 8 * model}, "final.labels": labels}
+    assert strong["bytes"]["final.update"] == sent["final.update"]
+    assert strong["bytes"]["final.choose"] == {"down": 8 * 2 * 10 * 4, "up": 8 * 8}
+    assert set(weak["seconds"]) >= {"final.update", "final.server"}
 
 
 @pytest.mark.parametrize("more", [(), (STRONG, "algorithm.epsilon=1.0", "run.absent=0.2")])
@@ -139,14 +138,14 @@ def test_more_rounds_later_equal_as_many_at_once(tmp_path, more, monkeypatch):
     changes = [*METHOD, FINAL, *more]
     whole = go(tmp_path / "a", *changes, "run.rounds=4")
     go(tmp_path / "b", *changes, "run.rounds=2")
-    assert "unsettled" in read_rounds(tmp_path / "b")[-1]
+    assert "before_final" in read_rounds(tmp_path / "b")[-1]
     halves = go(tmp_path / "b", *changes, "run.rounds=4", resume=True)
     assert equal(to_message(whole.state)[0], to_message(halves.state)[0])
     assert_same_end(tmp_path / "a", tmp_path / "b")
-    assert ["settled" in line for line in rounds_of(tmp_path / "b")] == [False] * 4 + [True]
+    assert ["final" in line for line in rounds_of(tmp_path / "b")] == [False] * 4 + [True]
 
 
-def test_a_finished_run_settles_to_the_same_again(runs):
+def test_a_finished_run_finalizes_to_the_same_again(runs):
     root, ended = runs
     lines, scores = rounds_of(root / "strong"), read_scores(root / "strong")
     again = go(root / "strong", *METHOD, FINAL, STRONG, resume=True)
@@ -157,13 +156,13 @@ def test_a_finished_run_settles_to_the_same_again(runs):
 
 
 @pytest.mark.parametrize("ending", ["run.target=0.01", "algorithm.name=mdicfl"])
-def test_a_run_that_ends_early_settles_only_when_it_has_clusters(tmp_path, ending):
+def test_a_run_that_ends_early_finalizes_only_when_it_has_clusters(tmp_path, ending):
     common = ("algorithm.start.name=shared_kmeans", "algorithm.start.shared_rounds=3")
     start = common if ending.startswith("algorithm") else ()
     ended = go(tmp_path / "r", *METHOD, FINAL, *start, ending)
     lines = read_rounds(tmp_path / "r")
     assert ended.rounds == (3 if start else 1)
-    assert ("settled" in lines[-1]) is not bool(start), "of one model for all there is nothing to choose"
+    assert ("final" in lines[-1]) is not bool(start), "of one model for all there is nothing to choose"
 
 
 def test_the_contract_of_resuming_holds():
@@ -206,4 +205,4 @@ def test_the_command_line_takes_it(kinfolk, tmp_path):
     words = [word for one in (*METHOD, FINAL, *small) for word in ("--set", one)]
     code, _, err = kinfolk("run", *words, "--out", "r", "--json")
     assert code == 0, err
-    assert read_rounds(tmp_path / "r")[-1]["settled"]["answered"] == 8
+    assert read_rounds(tmp_path / "r")[-1]["final"]["answered"] == 8

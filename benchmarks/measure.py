@@ -1,8 +1,13 @@
-"""Engines measured side by side: one FedAvg round each, against a bare PyTorch loop doing the same steps."""
+"""Engines measured side by side: one FedAvg round each, against a plain PyTorch loop doing the same steps.
+
+python benchmarks/measure.py --model mlp lenet --clients 12 100 --rows 50 --batch 10
+"""
 
 from __future__ import annotations
 
+import argparse
 import copy
+import json
 import math
 import subprocess
 import sys
@@ -15,9 +20,10 @@ import torch
 from torch import nn
 
 from kinfolk.algorithms import build_algorithm
-from kinfolk.engines.choose import Choice, Wanted, arithmetic, choose, make
+from kinfolk.engines.choose import Choice, arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.memory import Memories
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.engines.workers import cores
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
@@ -34,8 +40,7 @@ from kinfolk.task import Plan
 
 SHAPES = {"lenet": (1, 28, 28), "femnist_cnn": (1, 28, 28), "femnist_cnn_small": (1, 28, 28), "mlp": (784,)}
 CLASSES = 10
-BARE = "bare loop"
-TICKS = 5
+PLAIN = "plain loop"
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Measured:
     seconds: float
     samples: float  # rows trained on per second
     trainings: float  # clients trained per second
-    ratio: float  # how many times the bare loop's speed
+    ratio: float  # how many times the plain loop's speed
     floor: float  # seconds below which no engine on these cores, or this GPU, can come
     reached: float  # floor / seconds
     peak: float = math.nan  # MiB, of a round in a process of its own; NaN if not asked for
@@ -61,11 +66,7 @@ class Ceilings:
 
 
 def ceilings(device: torch.device) -> Ceilings:
-    """Measure a device, on a CPU one core of it.
-
-    >>> ceilings(torch.device("cpu")).operations > 1e8
-    True
-    """
+    """Measure a device, on a CPU one core of it."""
     side, length = (4096, 1 << 28) if device.type == "cuda" else (512, 1 << 24)
     a, b = torch.ones(side, side, device=device), torch.ones(length, device=device)
     c = torch.empty_like(b)
@@ -87,9 +88,6 @@ def floor_seconds(top: Ceilings, size: Cost, clients: int, rows: int, batch: int
     """The larger of two times: operations (forward, and twice that backward) and the fewest bytes.
 
     Bytes: in every step each client's model is read and written once, and its rows of `row` numbers are read.
-
-    >>> floor_seconds(Ceilings(6.0, 1e9), Cost(1, 1, 1), 2, 1, 1, 1)
-    1.0
     """
     moved = 8 * size.parameters * clients * -(-rows // batch) + 4 * row * clients * rows
     return max(3 * size.flops * clients * rows / top.operations, moved / top.bytes)
@@ -106,7 +104,7 @@ def toy(model: str, clients: int, rows: int) -> Federation:
     return from_arrays(given, test={}, classes=CLASSES)
 
 
-def bare_round(learner: Learner, federation: Federation, device: torch.device) -> Callable[[], None]:
+def plain_round(learner: Learner, federation: Federation, device: torch.device) -> Callable[[], None]:
     """A hand-written loop over clients: the steps of one FedAvg round, as one would write them."""
     x, y = federation.x.to(device), federation.y.to(device)
     criterion = nn.CrossEntropyLoss()
@@ -136,7 +134,7 @@ def engine_round(
 ) -> tuple[Callable[[], None], Coordinator]:
     """One FedAvg round on an engine."""
     algorithm = build_algorithm("fedavg", learner, {})
-    stage = Coordinator(make(choice, federation, client_tasks(algorithm), Memories(lambda who: {})))
+    stage = Coordinator(make(choice.engine, federation, client_tasks(algorithm), Memories(lambda who: {})))
     first = {name: t.to(choice.device) for name, t in learner.first.items()}
     state = algorithm.init(first, federation.clients, Seed(0))
     turn = RoundContext(Seed(0), 0, federation.clients)
@@ -187,12 +185,12 @@ class Ready:
 def _round(
     work: Work, ready: Ready, name: str, device: torch.device
 ) -> tuple[Callable[[], None], Coordinator | None] | None:
-    """One round by the bare loop or an engine; nothing if that is not for this device or network."""
-    if name == BARE:
-        return bare_round(ready.learner, ready.federation, device), None
+    """One round by the plain loop or an engine; nothing if that is not for this device or network."""
+    if name == PLAIN:
+        return plain_round(ready.learner, ready.federation, device), None
     if name == "workers" and device.type == "cuda":
         return None  # for CPUs only
-    choice = choose(Wanted(name), ready.size, work.batch, work.clients, ready.blocked)
+    choice = choose(EngineSpec(name), ready.size, work.batch, work.clients, ready.blocked)
     return engine_round(ready.learner, ready.federation, choice) if choice.name == name else None
 
 
@@ -204,19 +202,12 @@ def measure(
     repeats: int = 3,
     engines: tuple[str, ...] = ("loop", "batched", "workers"),
     memory: bool = False,
-    tick: Callable[[], None] = lambda: None,
 ) -> list[Measured]:
-    """The engines that suit this machine, interleaved so that a busy moment hits them all.
-
-    `tick` is called TICKS times if there are three repeats and memory is measured.
-
-    >>> [m.engine for m in measure("mlp", 2, 10, 5, repeats=1)][:2]
-    ['bare loop', 'loop']
-    """
+    """The engines that suit this machine, interleaved so that a busy moment hits them all."""
     work = Work(model, clients, rows, batch)
     ready = work.ready()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rounds = {name: one for name in (BARE, *engines) if (one := _round(work, ready, name, device))}
+    rounds = {name: one for name in (PLAIN, *engines) if (one := _round(work, ready, name, device))}
     best = dict.fromkeys(rounds, float("inf"))
     with arithmetic(device, "float32"):
         top = ceilings(device)
@@ -225,7 +216,6 @@ def measure(
                 began = time.perf_counter()
                 go()
                 best[name] = min(best[name], time.perf_counter() - began)
-            tick()
     for _, stage in rounds.values():
         if stage is not None:
             stage.engine.close()
@@ -233,11 +223,9 @@ def measure(
     found = []
     for name, seconds in best.items():
         least = floor / min(cores(), clients) if name == "workers" else floor
-        rates = clients * rows / seconds, clients / seconds, best[BARE] / seconds
+        rates = clients * rows / seconds, clients / seconds, best[PLAIN] / seconds
         peak = _peak_mib(work, name) if memory else math.nan
         found.append(Measured(name, seconds, *rates, least, least / seconds, peak))
-    if memory:
-        tick()
     return found
 
 
@@ -248,7 +236,7 @@ def _peak_mib(work: Work, name: str) -> float:
     """
     words = [work.model, *map(str, (work.clients, work.rows, work.batch)), name]
     done = subprocess.run(
-        [sys.executable, "-m", __name__, *words], capture_output=True, text=True, check=False
+        [sys.executable, __file__, "--peak", *words], capture_output=True, text=True, check=False
     )
     return float(done.stdout) if not done.returncode else math.nan
 
@@ -278,5 +266,38 @@ def _peak(words: list[str]) -> float:
     return max(own, others)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", nargs="+", default=["lenet"], help="models by name")
+    parser.add_argument("--clients", nargs="+", type=int, default=[12], help="numbers of clients")
+    parser.add_argument("--rows", type=int, default=500, help="rows of each client")
+    parser.add_argument("--batch", type=int, default=50, help="rows per step")
+    parser.add_argument("--json", action="store_true", help="every number instead of a table")
+    parser.add_argument("--peak", nargs=5, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.peak:
+        print(_peak(asked.peak))
+        return
+    found = [
+        {"model": model, "clients": clients, **vars(one)}
+        for model in asked.model
+        for clients in asked.clients
+        for one in measure(model, clients, asked.rows, asked.batch, memory=True)
+    ]
+    if asked.json:
+        print(json.dumps(found))
+        return
+    print(f"{asked.rows} rows a client, batch {asked.batch}: one FedAvg round in float32, best of three")
+    print("model       engine     clients  seconds   samples/s  clients/s  speed-up  % of limit  peak MiB")
+    for one in found:
+        print(
+            f"{one['model']:11} {one['engine']:10} {one['clients']:7} {one['seconds']:8.3f}"
+            f" {one['samples']:11,.0f} {one['trainings']:10,.1f} {one['ratio']:9.2f}"
+            f" {100 * one['reached']:11.0f} {one['peak']:9,.0f}"
+        )
+    print("speed-up: over the plain loop; limit: operations or bytes, by a product and a copy measured here")
+    print("peak: of one round in a process of its own, the largest if there are several")
+
+
 if __name__ == "__main__":
-    print(_peak(sys.argv[1:]))
+    main()

@@ -1,0 +1,106 @@
+"""What adding an engine or an engine option takes: one class in the registry, one field in the table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from small_spec import SPEC
+
+from kinfolk.algorithms.fedavg import FedAvg
+from kinfolk.contract.checks import check_engines_agree
+from kinfolk.engines.choose import ENGINES, engine_names
+from kinfolk.engines.loop import Loop
+from kinfolk.engines.memory import Memories
+from kinfolk.engines.spec import EngineSpec
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.run import run
+from kinfolk.experiment.spec import check
+from kinfolk.federation.federation import Federation
+from kinfolk.script import Ask
+from kinfolk.streams import RoundContext
+from kinfolk.task import Table
+from kinfolk.types import Stack
+
+
+class Joined(Loop):
+    """All replies in one stack; with the option `most`, so many in a stack."""
+
+    name, in_process, chunked = "joined", True, False
+    most = 1000
+
+    @classmethod
+    def make(cls, spec: EngineSpec, federation: Federation, table: Table, memories: Memories) -> Joined:
+        made = cls(federation, table, memories, spec.device)
+        made.most = getattr(spec, "most", made.most)
+        return made
+
+    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
+        one = list(super().replies(request, turn))
+        for i in range(0, len(one), self.most):
+            yield Stack.join(one[i : i + self.most])
+
+
+class Wrong(Joined):
+    """Forgets the first client."""
+
+    name = "wrong"
+
+    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
+        for stack in super().replies(request, turn):
+            yield stack.at(stack.clients[1:])
+
+
+@dataclass(frozen=True)
+class WithMost(EngineSpec):
+    """The table with one more option."""
+
+    most: int = 1000
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one line that a new engine adds to the registry."""
+    monkeypatch.setitem(ENGINES, "joined", Joined)
+
+
+def test_an_engine_is_a_class_in_the_registry(tmp_path):
+    assert "joined" in engine_names()["engine.name"]
+    assert "joined" in engine_names()["engine.inner"], "a rank may use what stays in its process"
+    ends = {}
+    for name in ("joined", "loop"):
+        spec = check(replace(SPEC, engine=EngineSpec(name, "cpu")))
+        ends[name] = run(spec, tmp_path / name).summary
+        assert json.loads((tmp_path / name / "run.json").read_text())["choice"]["name"] == name
+    assert ends["joined"] == ends["loop"]
+
+
+def test_the_conformance_suite_compares_a_new_engine_with_the_loop(monkeypatch):
+    check_engines_agree(FedAvg)
+    monkeypatch.setitem(ENGINES, "wrong", Wrong)
+    with pytest.raises(AssertionError, match="engine 'wrong' does not agree with 'loop'"):
+        check_engines_agree(FedAvg)
+
+
+def test_an_engine_that_is_not_registered_is_refused(monkeypatch):
+    monkeypatch.delitem(ENGINES, "joined")
+    with pytest.raises(KinfolkError, match=r"engine.name = 'joined': give one of auto, loop, batched, "):
+        check(replace(SPEC, engine=EngineSpec("joined")))
+
+
+def test_an_option_is_a_field_of_the_table_and_a_use_in_the_engine(monkeypatch, tmp_path):
+    sizes = []
+    replies = Joined.replies
+
+    def noted(self: Joined, *given: Any) -> Iterator[Stack]:
+        for stack in replies(self, *given):
+            sizes.append(len(stack))
+            yield stack
+
+    monkeypatch.setattr(Joined, "replies", noted)
+    run(replace(SPEC, engine=WithMost("joined", "cpu", most=5)), tmp_path / "run")
+    assert max(sizes) == 5, "of eight clients"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["choice"]["most"] == 5

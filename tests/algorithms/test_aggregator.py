@@ -18,7 +18,10 @@ from kinfolk.algorithms.clustered_hdbscan import ClusteredHDBSCAN
 from kinfolk.algorithms.fesem.fesem import FeSEM
 from kinfolk.algorithms.hypcluster import HypCluster
 from kinfolk.algorithms.ifca import IFCA
+from kinfolk.algorithms.mdicfl.back_search import BackSearch
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
+from kinfolk.algorithms.mdicfl.pseudo import PseudoRows
+from kinfolk.algorithms.mdicfl.start import HeldStart
 from kinfolk.algorithms.robust import Robust
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
@@ -117,13 +120,14 @@ def test_the_plain_mean_stays_the_fold_that_sums():
     assert isinstance(Aggregator("trimmed").fold(KEEP, places), RobustGroupMean)
 
 
+START = HeldStart("shared_kmeans", on="body_directions", shared_rounds=1, restarts=3, warm_epochs=2)
 METHODS = {
     "fesem": lambda learner, **more: FeSEM(learner, k=2, start=Start(restarts=3, warm_epochs=2), **more),
     "ifca": lambda learner, **more: IFCA(learner, k=2, **more),
     "hypcluster": lambda learner, **more: HypCluster(learner, k=2, **more),
     "clustered_fl": lambda learner, **more: ClusteredFL(learner, split_after=1, **more),
     "mdicfl": lambda learner, **more: MDICFL(
-        learner, k=2, shared_rounds=1, restarts=3, warm_epochs=2, samples=3, search_iterations=5, **more
+        learner, k=2, start=START, pseudo=PseudoRows(samples=3), search=BackSearch(iterations=5), **more
     ),
     "clustered_hdbscan": lambda learner, **more: ClusteredHDBSCAN(learner, min_size=3, **more),
     "robust": lambda learner, **more: Robust(
@@ -134,8 +138,8 @@ METHODS = {
 
 def aggregated(name, more):
     """How each method is told how to aggregate."""
-    if name == "mdicfl" or not more:
-        return more
+    if not more:
+        return {}
     weights = "size" if name in ("hypcluster", "clustered_hdbscan") else "uniform"
     return {"aggregate": Aggregator(more.get("mean", "mean"), more.get("trim", 0.1), weights)}
 
@@ -179,7 +183,9 @@ def test_a_poisoned_member_is_kept_out_of_the_middle(mean, most):
 
 def test_rounds_that_all_share_take_the_middle_too():
     federation, _ = turned(2)
-    method = MDICFL(toy.learner("mlp", federation), k=2, shared_rounds=1, mean="median")
+    method = MDICFL(
+        toy.learner("mlp", federation), k=2, start=HeldStart(shared_rounds=1), aggregate=Aggregator("median")
+    )
     clean, found = (
         toy.play_rounds(method, federation, rounds=1, wrap=poisoned(bad), score=False).state.centres
         for bad in ("nobody", "c03")
@@ -189,5 +195,7 @@ def test_rounds_that_all_share_take_the_middle_too():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_share_that_leaves_nobody_is_refused(name):
-    with pytest.raises(KinfolkError, match=r"trim = 0.5: give 0 or more and less than 0.5"):
+    with pytest.raises(
+        KinfolkError, match=r"algorithm.aggregate.trim = 0.5: give 0 or more"
+    ):
         METHODS[name](toy.learner("mlp", toy.alike()), **aggregated(name, {"trim": 0.5}))

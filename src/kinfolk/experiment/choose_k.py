@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms import ALGORITHMS, find_algorithm, options_of
-from kinfolk.algorithms.options import option_groups
+from kinfolk.algorithms.options import check_options, option_groups
 from kinfolk.clustering.count import how_many
 from kinfolk.clustering.distances import squared
 from kinfolk.clustering.hierarchy import silhouette
@@ -257,7 +257,8 @@ def common_rounds(spec: Experiment) -> int:
     >>> [common_rounds(Experiment(algorithm=AlgorithmSpec(name))) for name in ("fesem_shared", "ifca")]
     [3, 0]
     """
-    groups = option_groups(find_algorithm(spec.algorithm.name), spec.algorithm.options)
+    name, kind = spec.algorithm.name, find_algorithm(spec.algorithm.name)
+    groups = option_groups(kind, check_options(name, kind, spec.algorithm.options))
     return sum(getattr(group, "common_rounds", 0) for group in groups.values())
 
 

@@ -18,7 +18,10 @@ from kinfolk.algorithms.clustered_hdbscan import ClusteredHDBSCAN
 from kinfolk.algorithms.fesem.fesem import FeSEM
 from kinfolk.algorithms.hypcluster import HypCluster
 from kinfolk.algorithms.ifca import IFCA
+from kinfolk.algorithms.mdicfl.back_search import BackSearch
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
+from kinfolk.algorithms.mdicfl.pseudo import PseudoRows
+from kinfolk.algorithms.mdicfl.start import HeldStart
 from kinfolk.algorithms.robust import Robust
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
@@ -123,7 +126,12 @@ METHODS = {
     "hypcluster": lambda learner, **more: HypCluster(learner, k=2, **more),
     "clustered_fl": lambda learner, **more: ClusteredFL(learner, split_after=1, **more),
     "mdicfl": lambda learner, **more: MDICFL(
-        learner, k=2, shared_rounds=1, restarts=3, warm_epochs=2, samples=3, search_iterations=5, **more
+        learner,
+        k=2,
+        start=HeldStart("shared_kmeans", 2, 3, "body_directions", shared_rounds=1),
+        pseudo=PseudoRows(samples=3),
+        search=BackSearch(5),
+        **more,
     ),
     "clustered_hdbscan": lambda learner, **more: ClusteredHDBSCAN(learner, min_size=3, **more),
     "robust": lambda learner, **more: Robust(
@@ -134,7 +142,7 @@ METHODS = {
 
 def aggregated(name, more):
     """How each method is told how to aggregate."""
-    if name == "mdicfl" or not more:
+    if not more:
         return more
     weights = "size" if name in ("hypcluster", "clustered_hdbscan") else "uniform"
     return {"aggregate": Aggregator(more.get("mean", "mean"), more.get("trim", 0.1), weights)}
@@ -179,7 +187,9 @@ def test_a_poisoned_member_is_kept_out_of_the_middle(mean, most):
 
 def test_rounds_that_all_share_take_the_middle_too():
     federation, _ = turned(2)
-    method = MDICFL(toy.learner("mlp", federation), k=2, shared_rounds=1, mean="median")
+    method = MDICFL(
+        toy.learner("mlp", federation), start=HeldStart("shared_kmeans"), k=2, aggregate=Aggregator("median")
+    )
     clean, found = (
         toy.play_rounds(method, federation, rounds=1, wrap=poisoned(bad), score=False).state.centres
         for bad in ("nobody", "c03")

@@ -17,16 +17,16 @@ from kinfolk.types import Stack
 
 
 @pytest.mark.parametrize(("total", "fine"), [(0.98, False), (0.9995, True), (1.0005, True), (1.02, False)])
-def test_a_label_law_may_miss_one_by_a_rounding_and_no_more(total, fine):
+def test_a_label_distribution_may_miss_one_by_a_rounding_and_no_more(total, fine):
     federation, _ = turned(3)
     method = MDICFL(toy.learner("mlp", federation), k=3)
     state = replace(method.init(method.learner.first, federation.clients, Seed(0)), shape=(1, 8, 8))
     odd = federation.clients[5]
-    law = torch.tensor([0.4, 0.3, 0.2, 0.1])
-    told = {c: (1, {"law": law * total if c == odd else law}) for c in federation.clients}
+    labels = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    told = {c: (1, {"labels": labels * total if c == odd else labels}) for c in federation.clients}
     new, facts = play(method.hear(state, federation.clients), lambda request: Stack.of(told))
-    assert facts["bad_laws"] == ([] if fine else [odd])
-    assert new.told(federation.clients) == [c != odd or fine for c in federation.clients]
+    assert facts["bad_labels"] == ([] if fine else [odd])
+    assert new.has_labels(federation.clients) == [c != odd or fine for c in federation.clients]
 
 
 @pytest.mark.parametrize(

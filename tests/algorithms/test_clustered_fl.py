@@ -38,7 +38,7 @@ def test_successive_splits_end_with_the_true_groups():
     federation, truth = turned(4, seed=5)
     method = ClusteredFL(toy.learner("mlp", federation, epochs=2), **ALWAYS, min_size=3)
     found = {r: toy.play_rounds(method, federation, "batched", rounds=r) for r in (1, 2, 5)}
-    assert [outcome.state.models.k for outcome in found.values()] == [1, 2, 4]
+    assert [outcome.state.k for outcome in found.values()] == [1, 2, 4]
     assert agreement(list(found[5].groups), truth)["ari"] == 1.0
     loop = toy.play_rounds(method, federation, "loop", rounds=5)
     assert outcome_difference(found[5], loop, 1e-4) == ""
@@ -100,7 +100,7 @@ def test_every_condition_counts(options, splits):
 def test_a_group_with_a_missing_member_is_not_split():
     truth = {"a": EAST, "b": WEST, "c": WEST, "d": EAST}
     method, state, names, delta = by_hand(truth)
-    assert method.split(state, names[:3], delta[:3]).models.k == 1
+    assert method.split(state, names[:3], delta[:3]).k == 1
 
 
 def test_updates_of_length_zero_are_split_from_nobody_in_particular():
@@ -156,6 +156,6 @@ def test_a_run_goes_on_with_the_groups_that_it_had(tmp_path):
     whole = toy.run_toy(make, tmp_path / "whole", {"rounds": 4}).state
     toy.run_toy(make, tmp_path / "halves", {"rounds": 2})
     halves = toy.run_toy(make, tmp_path / "halves", {"rounds": 4}, resume=True).state
-    assert whole.models.k > 2
+    assert whole.k > 2
     assert torch.equal(halves.member, whole.member)
     assert message_difference(halves.centres, whole.centres, 0) == ""

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from kinfolk.algorithms import ALGORITHMS
+from kinfolk.algorithms.blocks.many_models import in_use
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.asking import middle
 from kinfolk.experiment.assign import assign
 from kinfolk.experiment.build import build_parts
-from kinfolk.experiment.newcomers import _in_use, in_terms_of, open_run, read_newcomers
+from kinfolk.experiment.newcomers import in_terms_of, open_run, read_newcomers
 from kinfolk.experiment.run import run
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
@@ -150,7 +151,7 @@ def test_places_without_members_are_no_groups(runs, newcomers):
     }
     for name, leaf in trained.centres.items():
         state["centres"][name][list(left)] = leaf[list(left)]
-    centres, groups = _in_use(state)
+    centres, groups = in_use(state)
     assert groups == left
     found = assign(replace(trained, centres=centres, groups=groups), newcomers)
     for row in found["newcomers"]:
@@ -161,7 +162,7 @@ def test_places_without_members_are_no_groups(runs, newcomers):
         before = whole[row["newcomer"]]
         if before["group"] != gone:
             assert row["centre"] == before["centre"], "the same model under the same number"
-    assert _in_use({"model": {}}) == ({}, ())
+    assert in_use({"model": {}}) == ({}, ())
 
 
 def test_a_run_with_everybody_in_one_group_has_nothing_to_choose(runs, newcomers):

@@ -13,6 +13,7 @@ from small_runs import SPEC, digits, go, rounds_of, saved
 
 from kinfolk.algorithms.blocks import one_model
 from kinfolk.algorithms.blocks import warm_start as warm
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.cli.progress import ProgressReporter
 from kinfolk.contract import toy
 from kinfolk.engines.work import trained_by
@@ -79,7 +80,8 @@ def test_the_example_of_the_page_plays_27_rounds_after_a_start_of_two_and_a_half
         ([*FESEM, "algorithm.start.name=random_partition"], 12, {}),
         (["algorithm.name=fesem_ma", "algorithm.k=2", "model.name=mlp", "model.hidden=[4]"], 7,
          {"warm": 5 * ROWS}),
-        (["algorithm.name=fesem_ma", "algorithm.k=2", "algorithm.start.warm_epochs=1", "algorithm.matching.retrain_epochs=1",
+        (["algorithm.name=fesem_ma", "algorithm.k=2", "algorithm.start.warm_epochs=1",
+          "algorithm.matching.retrain_epochs=1",
           "model.name=mlp", "model.hidden=[4]"], 5, {"warm": ROWS, "retrain.0": 5 * ROWS}),
         (["algorithm.name=mdicfl", "algorithm.k=2", "algorithm.start.name=warm_kmeans",
           "algorithm.pseudo.samples=2", "algorithm.search.iterations=2"], 7, {"warm": 5 * ROWS}),
@@ -196,7 +198,7 @@ def test_work_that_is_done_twice_to_save_memory_counts_once(monkeypatch):
         monkeypatch.setattr(warm, "EXACT", exact)
         monkeypatch.setattr(warm, "MOST", most)
         turn = RoundContext(Seed(0), 0, federation.clients)
-        script = warm.warm_kmeans(learner.first, learner.names, 2, 1, "uniform", turn)
+        script = warm.warm_kmeans(learner.first, learner.names, 2, 1, turn, Aggregator())
         asked, answer = 0, None
         work = 0
         with toy.staged(toy_algorithm(table), federation) as stage:

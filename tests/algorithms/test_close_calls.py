@@ -26,7 +26,7 @@ def test_a_label_distribution_may_miss_one_by_a_rounding_and_no_more(total, fine
     told = {c: (1, {"labels": labels * total if c == odd else labels}) for c in federation.clients}
     new, facts = play(method.hear(state, federation.clients), lambda request: Stack.of(told))
     assert facts["bad_labels"] == ([] if fine else [odd])
-    assert new.told(federation.clients) == [c != odd or fine for c in federation.clients]
+    assert new.has_labels(federation.clients) == [c != odd or fine for c in federation.clients]
 
 
 @pytest.mark.parametrize(

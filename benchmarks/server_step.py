@@ -28,6 +28,7 @@ from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.algorithms.options import options_of, with_options
 from kinfolk.engines.choose import arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator, Engine
+from kinfolk.engines.fast import prepare
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.learning.batchable import cost
@@ -73,7 +74,9 @@ def measure(
     federation = toy("lenet", clients, rows)
     with Seed(0).borrowed("init"):
         module = build_model("lenet", federation.shape, CLASSES, {})
-    learner = Learner(module, find_loss("cross_entropy"), CLASSES, SGD(), Plan(50, epochs), lr=0.1)
+    learner = Learner(
+        module, find_loss("cross_entropy"), CLASSES, SGD(), Plan(50, epochs), lr=0.1, prepare=prepare
+    )
     method = with_options(MDICFL, learner, {"k": 4, "start.name": "random_partition", **options})
     size = cost(learner, federation.x[:1])
     choice = choose(EngineSpec("workers"), size, 50, clients, "")

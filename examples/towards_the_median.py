@@ -6,11 +6,19 @@ Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning. ICML 20
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kinfolk.learning.learner import Learner
-from kinfolk.script import Script, ask
-from kinfolk.streams import RoundContext, Seed
-from kinfolk.task import Table, Task
-from kinfolk.types import Client, Message, Stack, Tree
+from kinfolk.authoring import (
+    Client,
+    Learner,
+    Message,
+    RoundContext,
+    Script,
+    Seed,
+    Stack,
+    Table,
+    Task,
+    Tree,
+    ask,
+)
 
 
 @dataclass(frozen=True)

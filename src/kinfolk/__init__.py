@@ -1,4 +1,7 @@
-"""Kinfolk: federated learning among clients who are not alike."""
+"""Kinfolk: federated learning for heterogeneous (non-IID) clients.
+
+What stands in `__all__` here and in `kinfolk.authoring` is public; every other module is internal.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kinfolk.api import Comparison, KChoice, Placed, assign, choose_k, compare, run
+    from kinfolk.api import Comparison, KChoice, Placed, assign, build_federation, choose_k, compare, run
     from kinfolk.errors import KinfolkError
     from kinfolk.experiment.run import Result
     from kinfolk.federation.federation import Federation
     from kinfolk.federation.own_data.arrays import from_arrays
-
-# Names are imported when they are first used: reading reports must not wait for torch.
-_HOMES = {
-    "Comparison": "kinfolk.api",
-    "Federation": "kinfolk.federation.federation",
-    "KChoice": "kinfolk.api",
-    "KinfolkError": "kinfolk.errors",
-    "Placed": "kinfolk.api",
-    "Result": "kinfolk.experiment.run",
-    "assign": "kinfolk.api",
-    "choose_k": "kinfolk.api",
-    "compare": "kinfolk.api",
-    "from_arrays": "kinfolk.federation.own_data.arrays",
-    "run": "kinfolk.api",
-}
+    from kinfolk.federation.own_data.frame import read_frame
+    from kinfolk.federation.own_data.huggingface import read_flower, read_huggingface
+    from kinfolk.federation.own_data.load import load_own
+    from kinfolk.federation.own_data.loaded import federate
+    from kinfolk.federation.own_data.report import inspect
+    from kinfolk.report.read import Run, load_run, load_runs
 
 __all__ = [
     "Comparison",
@@ -34,12 +28,41 @@ __all__ = [
     "KinfolkError",
     "Placed",
     "Result",
+    "Run",
+    "__version__",
     "assign",
+    "build_federation",
     "choose_k",
     "compare",
+    "federate",
     "from_arrays",
+    "inspect",
+    "load_own",
+    "load_run",
+    "load_runs",
+    "read_flower",
+    "read_frame",
+    "read_huggingface",
     "run",
 ]
+
+# Where each name lives. It is imported when it is first used: reading reports must not wait for torch.
+_HOMES = {
+    **dict.fromkeys(
+        ("Comparison", "KChoice", "Placed", "assign", "build_federation", "choose_k", "compare", "run"), "api"
+    ),
+    **dict.fromkeys(("Run", "load_run", "load_runs"), "report.read"),
+    "Federation": "federation.federation",
+    "KinfolkError": "errors",
+    "Result": "experiment.run",
+    "federate": "federation.own_data.loaded",
+    "from_arrays": "federation.own_data.arrays",
+    "inspect": "federation.own_data.report",
+    "load_own": "federation.own_data.load",
+    "read_flower": "federation.own_data.huggingface",
+    "read_frame": "federation.own_data.frame",
+    "read_huggingface": "federation.own_data.huggingface",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -49,4 +72,8 @@ def __getattr__(name: str) -> Any:
         return version("kinfolk")
     if name not in _HOMES:
         raise AttributeError(f"module 'kinfolk' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(f"kinfolk.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -23,9 +23,10 @@ from kinfolk.experiment.record import plain
 from kinfolk.experiment.run import Result
 from kinfolk.experiment.run import run as run_spec
 from kinfolk.experiment.sections import AlgorithmSpec, Experiment, ModelSpec
-from kinfolk.experiment.spec import override
+from kinfolk.experiment.spec import load, override
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.own_data.arrays import Given, from_arrays
+from kinfolk.federation.sources import build
 from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
 
@@ -294,6 +295,18 @@ def assign(
             _federation(newcomers, test, trained.spec, Seed(trained.spec.run.seed)), (), trained
         )
     return Placed(plain(assigning.assign(trained, rows, by=by, network=network)))
+
+
+def build_federation(spec: str | Path, seed: int | None = None) -> Federation:
+    """The clients that an experiment file describes; the file's own seed if none is given.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "mine.toml").write_text("[data]\\nclients = 6")
+    ...     len(build_federation(Path(folder) / "mine.toml").clients)
+    6
+    """
+    found = load(Path(spec))
+    return build(found.data, Seed(found.run.seed if seed is None else seed))
 
 
 def _federation(clients: Given | Federation, test: Given | None, spec: Experiment, seed: Seed) -> Federation:

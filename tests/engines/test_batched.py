@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from probing import probe
 from torch import Tensor, nn
 from toys import (
     ROUNDING,
@@ -24,10 +25,8 @@ from toys import (
     turn,
 )
 
-from kinfolk.algorithms.slfed.probe_images import StandIns
-from kinfolk.engines import steps
 from kinfolk.engines.batched import Batched
-from kinfolk.engines.fast import trace
+from kinfolk.engines.fast import steps, trace
 from kinfolk.engines.fast.lanes import CudaLane
 from kinfolk.engines.loop import Loop
 from kinfolk.federation.own_data.arrays import from_arrays
@@ -250,8 +249,8 @@ def test_a_task_without_the_large_network_shares_calls_where_others_have_lanes()
     each = [1] * len(data.clients)
     assert sizes("t", 3) == sizes("t", 1) == sizes("light", 1) == each, "as asked"
     assert sizes("light", 3) == [len(data.clients)]
-    assert StandIns(one, "gan").task().light
-    assert not StandIns(one, "back_search").task().light
+    assert probe(one, "gan").task().light
+    assert not probe(one, "back_search").task().light
 
 
 def test_a_caller_who_leaves_early_waits_for_what_is_under_way() -> None:

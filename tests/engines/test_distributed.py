@@ -21,7 +21,8 @@ from toys import federation, learner, turn
 
 import kinfolk
 from kinfolk.algorithms import ALGORITHMS
-from kinfolk.engines import distributed, parcel
+from kinfolk.codec import decode, encode
+from kinfolk.engines import rpc
 from kinfolk.engines.coordinator import Coordinator, fold_part
 from kinfolk.engines.distributed import shares
 from kinfolk.engines.loop import Loop
@@ -35,7 +36,7 @@ from kinfolk.fold import Mean
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Task
-from kinfolk.types import Client, Message, leaves
+from kinfolk.types import Message, leaves
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 RANKS = HELPERS / "ranks.py"
@@ -65,8 +66,8 @@ JOBS: dict[str, list[str]] = {
     "longer": ["algorithm.name=local", "run.participation=0.7", "run.rounds=4"],
     # Sums of two and more, some of whose rounds are void.
     "answers": [
-        *("algorithm.name=slfed", "algorithm.images=noise", "algorithm.images_count=20"),
-        *("algorithm.min_members=1", "algorithm.max_share=1.0"),
+        *("algorithm.name=slfed", "algorithm.images.kind=noise", "algorithm.images.count=20"),
+        *("algorithm.shares.min_members=1", "algorithm.shares.max_share=1.0"),
         *("run.absent=0.3", "run.quorum=0.6", "run.rounds=5"),
     ],
 }
@@ -191,7 +192,7 @@ def test_two_ranks_agree_with_the_loop(room, name):
 def test_what_a_turn_says_of_its_cohort_reaches_every_rank():
     rows = federation()
     here = RoundContext(Seed(5), 7, rows.clients, 0.3)
-    told = distributed._turn(distributed._when(here), rows)
+    told = rpc.unpack_context(rpc.pack_context(here), rows.clients)
     assert told == here
     assert told.cohort == here.cohort != here.clients
 
@@ -345,18 +346,15 @@ def test_a_fold_in_parts_counts_refuses_and_gives_what_a_whole_one_does():
 
 def test_an_error_on_another_rank_is_one_here():
     with pytest.raises(KinfolkError, match=r"^rank 2: local.lr = -1: give more$"):
-        parcel.opened(parcel.report(KinfolkError("local.lr", -1, "give more")), 2)
-    with pytest.raises(RuntimeError, match=r"^rank 1 failed: ZeroDivisionError: by nought\n"):
-        parcel.opened(parcel.report(ZeroDivisionError("by nought")), 1)
+        rpc.opened(rpc.pack_error(KinfolkError("local.lr", -1, "give more"), {}), "rank 2")
+    with pytest.raises(RuntimeError, match=r"^rank 1 failed at client cat: ZeroDivisionError: by nought\n"):
+        rpc.opened(rpc.pack_error(ZeroDivisionError("by nought"), {"to": '["cat"]'}), "rank 1")
 
 
-def test_letters_keep_their_names_order_and_content():
-    letters = [
-        (Client("b"), Client("a"), {"m": {"w": torch.ones(2)}, "n": torch.tensor(3)}),
-        (Client("b"), Client("c"), {}),
-    ]
-    back = parcel.letters(parcel.enveloped(letters), 1)
-    assert [(a, b) for a, b, _ in back] == [("b", "a"), ("b", "c")]
-    assert torch.equal(back[0][2]["m"]["w"], torch.ones(2))
-    assert back[0][2]["n"] == 3
-    assert back[1][2] == {}
+def test_messages_between_clients_keep_their_names_order_and_content():
+    written = [(["b", "a"], {"m": {"w": torch.ones(2)}, "n": torch.tensor(3)}), (["b", "c"], {})]
+    back = rpc.unpack_several(*decode(encode(*rpc.pack_several(written))))
+    assert [label for label, _ in back] == [["b", "a"], ["b", "c"]]
+    assert torch.equal(back[0][1]["m"]["w"], torch.ones(2))
+    assert back[0][1]["n"] == 3
+    assert back[1][1] == {}

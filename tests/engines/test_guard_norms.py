@@ -10,10 +10,11 @@ from toys import federation, learner, turn
 
 from kinfolk.contract.spoil import Passing
 from kinfolk.engines.batched import Batched
-from kinfolk.engines.coordinator import Coordinator, fold_part, part_as_message, part_from_message
+from kinfolk.engines.coordinator import Coordinator, fold_part
 from kinfolk.engines.guard import FAR, Cohort, norms
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
+from kinfolk.engines.rpc import pack_part, unpack_part
 from kinfolk.engines.wire import Wire
 from kinfolk.engines.workers import Workers
 from kinfolk.fold import Mean
@@ -149,7 +150,7 @@ def test_a_part_comes_back_from_bytes_with_the_replies_that_wait():
     engine = scaled({"c": 1e9})(Loop(DATA, TABLE, Memories(lambda who: {})))
     request: Ask[Any] = Ask("train", DATA.clients, {"model": ONE.first})
     part = fold_part(engine, request, Mean("model", {}), turn(DATA))
-    back = part_from_message(*decode(encode(*part_as_message(part))))
+    back = unpack_part(*decode(encode(*pack_part(part))))
     assert back.waiting.clients == part.waiting.clients == ("c",)
     assert back.heard == part.heard == DATA.clients
     assert torch.equal(back.norms, part.norms)

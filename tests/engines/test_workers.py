@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,17 +16,20 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from toys import SIZES, counted, empty, federation, largest_difference, learner, remembering, together, turn
 
 from kinfolk.engines import workers
 from kinfolk.engines.choose import arithmetic
 from kinfolk.engines.loop import Loop
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.engines.workers import Workers
 from kinfolk.errors import KinfolkError
 from kinfolk.script import Ask
 from kinfolk.task import Task
-from kinfolk.types import Message, Stack, leaves
+from kinfolk.types import Client, Message, Stack, leaves
 
 DATA = federation()
 
@@ -101,13 +105,65 @@ def test_the_bits_are_those_of_the_loop(processes):
     assert not any(leaf.requires_grad for memory in ours.values() for _, _, leaf in leaves(memory))
 
 
+@pytest.mark.parametrize(
+    ("clients", "processes", "chunk", "expected"),
+    [(24, 2, 32, [12, 12]), (24, 3, 32, [8, 8, 8]), (40, 2, 32, [20, 20]), (3, 8, 32, [1, 1, 1])],
+)
+def test_no_process_is_idle_while_another_has_more_clients(clients, processes, chunk, expected):
+    data = federation({f"c{i:02}": 1 for i in range(clients)})
+    task = Task(
+        lambda message, memory, facts: {"v": facts.rows * 0 + os.getpid()}, lambda carry: (carry, None)
+    )
+    made = Workers.make(EngineSpec("workers", "cpu", chunk, 1, processes), data, {"t": task}, empty())
+    try:
+        stacks = list(made.replies(Ask("t", data.clients), turn(data)))
+    finally:
+        made.close()
+    assert [len(stack) for stack in stacks] == expected
+    assert sorted(Counter(Stack.join(stacks).tensor("v").tolist()).values()) == expected, "a job for each"
+
+
+@given(st.integers(1, 60), st.integers(1, 40), st.integers(1, 9))
+def test_jobs_hold_everyone_once_and_are_as_many_for_each_process(clients, least, processes):
+    who = [Client(f"c{i:02}") for i in range(clients)]
+    some = workers.jobs(who, least, processes)
+    assert [c for job in some for c in job] == who
+    sizes = [len(job) for job in some]
+    assert max(sizes) - min(sizes) <= 1
+    assert len(some) == clients or (len(some) >= least and len(some) % processes == 0)
+    assert len(some) < least + processes
+
+
+def test_folds_have_the_same_parts_by_one_two_and_four_processes():
+    who = [Client(f"c{i:02}") for i in range(24)]
+    assert workers.jobs(who, workers.PARTS, 1) == workers.jobs(who, workers.PARTS, 2)
+    assert workers.jobs(who, workers.PARTS, 1) == workers.jobs(who, workers.PARTS, 4)
+    assert len(workers.jobs(who, workers.PARTS, 8)) == 8, "and none of eight is idle"
+
+
+def test_what_is_shared_is_read_by_all_before_the_next_takes_its_place():
+    task = Task(lambda message, memory, facts: {"v": message["x"].sum() + facts.rows}, lambda c: (c, None))
+    large = workers._SMALL  # numbers, four bytes each: more than a pipe holds
+    with engine({"t": task}, processes=3) as made:
+        for value in (1.0, 2.0, 0.0):
+            asked = Ask("t", DATA.clients, {"x": torch.full((large,), value)})
+            got = together(made, asked, turn(DATA)).tensor("v").tolist()
+            assert got == [value * large + SIZES[c] for c in sorted(DATA.clients)]
+        nothing = Task(lambda message, memory, facts: {"v": facts.rows + len(message)}, lambda c: (c, None))
+        made.close()
+        made.table["n"] = nothing
+        together(made, Ask("t", DATA.clients, {"x": torch.ones(3)}), turn(DATA))
+        got = together(made, Ask("n", DATA.clients), turn(DATA)).tensor("v").tolist()
+        assert got == [SIZES[c] for c in sorted(DATA.clients)], "nothing of the request before"
+
+
 def test_an_error_names_the_client_and_what_happened():
     def fail() -> None:
         raise ZeroDivisionError("by nought")
 
     before = children()
     with engine({"t": doing(fail)}) as made:
-        with pytest.raises(RuntimeError, match=r"client cat failed in a worker process:[\s\S]*by nought"):
+        with pytest.raises(RuntimeError, match=r"process failed at client cat: Zero[\s\S]*by nought"):
             together(made, Ask("t", DATA.clients), turn(DATA))
         assert children() == before, "no process is left behind"
         # And it can be used again.

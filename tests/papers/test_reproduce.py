@@ -303,8 +303,9 @@ def test_principal_axes_are_the_same_in_blocks_of_columns(monkeypatch):
 
 
 def test_models_from_one_start_are_grouped_and_drawn(tmp_path):
+    (tmp_path / "spec.toml").touch()
     parts = build_parts(Experiment())
-    held = first_picture(parts, 5, 4)
+    held = first_picture(tmp_path / "spec.toml", [], 5, 4)
     assert held["client"] == list(parts.federation.clients)
     assert held["truth"] == parts.federation.truth.tolist()
     pairs = set(zip(held["group"], held["truth"], strict=True))
@@ -354,7 +355,7 @@ TRUST = """
 name = "opinions"
 title = "Figure 3"
 spec = "tiny.toml"
-run = "slfed,images=noise,images_count=20,shares=plain"
+run = "slfed,images.kind=noise,images.count=20,shares.scheme=plain"
 reported = "lists below half"
 """
 

@@ -12,7 +12,7 @@ import torch
 
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.coordinator import Engine
-from kinfolk.engines.fast.heap import keep_large_blocks
+from kinfolk.engines.fast import keep_large_blocks
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.spec import EngineSpec

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -288,25 +287,6 @@ def fold_part(engine: Engine, request: Ask[Any], fold: Mergeable, turn: RoundCon
     norms = torch.cat(cohort.seen) if cohort.seen else torch.zeros(0, dtype=torch.float64)
     sent = stage.ledger.bytes.get(request.task, {}).get("up", 0)
     return Part(total, heard, rejected, sent, norms, Stack.join(cohort.waiting))
-
-
-def part_as_message(part: Part) -> tuple[Message, dict[str, str]]:
-    """A part as a message and a header, for another process."""
-    waiting = {f"waiting.body.{key}": value for key, value in part.waiting.body.items()}
-    body = {f"total.{key}": value for key, value in part.total.items()} | waiting
-    told = json.dumps([part.heard, part.rejected, part.sent, part.waiting.clients])
-    return {**body, "norms": part.norms, "waiting.size": part.waiting.size}, {"part": told}
-
-
-def part_from_message(message: Message, header: Mapping[str, str]) -> Part:
-    """The part behind `part_as_message`."""
-
-    def under(prefix: str) -> Message:
-        return {k.removeprefix(prefix): v for k, v in message.items() if k.startswith(prefix)}
-
-    heard, rejected, sent, waiting = json.loads(header["part"])
-    held = Stack(tuple(waiting), message["waiting.size"].cpu(), under("waiting.body."))
-    return Part(under("total."), tuple(heard), rejected, sent, message["norms"].cpu(), held)
 
 
 def _nobody(expected: Expected) -> Stack:

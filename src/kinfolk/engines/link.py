@@ -1,7 +1,7 @@
 """Bytes between the ranks of a process group, and one clear error when a rank is gone.
 
 Everything goes over gloo except what rank 0 tells all at once, which takes NCCL where every rank has a GPU of
-its own. A letter's length is sent ahead of it.
+its own. A message's length is sent ahead of it; below 0, so many bytes follow for all.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,7 +29,10 @@ LAUNCH = "torchrun --nproc-per-node 2 -m kinfolk run SPEC --set engine.name=dist
 # Seconds that rank 0 waits for the others to hear that the run is over.
 FAREWELL = 5.0
 
-# A letter on its way: the work, and the tensors that must live until it is done.
+# Chunks of replies that a rank may have on their way while it works on the next.
+AHEAD = 64
+
+# A message on its way: the work, and the tensors that must live until it is done.
 Posted = list[tuple[Any, Tensor]]
 
 
@@ -59,7 +63,7 @@ class Link:
             return self._start(data, to)
 
     def settle(self, posted: Posted, to: int) -> None:
-        """Wait until a letter has arrived."""
+        """Wait until a message has arrived."""
         with self._noticing(to):
             for work, _ in posted:
                 work.wait()
@@ -69,25 +73,33 @@ class Link:
         self.settle(self.post(data, to), to)
 
     def take(self, source: int) -> bytes:
-        """The next letter from a rank."""
+        """The next message from a rank."""
         count = torch.zeros(1, dtype=torch.int64)
         with self._noticing(source):
             dist.recv(count, source, group=self.gloo)
+            if count < 0:
+                return self._broadcast(torch.empty(-int(count), dtype=torch.uint8))
             data = torch.empty(int(count), dtype=torch.uint8)
             dist.recv(data, source, group=self.gloo)
         return data.numpy().tobytes()
 
-    def spread(self, data: bytes, count: int) -> bytes:
-        """Send from rank 0 to all; the others give nothing and the number of bytes, which they were told."""
-        group, device = (self.nccl, self.device) if self.nccl else (self.gloo, torch.device("cpu"))
-        given = bytearray(data) if self.rank == 0 else bytearray(count)
-        tensor = torch.frombuffer(given, dtype=torch.uint8).to(device)
-        with self._noticing(None):
-            dist.broadcast(tensor, 0, group=group)
-        return data if self.rank == 0 else tensor.cpu().numpy().tobytes()
+    def spread(self, data: bytes) -> None:
+        """Send from rank 0 to all, who take it as any other message."""
+        for rank in range(1, self.size):
+            with self._noticing(rank):
+                dist.send(torch.tensor([-len(data)]), rank, group=self.gloo)
+        self._broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+    def all_to_all(self, data: dict[int, bytes]) -> dict[int, bytes]:
+        """Send to every other rank and take from it; nobody waits before everything is on its way."""
+        posted = {rank: self.post(one, rank) for rank, one in data.items()}
+        taken = {rank: self.take(rank) for rank in data}
+        for rank, one in posted.items():
+            self.settle(one, rank)
+        return taken
 
     def farewell(self) -> list[int]:
-        """Rank 0 tells all that the run is over; the ranks that can not be told because they are gone."""
+        """Rank 0 tells all that the run is over; the ranks that cannot be told because they are gone."""
         if self.gone is not None:
             return self.gone
         self.gone, posted = [], []
@@ -102,6 +114,13 @@ class Link:
                 work.wait(timedelta(seconds=max(0.01, until - time.monotonic())))
         return self.gone
 
+    def _broadcast(self, data: Tensor) -> bytes:
+        group, device = (self.nccl, self.device) if self.nccl else (self.gloo, torch.device("cpu"))
+        data = data.to(device)
+        with self._noticing(None):
+            dist.broadcast(data, 0, group=group)
+        return data.cpu().numpy().tobytes() if self.rank else b""
+
     def _start(self, data: bytes, to: int) -> Posted:
         parts = [torch.tensor([len(data)]), torch.frombuffer(bytearray(data), dtype=torch.uint8)]
         return [(dist.isend(part, to, group=self.gloo), part) for part in parts]
@@ -110,7 +129,7 @@ class Link:
         """The error for a rank that does not answer, which the others are told."""
         if self.rank:
             return KinfolkError(
-                "rank 0" if rank is None else f"rank {rank}", None, "can not be reached any more"
+                "rank 0" if rank is None else f"rank {rank}", None, "cannot be reached any more"
             )
         gone = sorted({*self.farewell(), *([] if rank is None else [rank])})
         name = "rank " + ", ".join(map(str, gone)) if gone else "a rank"
@@ -123,6 +142,27 @@ class Link:
             yield
         except RuntimeError as error:  # all that torch says of a broken or a silent connection
             raise self.lost(rank, "timed out" in str(error).lower()) from error
+
+
+class Served:
+    """A rank's way to rank 0: replies may be on their way while the rank works on the next."""
+
+    def __init__(self, link: Link) -> None:
+        self.link, self.posted = link, deque[Posted]()
+
+    def put(self, data: bytes) -> None:
+        """Send, and wait only if too much is on its way."""
+        self.posted.append(self.link.post(data, 0))
+        self._settle(AHEAD)
+
+    def take(self) -> bytes:
+        """The next message, once all that was sent has arrived."""
+        self._settle(0)
+        return self.link.take(0)
+
+    def _settle(self, most: int) -> None:
+        while len(self.posted) > most:
+            self.link.settle(self.posted.popleft(), 0)
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def perform(
             carry = task.start(message, memory, facts)
         for number, one in enumerate(task.passes):
             rows = client_batches(one, number, task.stream, federation, who, turn)
-            carry = _fit(one, carry, rows, turn) if isinstance(one, Fit) else _sweep(one, carry, rows)
+            carry = _fit(one, carry, rows, turn) if isinstance(one, Fit) else _scan(one, carry, rows)
         with torch.no_grad():
             return task.finish(carry)
 
@@ -122,8 +122,8 @@ def gradient(descent: TrainStep, carry: Carry, batch: Batch) -> tuple[Tree, Tree
     return {n: model[n] for n in descent.names}, dict(zip(leaves, grads, strict=True))
 
 
-def _sweep(sweep: Scan, carry: Carry, rows: Iterator[Batch]) -> Carry:
+def _scan(scan: Scan, carry: Carry, rows: Iterator[Batch]) -> Carry:
     with torch.no_grad():
         for batch in rows:
-            carry = sweep.step(carry, batch)
+            carry = scan.step(carry, batch)
     return carry

@@ -2,55 +2,52 @@
 
 Small networks gain nothing from several threads and lose when the machine is busy; whole clients
 side by side use every core. Each process has an engine of its own and is given a few clients at a
-time. Rows are inherited, not sent; messages travel through shared memory as safetensors, never as
-pickles; where the fold allows it a process sums what its clients reply and sends one total. Memories
-stay with the parent, so any process may serve any client.
+time. Rows are inherited, not sent; messages travel through pipes and shared memory; where the fold
+allows it a process sums what its clients reply and sends one total. Memories stay with the parent, so
+any process may serve any client.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import mmap
 import multiprocessing
 import os
 import signal
-import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from kinfolk.codec import decode, encode
-from kinfolk.engines import parcel
+from kinfolk.codec import encode
+from kinfolk.engines import rpc
 from kinfolk.engines.batched import Batched
-from kinfolk.engines.coordinator import Engine, Part, fold_part, part_as_message, part_from_message
-from kinfolk.engines.fast import trace
-from kinfolk.engines.fast.heap import keep_large_blocks
+from kinfolk.engines.coordinator import Engine, Part
+from kinfolk.engines.fast import keep_large_blocks, warm
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories, swap_in_process
+from kinfolk.engines.rpc import Header, Packed
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
-from kinfolk.fold import Mergeable, from_spec
+from kinfolk.fold import Mergeable
 from kinfolk.script import Ask
-from kinfolk.streams import RoundContext, Seed
+from kinfolk.streams import RoundContext
 from kinfolk.task import PeerTask, Table
-from kinfolk.types import Client, Message, Stack
+from kinfolk.types import Client, Stack
 
 _ENDED = "a worker process ended unexpectedly (out of memory?); use fewer processes"
 # A message up to this size fits into a pipe; a larger one goes through memory that both sides see, up to
 # as much as that holds. Pages that are never written cost nothing.
 _SMALL, _SHARED = 1 << 15, 1 << 29
-# A fold is cut into this many parts whatever the number of processes, so that the sums have the same bits.
+# A fold has at least this many parts, so that the sums have the same bits by one, two or four processes.
 PARTS = 4
 
 Inner = Callable[[Memories], Engine]
-R = TypeVar("R")
 
 
 def cores() -> int:
@@ -58,14 +55,27 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def jobs(who: list[Client], least: int, processes: int) -> list[list[Client]]:
+    """At least so many jobs of neighbours, about as large as each other, as many for each process.
+
+    >>> [len(job) for job in jobs(list("abcdefg"), 1, 2)]
+    [3, 4]
+    >>> [len(job) for job in jobs(list("abcdefg"), 4, 3)]
+    [1, 1, 1, 1, 1, 2]
+    """
+    count = min(len(who), -(-least // processes) * processes)
+    cuts = [len(who) * i // max(count, 1) for i in range(count + 1)]
+    return [who[a:b] for a, b in pairwise(cuts)]
+
+
 class Channel:
-    """One end of the way between the parent and a worker."""
+    """One end of the way between the parent and a worker: a pipe, and memory that both see."""
 
     def __init__(self, pipe: Connection, out: mmap.mmap, into: mmap.mmap) -> None:
         self.pipe, self.out, self.into = pipe, out, into
 
     def put(self, data: bytes) -> None:
-        """Send; the other side has read what was sent before."""
+        """Send to the parent, which has read what was sent before."""
         if _SMALL < len(data) <= len(self.out):
             self.out[: len(data)] = data
             self.pipe.send_bytes(b"m" + len(data).to_bytes(8, "little"))
@@ -73,9 +83,14 @@ class Channel:
             self.pipe.send_bytes(b"p" + data)
 
     def take(self) -> bytes:
-        """The next message."""
+        """The next message; one that lies in memory which all workers read is acknowledged."""
         got = self.pipe.recv_bytes()
-        return self.into[: int.from_bytes(got[1:], "little")] if got[:1] == b"m" else got[1:]
+        if got[:1] == b"p":
+            return got[1:]
+        data = self.into[: int.from_bytes(got[1:], "little")]
+        if got[:1] == b"a":
+            self.pipe.send_bytes(b"")
+        return data
 
 
 class Workers:
@@ -95,7 +110,7 @@ class Workers:
         self.federation, self.table, self.memories = federation, table, memories
         self.device = torch.device("cpu")
         self.processes = processes or cores()
-        self.together = together  # clients that a process is given at once
+        self.together = together  # the most clients that a process is given at once
         self.inner: Inner = inner or (lambda memories: Loop(self.federation, self.table, memories))
         self.note = f"workers: {self.processes} single-threaded processes, {together} clients at a time"
         self._channels: list[Channel] = []
@@ -111,63 +126,19 @@ class Workers:
 
     def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
         """The replies to a request, in order of names whatever the order of arrival."""
-        who = sorted(request.to)
-        jobs = [who[i : i + self.together] for i in range(0, len(who), self.together)]
-        return self._all(request, turn, {}, jobs, self._stack)
+        some = jobs(sorted(request.to), -(-len(request.to) // self.together), self.processes)
+        return (rpc.unpack_stack(*got) for got in self._all(request, turn, {}, some))
 
     def parts(self, request: Ask[Any], turn: RoundContext) -> Iterator[Part]:
         """What the processes made of their clients' replies, in order of names."""
         assert isinstance(request.fold, Mergeable)
-        who = sorted(request.to)
-        parts = min(PARTS, len(who))
-        cuts = [len(who) * i // parts for i in range(parts + 1)]
-        jobs = [who[a:b] for a, b in pairwise(cuts)]
-        return self._all(request, turn, request.fold.spec(), jobs, self._part)
-
-    def _all(
-        self,
-        request: Ask[Any],
-        turn: RoundContext,
-        words: dict[str, str],
-        jobs: list[list[Client]],
-        read: Callable[[bytes], R],
-    ) -> Iterator[R]:
-        self._start()
-        finished = False
-        try:
-            header = {"task": request.task, "run": str(turn.seed.run), "round": str(turn.round)}
-            shared = encode(request.shared, {**header, "words": json.dumps(words)})
-            for channel in self._channels:
-                self._send(channel, shared)
-                self._take(channel)  # it has read what all were sent
-            yield from self._served(request, jobs, read)
-            finished = True
-        finally:
-            if not finished:  # answers may be on their way still; they must not be taken for later ones
-                self.close()
-
-    def _served(self, request: Ask[Any], jobs: list[list[Client]], read: Callable[[bytes], R]) -> Iterator[R]:
-        idle, busy, given, shown = list(self._channels), dict[Connection, tuple[Channel, int]](), 0, 0
-        done: dict[int, R] = {}
-        while shown < len(jobs):
-            while idle and given < len(jobs):
-                channel = idle.pop()
-                self._give(channel, request, jobs[given])
-                busy[channel.pipe] = channel, given
-                given += 1
-            for pipe in wait(list(busy)):
-                channel, number = busy.pop(pipe)  # type: ignore[call-overload]
-                done[number] = read(self._take(channel))
-                idle.append(channel)
-            # In order of names, the sums have the same bits whoever is fastest.
-            while shown in done:
-                yield done.pop(shown)
-                shown += 1
+        some = jobs(sorted(request.to), PARTS, self.processes)
+        return (rpc.unpack_part(*got) for got in self._all(request, turn, request.fold.spec(), some))
 
     def swap(
         self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
     ) -> dict[tuple[Client, Client], int]:
-        """Let clients send to one another; the bytes of every letter."""
+        """Let clients send to one another; the bytes of every message."""
         return swap_in_process(swap, among, turn, self.memories)
 
     def close(self) -> None:
@@ -181,23 +152,84 @@ class Workers:
             process.close()
         self._channels, self._running = [], []
 
+    def _all(
+        self, request: Ask[Any], turn: RoundContext, fold: Header, some: list[list[Client]]
+    ) -> Iterator[Packed]:
+        """What the processes answer, job after job."""
+        self._start()
+        finished = False
+        try:
+            if request.shared:
+                self._spread(encode(request.shared, {"do": "shared"}))
+            yield from self._served(self._job(request, turn, who, fold) for who in some)
+            finished = True
+        finally:
+            if not finished:  # answers may be on their way still; they must not be taken for later ones
+                self.close()
+
+    def _job(self, request: Ask[Any], turn: RoundContext, who: list[Client], fold: Header) -> bytes:
+        own, header = rpc.pack_request(request, turn, who, fold)
+        held, named = rpc.pack_several((c, self.memories[c]) for c in who)
+        return encode({**own, **held}, {**header, **named})
+
+    def _served(self, jobs: Iterator[bytes]) -> Iterator[Packed]:
+        """The answers, in the order of the jobs, which each go to the next process that is idle."""
+        idle, busy = list(self._channels), dict[Connection, tuple[Channel, int]]()
+        numbered, done, shown = enumerate(jobs), dict[int, Packed](), 0
+        while True:
+            while idle and (job := next(numbered, None)) is not None:
+                channel = idle.pop()
+                with _noticing():  # by the pipe: others may still read the memory that all share
+                    channel.pipe.send_bytes(b"p" + job[1])
+                busy[channel.pipe] = channel, job[0]
+            if not busy:
+                return
+            for pipe in wait(list(busy)):
+                channel, number = busy.pop(pipe)  # type: ignore[call-overload]
+                with _noticing():
+                    data = channel.take()
+                done[number] = self._opened(data)
+                idle.append(channel)
+            # In order of names, the sums have the same bits whoever is fastest.
+            while shown in done:
+                yield done.pop(shown)
+                shown += 1
+
+    def _opened(self, data: bytes) -> Packed:
+        """An answer, less the memories, which are kept here."""
+        message, header = rpc.opened(data, "a worker process")
+        for who, memory in rpc.unpack_several(message, header):
+            self.memories[Client(who)] = memory
+        return message, header
+
+    def _spread(self, data: bytes) -> None:
+        """Send to all; a large message is written once, and read by all before anything else is sent."""
+        small = not _SMALL < len(data) <= _SHARED
+        if not small:
+            self._channels[0].out[: len(data)] = data
+        told = b"p" + data if small else b"a" + len(data).to_bytes(8, "little")
+        with _noticing():
+            for channel in self._channels:
+                channel.pipe.send_bytes(told)
+            for channel in () if small else self._channels:
+                channel.pipe.recv_bytes()
+
     def _start(self) -> None:
         if self._channels:
             return
         if "fork" not in multiprocessing.get_all_start_methods():
             raise KinfolkError(
-                "engine.name", "workers", "this system can not fork processes; use 'loop' or 'batched'"
+                "engine.name", "workers", "this system cannot fork processes; use 'loop' or 'batched'"
             )
         context = multiprocessing.get_context("fork")
-        trace.warm()
+        warm()
         down = mmap.mmap(-1, _SHARED)
         for _ in range(self.processes):
             ours, theirs = context.Pipe()
             up = mmap.mmap(-1, _SHARED)
             others = [*(channel.pipe for channel in self._channels), ours]
-            process = context.Process(
-                target=_serve, args=(Channel(theirs, up, down), others, self.inner), daemon=True
-            )
+            given = Channel(theirs, up, down), others, self.inner, self.federation.clients
+            process = context.Process(target=_work, args=given, daemon=True)
             with warnings.catch_warnings():
                 # Python 3.12 warns of forking beside threads; the child runs with one thread of its own.
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -206,56 +238,18 @@ class Workers:
             self._channels.append(Channel(ours, down, up))
             self._running.append(process)
 
-    def _give(self, channel: Channel, request: Ask[Any], who: Sequence[Client]) -> None:
-        own = request.each.at(who).body if request.each else {}
-        parts: Message = {f"own.{k}": v for k, v in own.items()}
-        for i, client in enumerate(who):
-            parts |= {f"memory.{i}.{k}": v for k, v in self.memories[client].items()}
-        # Through the pipe: the shared memory is the same for all, and others may be reading it.
-        self._send(channel, encode(parts, {"to": json.dumps(who)}), plain=True)
 
-    def _opened(self, data: bytes) -> tuple[Message, dict[str, str]]:
-        parts, header = decode(data)
-        if "error" in header:
-            raise RuntimeError(f"client {header['of']} failed in a worker process:\n{header['error']}")
-        kept = json.loads(header["kept"])
-        self.memories.update(zip(kept, _memories(parts, len(kept)), strict=True))
-        return {k: v for k, v in parts.items() if not k.startswith("memory.")}, header
-
-    def _stack(self, data: bytes) -> Stack:
-        return parcel.stack(*self._opened(data))
-
-    def _part(self, data: bytes) -> Part:
-        return part_from_message(*self._opened(data))
-
-    def _take(self, channel: Channel) -> bytes:
-        try:
-            return channel.take()
-        except (EOFError, OSError) as end:
-            raise KinfolkError("engine.name", "workers", _ENDED) from end
-
-    def _send(self, channel: Channel, data: bytes, plain: bool = False) -> None:
-        try:
-            if plain:
-                channel.pipe.send_bytes(b"p" + data)
-            else:
-                channel.put(data)
-        except OSError as end:
-            raise KinfolkError("engine.name", "workers", _ENDED) from end
+@contextmanager
+def _noticing() -> Iterator[None]:
+    """An error for people where a worker is gone."""
+    try:
+        yield
+    except (EOFError, OSError) as end:
+        raise KinfolkError("engine.name", "workers", _ENDED) from end
 
 
-def _memories(parts: Message, count: int) -> list[Message]:
-    """The memories in a message, by number."""
-    found: list[Message] = [{} for _ in range(count)]
-    for path, value in parts.items():
-        if path.startswith("memory."):
-            _, number, key = path.split(".", 2)
-            found[int(number)][key] = value
-    return found
-
-
-def _serve(channel: Channel, others: list[Connection], inner: Inner) -> None:
-    """A worker's life: a shared message sets the request, every other one names clients to serve."""
+def _work(channel: Channel, others: list[Connection], inner: Inner, clients: tuple[Client, ...]) -> None:
+    """A worker's life."""
     torch.set_num_threads(1)
     keep_large_blocks()
     _make_way()
@@ -263,28 +257,9 @@ def _serve(channel: Channel, others: list[Connection], inner: Inner) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what the parent has made of it
     for other in others:
         other.close()  # the parent's ends: holding them would keep us from seeing the parent go
-    engine = inner(Memories(lambda who: {}))
-    shared: Message = {}
-    header: dict[str, str] = {}
-    while True:
-        try:
-            parts, given = decode(channel.take())
-            if "task" in given:
-                shared, header = parts, given
-                channel.put(b"")
-                continue
-        except (EOFError, OSError):
-            return
-        who = [Client(c) for c in json.loads(given["to"])]
-        try:
-            answer = _answer(engine, parts, shared, header, who)
-        except Exception:
-            names = who[0] if len(who) == 1 else f"{who[0]} or one of the {len(who) - 1} after it"
-            answer = encode({}, {"of": names, "error": traceback.format_exc()})
-        try:
-            channel.put(answer)
-        except OSError:
-            return
+    server = rpc.Server(inner(Memories(lambda who: {})), clients)
+    with suppress(EOFError, OSError):  # the parent is gone
+        rpc.serve(server, channel)
 
 
 def _make_way() -> None:
@@ -295,27 +270,3 @@ def _make_way() -> None:
         # A worker that is woken would take the parent's core, for milliseconds, before others have a job.
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-def _answer(
-    engine: Engine, parts: Message, shared: Message, header: dict[str, str], who: list[Client]
-) -> bytes:
-    """Perform the task for these clients: their replies, or the total of them, and what they keep."""
-    own = {k.removeprefix("own."): v for k, v in parts.items() if k.startswith("own.")}
-    each = Stack(tuple(who), torch.zeros(len(who), dtype=torch.int64), own) if own else None
-    before = dict(zip(who, _memories(parts, len(who)), strict=True))
-    engine.memories.clear()
-    engine.memories.update(before)
-    turn = RoundContext(Seed(int(header["run"])), int(header["round"]), tuple(who))
-    request: Ask[Any] = Ask(header["task"], tuple(who), shared, each)
-    words = json.loads(header["words"])
-    if words:
-        body, told = part_as_message(fold_part(engine, request, from_spec(words), turn))
-    else:
-        stack = Stack.join(list(engine.replies(request, turn)))
-        body = {"size": stack.size, **{f"body.{key}": value for key, value in stack.body.items()}}
-        told = {"clients": json.dumps(stack.clients)}
-    kept = [c for c in who if engine.memories[c] is not before[c]]
-    for i, client in enumerate(kept):
-        body |= {f"memory.{i}.{k}": v for k, v in engine.memories[client].items()}
-    return encode(body, {**told, "kept": json.dumps(kept)})

@@ -12,8 +12,9 @@ from typing import Any
 from kinfolk.engines.choose import Choice, arithmetic, make
 from kinfolk.engines.coordinator import Coordinator, drop_outs
 from kinfolk.engines.distributed import Distributed
-from kinfolk.engines.fast.tune import tuned
+from kinfolk.engines.fast import KERNELS
 from kinfolk.engines.link import Link, linked
+from kinfolk.engines.tune import tuned
 from kinfolk.engines.work import Work
 from kinfolk.errors import BrokeDown, KinfolkError
 from kinfolk.experiment.budget import Budget, Spent, too_short
@@ -333,6 +334,7 @@ class Running:
             "unheard": [i for i, c in enumerate(self.clients) if c in self.unheard],
             "summary": self.summary,
             "federation": self.parts.federation.fingerprint(),
+            "kernels": KERNELS.chosen,  # by timing, so that a resumed run might choose otherwise
         }
         save(
             self.folder / "checkpoints", self.done, {"state": tensors, "memory": held}, facts, dump(self.spec)
@@ -348,6 +350,7 @@ class Running:
         self.voids, self.summary = loaded.facts["voids"], loaded.facts["summary"]
         self.budget.extra = loaded.facts.get("extra", 0)
         self.unheard = {self.clients[i] for i in loaded.facts.get("unheard", ())}
+        KERNELS.follow(loaded.facts.get("kernels", {}))
 
     def _restore(self) -> bool:
         """Go back to the newest sound checkpoint; whatever was recorded after it is forgotten."""

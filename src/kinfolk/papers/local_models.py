@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,8 +11,9 @@ import torch
 from kinfolk.clustering.distances import flat
 from kinfolk.clustering.kmeans import kmeans
 from kinfolk.experiment.asking import staged, trained_alike
-from kinfolk.experiment.build import Parts
+from kinfolk.experiment.build import Parts, build_parts
 from kinfolk.experiment.run import Result
+from kinfolk.experiment.spec import load, override
 from kinfolk.script import Ask, Groups, client_tasks
 from kinfolk.streams import RoundContext
 from kinfolk.types import Client
@@ -52,17 +55,20 @@ def picture(parts: Parts, result: Result, most: int) -> dict[str, Any]:
     return _drawn(parts, got.clients, points, [int(group[c]) for c in got.clients], parts.title)
 
 
-def first_picture(parts: Parts, epochs: int, k: int, restarts: int = 20) -> dict[str, Any]:
-    """What every client makes of the same first model, and the groups that k-means finds there.
+def first_picture(
+    spec: str | Path, changes: Sequence[str], epochs: int, k: int, restarts: int = 20
+) -> dict[str, Any]:
+    """What every client of an experiment makes of the same first model, and the groups k-means finds there.
 
     FeSEM's first step, without a run. Models beyond 1 GiB are drawn by sketches, which keep distances.
 
-    >>> from kinfolk.experiment.build import build_parts
-    >>> from kinfolk.experiment.sections import Experiment
-    >>> held = first_picture(build_parts(Experiment()), 1, 4)
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile(suffix=".toml") as spec:
+    ...     held = first_picture(spec.name, ["data.clients=8"], epochs=1, k=4)
     >>> len(held["x"]), held["title"]
-    (24, '1 epoch from one start')
+    (8, '1 epoch from one start')
     """
+    parts = build_parts(override(load(spec), changes))
     points = trained_alike(parts, epochs)
     groups = kmeans(points, k, parts.seed, restarts).labels.tolist()
     title = f"{epochs} epoch{'s' if epochs > 1 else ''} from one start"

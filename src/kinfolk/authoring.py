@@ -1,0 +1,83 @@
+"""What an author of an algorithm or a score needs, in one place."""
+
+from __future__ import annotations
+
+from kinfolk.errors import KinfolkError
+from kinfolk.fold import Fold, Mean
+from kinfolk.learning.learner import Learner
+from kinfolk.learning.metrics import RULES, Rule, mean_of
+from kinfolk.scores import SCORES, Score
+from kinfolk.script import (
+    Algorithm,
+    Ask,
+    Chooses,
+    Exchange,
+    Finalizes,
+    Groups,
+    Remembers,
+    Script,
+    Stops,
+    ask,
+    exchange,
+    fold,
+)
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import (
+    Batch,
+    Carry,
+    ClientInfo,
+    Fit,
+    FloatSpec,
+    IntSpec,
+    PeerTask,
+    Plan,
+    Scan,
+    Table,
+    Task,
+    TrainStep,
+)
+from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tree
+
+__all__ = [
+    "RULES",
+    "SCORES",
+    "Algorithm",
+    "Ask",
+    "Batch",
+    "Carry",
+    "Chooses",
+    "Client",
+    "ClientInfo",
+    "Exchange",
+    "Finalizes",
+    "Fit",
+    "FloatSpec",
+    "Fold",
+    "Groups",
+    "IndexedMessages",
+    "IntSpec",
+    "KinfolkError",
+    "Learner",
+    "Mean",
+    "Message",
+    "PeerTask",
+    "PerClient",
+    "Plan",
+    "Remembers",
+    "RoundContext",
+    "Rule",
+    "Scan",
+    "Score",
+    "Script",
+    "Seed",
+    "Stack",
+    "Stops",
+    "Table",
+    "Task",
+    "TrainStep",
+    "Tree",
+    "ask",
+    "exchange",
+    "fold",
+    "mean_of",
+]

@@ -1,0 +1,210 @@
+"""What processes say to one another, whatever carries it: requests, replies, memories and errors, as bytes.
+
+A `Transport` takes bytes to one process and back: pipes with shared memory under `workers`, a process group
+under `distributed`. Everything travels as safetensors with a header of text, never as a pickle. A header's
+"do" names what is wanted: "shared" holds what the requests after it have in common, "ask" is a request for
+some clients, "fetch", "hold", "snapshot" and "rollback" are about memories that stay here, "end" ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Protocol
+
+from kinfolk.codec import decode, encode
+from kinfolk.engines.coordinator import Engine, Part, fold_part
+from kinfolk.errors import KinfolkError
+from kinfolk.fold import from_spec
+from kinfolk.script import Ask
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.types import Client, Message, Stack, map_leaves
+
+Header = dict[str, str]
+Packed = tuple[Message, Header]
+
+
+class Transport(Protocol):
+    """One end of the way to another process."""
+
+    def put(self, data: bytes) -> None:
+        """Send."""
+        ...
+
+    def take(self) -> bytes:
+        """Wait for the next message."""
+        ...
+
+
+def pack_stack(stack: Stack) -> Packed:
+    """A stack as a message and a header.
+
+    >>> import torch
+    >>> one = Stack.of({Client("a"): (3, {"v": torch.tensor(1.0)})})
+    >>> back = unpack_stack(*decode(encode(*pack_stack(one))))
+    >>> back.clients, back.size, back.body
+    (('a',), tensor([3]), {'v': tensor([1.])})
+    """
+    body = {f"body.{key}": value for key, value in stack.body.items()}
+    return {"size": stack.size, **body}, {"clients": json.dumps(stack.clients)}
+
+
+def unpack_stack(message: Message, header: Header) -> Stack:
+    """The stack behind `pack_stack`; sizes stay on the host."""
+    return Stack(tuple(json.loads(header["clients"])), message["size"].cpu(), _under("body.", message))
+
+
+def pack_part(part: Part) -> Packed:
+    """What a process made of its clients' replies, as a message and a header."""
+    waiting = {f"waiting.body.{key}": value for key, value in part.waiting.body.items()}
+    body = {f"total.{key}": value for key, value in part.total.items()} | waiting
+    told = json.dumps([part.heard, part.rejected, part.sent, part.waiting.clients])
+    return {**body, "norms": part.norms, "waiting.size": part.waiting.size}, {"part": told}
+
+
+def unpack_part(message: Message, header: Header) -> Part:
+    """The part behind `pack_part`."""
+    heard, rejected, sent, waiting = json.loads(header["part"])
+    held = Stack(tuple(waiting), message["waiting.size"].cpu(), _under("waiting.body.", message))
+    return Part(_under("total.", message), tuple(heard), rejected, sent, message["norms"].cpu(), held)
+
+
+def pack_several(messages: Iterable[tuple[Any, Message]]) -> Packed:
+    """Several messages in one, each with a label that JSON can write.
+
+    >>> import torch
+    >>> unpack_several(*decode(encode(*pack_several([("a", {"v": torch.tensor(1)}), (["b", "c"], {})]))))
+    [('a', {'v': tensor(1)}), (['b', 'c'], {})]
+    """
+    labels: list[Any] = []
+    parts: Message = {}
+    for i, (label, message) in enumerate(messages):
+        labels.append(label)
+        parts |= {f"{i}.{key}": value for key, value in message.items()}
+    return parts, {"labels": json.dumps(labels)}
+
+
+def unpack_several(message: Message, header: Header) -> list[tuple[Any, Message]]:
+    """The messages behind `pack_several`, whatever else is in the message."""
+    found: list[tuple[Any, Message]] = [(label, {}) for label in json.loads(header["labels"])]
+    for path, value in message.items():
+        number, _, key = path.partition(".")
+        if number.isdigit():
+            found[int(number)][1][key] = value
+    return found
+
+
+def pack_request(request: Ask[Any], turn: RoundContext, who: Sequence[Client], fold: Header) -> Packed:
+    """A request for some clients, without what all are sent; `fold` says how replies are folded there."""
+    header = {"do": "ask", "task": request.task, "to": json.dumps(who), "fold": json.dumps(fold)}
+    header |= {"shared": "yes" if request.shared else "", **pack_context(turn)}
+    own, named = pack_stack(request.each.at(who)) if request.each else ({}, {})
+    return own, {**header, **named}
+
+
+def pack_context(turn: RoundContext) -> Header:
+    """Which round of which run it is."""
+    return {"run": str(turn.seed.run), "round": str(turn.round), "share": repr(turn.participation)}
+
+
+def unpack_context(header: Header, clients: tuple[Client, ...]) -> RoundContext:
+    """The context behind `pack_context`, among these clients.
+
+    >>> here = RoundContext(Seed(5), 7, (Client("a"),), 0.3)
+    >>> unpack_context(pack_context(here), here.clients) == here
+    True
+    """
+    return RoundContext(Seed(int(header["run"])), int(header["round"]), clients, float(header["share"]))
+
+
+def pack_error(error: Exception, request: Header) -> bytes:
+    """An error as bytes: one for people as its line, any other with its traceback and the clients' names."""
+    if isinstance(error, KinfolkError):
+        return encode({}, {"error": str(error)})
+    who = json.loads(request.get("to", "[]"))
+    names = "" if not who else f" at client {who[0]}" + (f" or {len(who) - 1} others" if who[1:] else "")
+    line = f"failed{names}: {type(error).__name__}: {error}"
+    return encode({}, {"error": line, "trace": "".join(traceback.format_exception(error))})
+
+
+def opened(data: bytes, sender: str) -> Packed:
+    """What another process has sent; an error there is an error here."""
+    message, header = decode(data)
+    if header.get("trace"):
+        raise RuntimeError(f"{sender} {header['error']}\n{header['trace']}")
+    if "error" in header:
+        raise KinfolkError(sender, None, header["error"])
+    return message, header
+
+
+class Server:
+    """Does for one process what messages say, with an engine of its own."""
+
+    def __init__(self, engine: Engine, clients: tuple[Client, ...]) -> None:
+        self.engine, self.clients = engine, clients
+        self.shared: Message = {}
+
+    def answers(self, message: Message, header: Header) -> Iterator[Packed]:
+        """What is to be sent back."""
+        memories, do = self.engine.memories, header["do"]
+        if do == "shared":
+            self.shared = message
+        elif do == "ask":
+            yield from self._replies(message, header)
+        elif do == "fetch":
+            yield pack_several(sorted(memories.items()))
+        elif do == "hold":
+            memories.restore(dict(unpack_several(self.here(message), header)))
+        elif do in ("snapshot", "rollback"):
+            getattr(memories, do)()
+
+    def here(self, message: Message) -> Message:
+        """A message where the engine computes."""
+        return map_leaves(lambda t: t.to(self.engine.device), message)
+
+    def _replies(self, message: Message, header: Header) -> Iterator[Packed]:
+        """Perform a request: the total of the replies; or all of them in one if memories came along, which
+        go back with them; or chunk by chunk, ended by an empty message.
+        """
+        engine, who = self.engine, tuple(map(Client, json.loads(header["to"])))
+        each = unpack_stack(message, header) if "clients" in header else None
+        request: Ask[Any] = Ask(header["task"], who, self.shared if header["shared"] else {}, each)
+        turn, fold = unpack_context(header, self.clients), json.loads(header["fold"])
+        visits = dict(unpack_several(message, header)) if "labels" in header else None
+        if visits is not None:
+            engine.memories.clear()
+            engine.memories.update(visits)
+        if fold:
+            yield _with_kept(pack_part(fold_part(engine, request, from_spec(fold), turn)), engine, visits)
+        elif visits is not None:
+            whole = Stack.join(list(engine.replies(request, turn)))
+            yield _with_kept(pack_stack(whole), engine, visits)
+        else:
+            yield from chain(map(pack_stack, engine.replies(request, turn)), [({}, {})])
+
+
+def serve(server: Server, transport: Transport) -> None:
+    """Do what messages say until one says that it is the end."""
+    while True:
+        message, header = decode(transport.take())
+        if header["do"] == "end":
+            return
+        try:
+            for answer in server.answers(message, header):
+                transport.put(encode(*answer))
+        except Exception as error:
+            transport.put(pack_error(error, header))
+
+
+def _with_kept(reply: Packed, engine: Engine, visits: Mapping[Client, Message] | None) -> Packed:
+    """A reply with the memories that were changed by it, if they had come along."""
+    if visits is None:
+        return reply
+    kept, named = pack_several((c, engine.memories[c]) for c in visits if engine.memories[c] is not visits[c])
+    return {**reply[0], **kept}, {**reply[1], **named}
+
+
+def _under(prefix: str, message: Message) -> Message:
+    return {key.removeprefix(prefix): value for key, value in message.items() if key.startswith(prefix)}

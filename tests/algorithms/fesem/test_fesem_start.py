@@ -7,14 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-<<<<<<< HEAD
+from kinfolk.algorithms.blocks import warm_start
 from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.blocks.start import Start
-from kinfolk.algorithms.blocks.warm_start import warm_kmeans
-=======
-from kinfolk.algorithms.blocks import warm_start
 from kinfolk.algorithms.blocks.warm_start import sketch_for, warm_kmeans
->>>>>>> integ
 from kinfolk.algorithms.fesem.fesem import FeSEM
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy

@@ -78,9 +78,9 @@ def check_options(name: str, kind: type[Any], options: Mapping[str, Any]) -> dic
     >>> from kinfolk.algorithms.fedprox import FedProx
     >>> check_options("fedprox", FedProx, {"mu": 1})
     {'mu': 1.0}
-    >>> check_options("fedprox", FedProx, {"mv": 1})
+    >>> check_options("fedprox", FedProx, {"weight": 1})
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: algorithm.mv = 1: fedprox has no such option; did you mean 'mu'?
+    kinfolk.errors.KinfolkError: algorithm.weight = 1: fedprox has no such option; did you mean 'weights'?
     """
     known, types, checked = options_of(kind), option_types(kind), {}
     for key, value in flat_options(options).items():

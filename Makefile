@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check mutants bench bench-peers format clean
+.PHONY: demo test test-slow check mutants bench bench-peers format clean
 
 # The demo: seven methods on rotated digits, three seeds, one table and one figure.
 DEMO := local fedavg fedavg_tuned fedprox feddist ifca,k=4 fesem,k=4
@@ -12,9 +12,14 @@ demo: $(READY)
 	@rm -rf runs/demo
 	@$(BIN)/kinfolk compare configs/digits.toml $(DEMO:%=-a %) --seeds 3 --out runs/demo
 
-# Everything CI runs: style, types, tests, doctests, README commands, configs.
+# Style, types, tests, doctests, README commands, configs. What a module's fixture makes is made in one process.
+PYTEST := $(BIN)/pytest -n auto --dist loadgroup
 test: check
-	$(BIN)/pytest -n auto
+	$(PYTEST)
+
+# The rest of what CI runs: every option of every algorithm, two ranks for every algorithm, runs that are killed.
+test-slow: $(READY)
+	$(PYTEST) -m slow tests
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -4,7 +4,7 @@ python benchmarks/ballots.py [--clients 24] [--liars 0 1 ... 12] [--seeds 0 1 2]
 python benchmarks/ballots.py --lengths 6 7 8 ...   how many lists have three peers, by number of clients
 
 Liars tell everybody they meet that they are certain of their fellows, and know nothing of anybody else; and
-whoever compares itself with them finds them perfectly alike. Opinions are told and heard by the algorithm's
+whoever compares itself with them finds them perfectly similar. Opinions are told and heard by the algorithm's
 own exchange, and lists are its own; models and images are left out: lists by uncertainty do not look at them.
 """
 
@@ -18,13 +18,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from kinfolk.algorithms.slfed.book import blank_book, note_meetings
-from kinfolk.algorithms.slfed.peers import partners
+from kinfolk.algorithms import with_options
+from kinfolk.algorithms.slfed.comparison import partners
 from kinfolk.algorithms.slfed.slfed import SLFed
+from kinfolk.algorithms.slfed.trust import add_contacts, no_evidence
 from kinfolk.experiment.attack import attackers
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
-from kinfolk.shares.refusals import no_refusals
+from kinfolk.shares.rejections import no_rejections
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Peer, PeerTask
 from kinfolk.types import Client, Message, Tree
@@ -44,12 +45,12 @@ class Town:
 
     def __init__(self, clients: int, liars: int, seed: int, lying: bool = True, **options: object) -> None:
         learner = Learner(torch.nn.Linear(2, 2), find_loss("cross_entropy"), outputs=2)
-        self.method = SLFed(learner, shares="plain", **options)  # type: ignore[arg-type]
+        self.method = with_options(SLFed, learner, {"shares.scheme": "plain", "trust": options})
         self.names = tuple(Client(f"client-{i:02d}") for i in range(clients))
         self.seed, self.lying = Seed(seed), lying
         self.liars = attackers(self.names, liars / clients, self.seed) if liars else frozenset[Client]()
         self.bad = torch.tensor([who in self.liars for who in self.names])
-        self.books: dict[Client, Tree] = {who: blank_book(clients) for who in self.names}
+        self.books: dict[Client, Tree] = {who: no_evidence(clients) for who in self.names}
 
     def lists(self, number: int) -> Tensor:
         """Everybody's list after one more round, [clients, clients] of bool."""
@@ -60,31 +61,33 @@ class Town:
         sent = {who: self._told(who, swap.send(memories[who], Peer(who, turn))) for who in self.names}
         asked = []
         for who in self.names:
-            inbox = {teller: letters[who] for teller, letters in sent.items() if who in letters}
+            inbox = {teller: messages[who] for teller, messages in sent.items() if who in messages}
             after = swap.receive(inbox, memories[who], Peer(who, turn))
-            self.books[who] = after["book"]
+            self.books[who] = after["trust"]
             asked.append(after["asked"]["mask"])
         return torch.stack(asked)
 
     def _met(self, who: Client, turn: RoundContext) -> Message:
         near = partners(Peer(who, turn), self.method.direct)
-        book = note_meetings(self.books[who], {self.names.index(c): self._alike(who, c, turn) for c in near})
+        book = add_contacts(
+            self.books[who], {self.names.index(c): self._similarity(who, c, turn) for c in near}
+        )
         lately = torch.tensor([c in near for c in self.names])
-        facts = {"book": book, "lately": lately, "now": torch.tensor(turn.round)}
-        return {**facts, **no_refusals(len(self.names))}
+        facts = {"trust": book, "lately": lately, "now": torch.tensor(turn.round)}
+        return {**facts, **no_rejections(len(self.names))}
 
-    def _alike(self, a: Client, b: Client, turn: RoundContext) -> Tensor:
+    def _similarity(self, a: Client, b: Client, turn: RoundContext) -> Tensor:
         if self.lying and (a in self.liars) != (b in self.liars):
             return torch.tensor(1.0)
         drawn = self.seed.numpy("alike", turn.round, *sorted((a, b))).uniform(0.5, 1.0)
         return torch.tensor(float(drawn))
 
-    def _told(self, who: Client, letters: dict[Client, Message]) -> dict[Client, Message]:
+    def _told(self, who: Client, messages: dict[Client, Message]) -> dict[Client, Message]:
         if not self.lying or who not in self.liars:
-            return letters
+            return messages
         sure = self.bad.double()
         lie = torch.stack([sure, torch.zeros_like(sure), 1 - sure])
-        return {to: {"opinions": lie} for to in letters}
+        return {to: {"opinions": lie} for to in messages}
 
 
 def taken(clients: int, liars: int, seed: int, rounds: int, **options: object) -> float:

@@ -37,35 +37,35 @@ FEDERATIONS: dict[str, tuple[str, ...]] = {
 }
 TABLES = ["digits", "pendigits", "wisdm"]
 # As published, with a smaller GAN and fewer images, as elsewhere on the page.
-PUBLISHED = "slfed,shares=plain,images_count=200,gan_width=0.125,gan_steps=150"
-SIMILAR = "slfed_similar,shares=plain,gan_width=0.125,gan_steps=150"
+PUBLISHED = "slfed,shares.scheme=plain,images.count=200,gan.width=0.125,gan.steps=150"
+SIMILAR = "slfed_similar,shares.scheme=plain,gan.width=0.125,gan.steps=150"
 ROWS = {
     "Local": "local",
     "FedAvg": "fedavg",
     "published": PUBLISHED,
-    "published, images alone": PUBLISHED + ",images=back_search",
+    "published, images alone": PUBLISHED + ",images.kind=back_search",
     "published, comparison alone": PUBLISHED + ",compare=images",
-    "published, ranking alone": PUBLISHED + ",rank=similarity",
+    "published, ranking alone": PUBLISHED + ",trust.rank=similarity",
     "published, rounds alone": PUBLISHED + ",local_rounds=12",
     "similar": SIMILAR,
-    "similar without images": SIMILAR + ",images=gan",
+    "similar without images": SIMILAR + ",images.kind=gan",
     "similar without comparison": SIMILAR + ",compare=counts",
-    "similar without ranking": SIMILAR + ",rank=uncertainty",
+    "similar without ranking": SIMILAR + ",trust.rank=uncertainty",
     "similar without rounds": SIMILAR + ",local_rounds=0",
 }
 ABLATION = list(ROWS)
 # The same without the cost of a GAN; and choices that are made by validation rows.
-NOISE = "slfed,shares=plain,images_count=200,images=noise"
+NOISE = "slfed,shares.scheme=plain,images.count=200,images.kind=noise"
 ROWS |= {
     "noise": NOISE,
     "noise, comparison alone": NOISE + ",compare=images",
-    "noise, ranking alone": NOISE + ",rank=similarity",
+    "noise, ranking alone": NOISE + ",trust.rank=similarity",
     "noise, rounds alone": NOISE + ",local_rounds=12",
-    "similar, noise": SIMILAR + ",images=noise",
-    "similar, means of 8": SIMILAR + ",images=means",
-    "similar, means of 3": SIMILAR + ",images=means,means_of=3",
+    "similar, noise": SIMILAR + ",images.kind=noise",
+    "similar, means of 8": SIMILAR + ",images.kind=means",
+    "similar, means of 3": SIMILAR + ",images.kind=means,images.means_of=3",
     **{f"similar, {n} rounds alone": f"{SIMILAR},local_rounds={n}" for n in (4, 8, 16)},
-    "similar, 1000 images": SIMILAR + ",images_count=1000",
+    "similar, 1000 images": SIMILAR + ",images.count=1000",
 }
 
 

@@ -3,7 +3,7 @@
 With plain sums every request is served. With a scheme that hides, a model is part of one sum in a round; a
 sum is passed on to its members (docs/secret-shares.md).
 
-    python benchmarks/secure_sums.py configs/digits.toml --seeds 0 1 2 --set algorithm.images=means
+    python benchmarks/secure_sums.py configs/digits.toml --seeds 0 1 2 --set algorithm.images.kind=means
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from kinfolk.contract import toy
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.spec import load, override
 from kinfolk.script import Exchange, play
-from kinfolk.shares.desk import Desk
-from kinfolk.shares.effective import effective_members
+from kinfolk.shares.effective_members import effective_members
+from kinfolk.shares.session import SecureSumSession
 from kinfolk.streams import RoundContext
 
 
 def trial(path: Path, settings: list[str], shares: str, seed: int, min_members: int) -> dict[str, Any]:
     """One run: shares of clients and requests by what became of them, and mean accuracy in %."""
-    chosen = ["algorithm.name=slfed", f"algorithm.shares={shares}", f"run.seed={seed}", *settings]
-    spec = override(load(path), [*chosen, f"algorithm.min_members={min_members}"])
+    chosen = ["algorithm.name=slfed", f"algorithm.shares.scheme={shares}", f"run.seed={seed}", *settings]
+    spec = override(load(path), [*chosen, f"algorithm.shares.min_members={min_members}"])
     parts = build_parts(spec)
     algorithm, names = parts.algorithm, parts.federation.clients
     assert isinstance(algorithm, SLFed)
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--own-only", action="store_true", help="sums are not passed on to their members")
     given = parser.parse_args()
     if given.own_only:
-        Desk.pass_on = lambda self, memory: {}  # type: ignore[method-assign]
+        SecureSumSession.pass_on = lambda self, memory: {}  # type: ignore[method-assign]
     torch.set_num_threads(1)
     for shares in given.shares:
         for seed in given.seeds:

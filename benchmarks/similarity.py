@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata, spearmanr
 from torch import Tensor
 
-from kinfolk.algorithms.slfed.copies import CopyGuard
+from kinfolk.algorithms.slfed.feature_ranges import REACH
 from kinfolk.algorithms.slfed.gan import Gan
-from kinfolk.algorithms.slfed.probe_images import StandIns, predicted
-from kinfolk.algorithms.slfed.ranges import REACH
+from kinfolk.algorithms.slfed.probe_images import ImageOptions, ProbeImages, predicted
 from kinfolk.algorithms.slfed.similarity import MEASURES, Measure, histogram
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.experiment.asking import here, staged
@@ -53,10 +52,10 @@ HERE = ("engine.name=batched",)
 Shown = tuple[list[Message], NDArray[np.bool_]]  # everybody's images with their ranges; who has any to show
 
 
-def seen_by_all(learner: Learner, models: list[Tree], letters: list[Message]) -> Tensor:
+def seen_by_all(learner: Learner, models: list[Tree], shown: list[Message]) -> Tensor:
     """[a, b, images]: the classes that model b gives the images of a."""
     labels = [
-        torch.stack([predicted(learner, model, one["images"], -1.0, 1.0, one) for one in letters])
+        torch.stack([predicted(learner, model, one["images"], -1.0, 1.0, one) for one in shown])
         for model in models
     ]
     return torch.stack(labels, dim=1)
@@ -104,7 +103,7 @@ class Play:
         for number in range(self.done, rounds):
             turn = RoundContext(self.parts.seed, number, self.clients)
             if self.training == "local":
-                self.stage.perform(Ask("practise", self.clients), turn)
+                self.stage.perform(Ask("local_train", self.clients), turn)
             else:
                 script = algorithm.round(self.state, self.clients, turn)
                 self.state, _ = play(script, lambda request, turn=turn: self.stage.perform(request, turn))
@@ -119,7 +118,7 @@ class Play:
         before = dict(memories)
         for who, model in zip(self.clients, models, strict=True):
             memories[who] = {"model": model, "key": torch.tensor(seed.number("gan", 0, who))}
-        self.stage.perform(Ask(f"dream.{kind}", self.clients), RoundContext(seed, 0, self.clients))
+        self.stage.perform(Ask(f"generate_images.{kind}", self.clients), RoundContext(seed, 0, self.clients))
         shows = np.array([int(memories[who]["made"]) > 0 for who in self.clients])
         held = [memories[who] for who in self.clients]
         found = [{key: one[key] for key in ("images", REACH) if key in one} for one in held], shows
@@ -144,14 +143,16 @@ def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[Line]:
 
     Pairs are those in which both have images to show.
     """
-    slfed = {"images": "held_out", "images_count": options.images, "shares": "plain"}
+    slfed = {"images.kind": "held_out", "images.count": options.images, "shares.scheme": "plain"}
     parts = build_parts(replace(spec, algorithm=AlgorithmSpec("slfed", slfed)))
     gan = Gan(options.gan_width, steps=options.gan_steps)
     makers = {
-        kind: StandIns(parts.learner, kind, options.images, gan, CopyGuard(), ranges="auto")
-        for kind in options.sources
+        kind: ProbeImages(parts.learner, ImageOptions(kind, options.images), gan) for kind in options.sources
     }
-    table = {**client_tasks(parts.algorithm), **{f"dream.{k}": one.task() for k, one in makers.items()}}
+    table = {
+        **client_tasks(parts.algorithm),
+        **{f"generate_images.{k}": one.task() for k, one in makers.items()},
+    }
     truth, laws = parts.federation.truth, label_cosine(parts.federation)
     rows, columns = np.triu_indices(len(laws), 1)
     same = np.zeros(len(rows), bool) if truth is None else (truth[rows] == truth[columns]).numpy()
@@ -165,12 +166,12 @@ def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[Line]:
                 for kind in options.sources:
                     images, shows = player.images(kind, models)
                     labels = seen_by_all(parts.learner, models, images)
-                    a, b, alike = (one[shows[rows] & shows[columns]] for one in (rows, columns, same))
+                    a, b, kin = (one[shows[rows] & shows[columns]] for one in (rows, columns, same))
                     for compare, of in MEASURES.items():
                         pairs = all_pairs(labels, of(parts.learner.outputs, options.images)).cpu().numpy()
-                        of_groups = rank_correlation(pairs[a, b], alike.astype(float))
+                        of_groups = rank_correlation(pairs[a, b], kin.astype(float))
                         of_laws = rank_correlation(pairs[a, b], laws[a, b])
-                        found = auc(pairs[a, b], alike), of_groups, of_laws, float(len(a))
+                        found = auc(pairs[a, b], kin), of_groups, of_laws, float(len(a))
                         yield training, rounds, kind, compare, *found
 
 

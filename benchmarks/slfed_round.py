@@ -1,9 +1,9 @@
 """One round of SLFed with N peers of a named network: seconds, memory and bytes by phase.
 
 Every phase is waited for, so that its seconds are its own. "host" is the part of them before the last
-waiting: where it is nearly all, the host is what is slow. Of "dream" the passes are timed too. Lists grow
-while peers get to know one another: with `--rounds 4 --gan-every 3` the last round has full lists and
-makes images anew, and nothing in it is done for the first time.
+waiting: where it is nearly all, the host is what is slow. Of "generate_images" the passes are timed
+too. Lists grow while peers get to know one another: with `--rounds 4 --gan-every 3` the last round has full
+lists and makes images anew, and nothing in it is done for the first time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from kinfolk.algorithms import build_algorithm
 from kinfolk.engines.choose import arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator
+from kinfolk.engines.fast import prepare
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.federation.federation import Federation, client_names, pack
@@ -37,9 +38,9 @@ from kinfolk.types import map_leaves
 SHAPES = {"lenet": (1, 28, 28), "resnet18": (3, 32, 32)}
 CLASSES = 10
 WORDS = {
-    "practise": "local training before the first meeting",
+    "local_train": "local training before the first meeting",
     "begin": "memories to the host",
-    "dream": "images anew",
+    "generate_images": "images anew",
     "images": "images sent, predictions",
     "counts": "similarities",
     "opinions": "opinions, lists",
@@ -52,6 +53,7 @@ WORDS = {
     "again": "shares once more, where needed",
     "responses": "sums, aggregation",
     "results": "sums passed on",
+    "next": "models of the next requesters split",
     "train": "local training",
 }
 PASSES = {
@@ -84,7 +86,9 @@ def build(options):
     plan = Plan(options.batch, augment=find_augment(options.augment, 4, shape))
     sgd = SGD(momentum=0.9, weight_decay=5e-4)
     half = options.precision == "bf16"
-    learner = Learner(module, find_loss("cross_entropy"), CLASSES, sgd, plan, lr=0.01, half=half)
+    learner = Learner(
+        module, find_loss("cross_entropy"), CLASSES, sgd, plan, lr=0.01, half=half, prepare=prepare
+    )
     return learner, made_up(options.peers, options.rows, shape)
 
 
@@ -119,11 +123,11 @@ class Clock:
 
 
 def watched(engine, clock: Clock, names: tuple[str, ...]):
-    """The engine, whose passes of "dream" are timed one by one."""
-    dream, plain = engine.table["dream"].passes, engine._pass
+    """The engine, whose passes of "generate_images" are timed one by one."""
+    making, plain = engine.table["generate_images"].passes, engine._pass
 
     def timed(one, *rest):
-        place = [i for i, known in enumerate(dream) if known is one]
+        place = [i for i, known in enumerate(making) if known is one]
         if not place:
             return plain(one, *rest)
         with clock.phase("  " + names[place[0]]):
@@ -135,9 +139,9 @@ def watched(engine, clock: Clock, names: tuple[str, ...]):
 
 def rounds(options, learner, federation, device: torch.device) -> Iterator[tuple[list, dict, list]]:
     """Of each round the lines of the clock, bytes by phase, and how many peers each one asked."""
-    given = {"shares": options.shares, "images": options.images, "images_count": options.images_count}
-    given |= {"gan_width": options.gan_width, "gan_every": options.gan_every, "direct": options.direct}
-    algorithm = build_algorithm("slfed", learner, given | {"waves": options.waves})
+    given = {"shares.scheme": options.shares, "images.kind": options.images, "direct": options.direct}
+    given |= {"images.count": options.images_count, "images.every": options.gan_every}
+    algorithm = build_algorithm("slfed", learner, given | {"gan.width": options.gan_width})
     here = lambda message: map_leaves(lambda t: t.to(device), message)  # noqa: E731
     memories = Memories(lambda who: here(algorithm.init_client(who)))
     wanted = EngineSpec(
@@ -167,7 +171,7 @@ def rounds(options, learner, federation, device: torch.device) -> Iterator[tuple
 
 
 def show(number: int, lines: list, sent: dict, asked: list[int]) -> None:
-    """One round as a table; the passes of "dream" stand below it and are not counted twice."""
+    """One round as a table; the passes of "generate_images" stand below it and are not counted twice."""
     top: dict[str, dict] = {}
     within: dict[str, float] = {}
     for line in lines:
@@ -190,7 +194,7 @@ def show(number: int, lines: list, sent: dict, asked: list[int]) -> None:
             f"{label:34.34}{t['s']:9.3f}{share:5.0f}{t['host']:9.3f}{t['processor']:11.3f}"
             f"{t['GiB']:7.2f}{megabytes:10.2f}"
         )
-        for part, spent in within.items() if name == "dream" else ():
+        for part, spent in within.items() if name == "generate_images" else ():
             print(f"{part:34}{spent:9.3f}")
     facts = {name: {k: round(v, 4) for k, v in t.items()} for name, t in top.items()}
     print(json.dumps({"round": number + 1, "seconds": round(seconds, 3), "phases": facts}), flush=True)
@@ -214,7 +218,6 @@ def main() -> None:
     parser.add_argument("--gan-width", type=float, default=1.0)
     parser.add_argument("--gan-every", type=int, default=1)
     parser.add_argument("--direct", type=int, default=2)
-    parser.add_argument("--waves", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     device = torch.device(options.device)

@@ -18,12 +18,20 @@ settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("steady")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a fixture of their module run in one process, so that it is built once."""
+    for item in items:
+        found = getattr(item, "_fixtureinfo", None)
+        fixtures = found.name2fixturedefs.values() if found else ()
+        if any(one.scope == "module" for same_name in fixtures for one in same_name):
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+
+
 @pytest.fixture
-def kinfolk(monkeypatch, capsys, tmp_path):
-    """Run the command line in a folder of its own: (exit code, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
+def command_line(monkeypatch, capsys):
+    """Call the command line in this process: (exit code, standard output, standard error)."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("KINFOLK_DATA", str(tmp_path / "none"))
 
     def call(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["kinfolk", *map(str, words)])
@@ -36,3 +44,11 @@ def kinfolk(monkeypatch, capsys, tmp_path):
         return code, out.out, out.err
 
     return call
+
+
+@pytest.fixture
+def kinfolk(command_line, monkeypatch, tmp_path):
+    """The command line in an empty folder, without data sets."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KINFOLK_DATA", str(tmp_path / "none"))
+    return command_line

@@ -123,10 +123,10 @@ DATA = encode(
 )
 
 
-@pytest.mark.parametrize("cut", range(len(DATA)))
-def test_every_truncation_is_refused(cut: int) -> None:
-    with pytest.raises(KinfolkError, match="torn or malformed"):
-        decode(DATA[:cut])
+def test_every_truncation_is_refused() -> None:
+    for cut in range(len(DATA)):
+        with pytest.raises(KinfolkError, match="torn or malformed"):
+            print(f"cut to {cut} bytes:", decode(DATA[:cut]))
 
 
 @given(st.binary(max_size=200))

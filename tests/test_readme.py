@@ -25,55 +25,78 @@ def commands(document: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory):
-    """A folder that looks like the repository's root, and the environment to run commands in it."""
-    folder = tmp_path_factory.mktemp("room")
+def folder(tmp_path_factory):
+    """A folder that looks like the repository's root; commands find there what earlier ones have written."""
+    folder = tmp_path_factory.mktemp("root")
     for name in ("configs", "examples"):
         (folder / name).symlink_to(ROOT / name)
     return folder
 
 
-def shell(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "src"),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "COLUMNS": "100",
-    }
-    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=900)
+@pytest.fixture
+def room(folder, monkeypatch):
+    """That folder as the working directory of this process, and a terminal of 100 columns."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "100")
+    return folder
+
+
+@pytest.fixture
+def typed(room, command_line):
+    """Type a command that must succeed: what it prints."""
+
+    def call(command: str) -> str:
+        code, out, err = command_line(*command.split()[1:])
+        assert code == 0, out + err
+        return out
+
+    return call
+
+
+@pytest.fixture
+def python(room, capsys):
+    """Run a script: what it prints."""
+
+    def call(script: str) -> str:
+        exec(compile(script, "example", "exec"), {"__name__": "__main__"})
+        return capsys.readouterr().out
+
+    return call
 
 
 @pytest.mark.parametrize("command", commands("README.md"))
-def test_readme_commands_run(command, room):
-    done = shell(command.split(), room)
+def test_readme_commands_run(command, typed):
+    typed(command)
+
+
+def test_the_command_that_is_installed_starts():
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    words = [sys.executable, "-m", "kinfolk", "--version"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("kinfolk ")
 
 
-def test_data_commands_run_one_after_another(room):
+def test_data_commands_run_one_after_another(typed):
     for command in commands("docs/data.md"):  # one reads what another has written
-        done = shell(command.split(), room)
-        assert done.returncode == 0, done.stdout + done.stderr
+        typed(command)
 
 
-def test_group_commands_run_and_print_what_is_shown(room):
+def test_group_commands_run_and_print_what_is_shown(typed, python):
     (example,) = blocks("docs/groups.md", "python")
-    assert shell([sys.executable, "-c", example], room).returncode == 0
+    python(example)
     shown = blocks("docs/groups.md", "text")
-    choose, train, place = (command.split() for command in commands("docs/groups.md"))
-    done = shell([*choose, "--k", "2", "--rounds", "1", "--seeds", "1"], room)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0].split() == shown[0].splitlines()[0].split()
-    assert shell(train, room).returncode == 0
-    done = shell(place, room)
-    assert done.returncode == 0, done.stderr
+    choose, train, place = commands("docs/groups.md")
+    printed = typed(f"{choose} --k 2 --rounds 1 --seeds 1")
+    assert printed.splitlines()[0].split() == shown[0].splitlines()[0].split()
+    typed(train)
     groups = [[row.split()[i] for i in (0, 2)] for row in shown[-1].splitlines()[2:10]]
-    assert [[row.split()[i] for i in (0, 2)] for row in done.stdout.splitlines()[2:10]] == groups
+    assert [[row.split()[i] for i in (0, 2)] for row in typed(place).splitlines()[2:10]] == groups
 
 
 @pytest.mark.parametrize("command", commands("docs/add-an-algorithm.md"))
-def test_guide_commands_run(command, room):
-    done = shell(command.split(), room)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_guide_commands_run(command, typed):
+    typed(command)
 
 
 def test_readme_names_make_targets_that_exist():
@@ -83,29 +106,25 @@ def test_readme_names_make_targets_that_exist():
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
 
 
-def test_the_python_example_is_short_and_prints_a_table(room):
+def test_the_python_example_is_short_and_prints_a_table(python):
     (example,) = blocks("README.md", "python")
     lines = [line for line in example.splitlines() if line.strip()]
     assert len(lines) <= 15
-    done = shell([sys.executable, "-c", example], room)
-    assert done.returncode == 0, done.stderr
-    assert "fedavg_tuned" in done.stdout
-    assert "±" in done.stdout
+    printed = python(example)
+    assert "fedavg_tuned" in printed
+    assert "±" in printed
 
 
-def test_the_frame_example_prints_what_was_found(room):
+def test_the_frame_example_prints_what_was_found(python):
     (example,) = blocks("docs/data.md", "python")
-    done = shell([sys.executable, "-c", example], room)
-    assert done.stdout == "{'0': 20, '1': 20} ('ann', 'bob')\n", done.stderr
+    assert python(example) == "{'0': 20, '1': 20} ('ann', 'bob')\n"
 
 
-def test_the_records_example_reads_the_readme_run(room):
+def test_the_records_example_reads_the_readme_run(room, typed, python):
     (example,) = blocks("docs/run-folders.md", "python")
     if not (room / "runs/first").exists():
-        shell(["kinfolk", "run", "configs/digits.toml", "--out", "runs/first", "--set", "run.rounds=2"], room)
-    done = shell([sys.executable, "-c", example], room)
-    assert done.returncode == 0, done.stderr
-    assert "centre" in done.stdout
+        typed("kinfolk run configs/digits.toml --out runs/first --set run.rounds=2")
+    assert "centre" in python(example)
 
 
 def test_the_guide_shows_the_example_as_it_is():

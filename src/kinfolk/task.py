@@ -97,9 +97,7 @@ class Optimiser(Protocol):
     ) -> tuple[Tree, Message]:
         """Parameters and state after step number `step` (from 0); `rows` are the rows of the batch.
 
-        Where steps are recorded and replayed, `step` and `lr` are tensors on the device. An optimiser
-        may also have `update_`, with the same arguments, that writes into `params` and `state`; and `plain`,
-        which if true says that `update_` only takes `lr` times the gradient off, so that others may.
+        Where steps are recorded and replayed, `step` and `lr` are tensors on the device.
         """
         ...
 
@@ -176,7 +174,6 @@ class Task:
     passes: tuple[Fit | Scan, ...] = ()
     reply: Expected = field(default_factory=dict)
     stream: str = "batch"  # names the random stream that shuffles the rows
-    light: bool = False  # it does without the network that the clients train, which may be large
     # How often it is asked for in a run beyond the rounds' own local updates: the run's budget pays for it.
     extra: int = 0
     spares: Plan | None = None  # of an extra task: the local update whose place it takes, which is not extra
@@ -198,6 +195,33 @@ class PeerTask:
     send: Callable[[Message, Peer], dict[Client, Message]]  # (memory, me) -> {peer: payload}
     receive: Callable[[dict[Client, Message], Message, Peer], Message]  # (inbox, memory, me) -> memory
     gives: tuple[str, ...] = ()  # models of the memory that leave in it, as they are or in shares
+
+
+def peer_step(
+    needs: str,
+    send: Callable[[Message, Peer], dict[Client, Message]],
+    receive: Callable[[dict[Client, Message], Message, Peer], Message],
+    gives: tuple[str, ...] = (),
+) -> PeerTask:
+    """An exchange for those who were there for what came before it; anybody else lets it pass.
+
+    A memory holds the number of its round as "now", and under `needs` what the steps before have left.
+
+    >>> from kinfolk.streams import Seed
+    >>> me = Peer(Client("a"), RoundContext(Seed(0), 3, (Client("a"), Client("b"))))
+    >>> step = peer_step("word", lambda memory, me: {Client("b"): {}}, lambda inbox, memory, me: memory)
+    >>> step.send({}, me), step.send({"word": 1, "now": 2}, me), step.send({"word": 1, "now": 3}, me)
+    ({}, {}, {'b': {}})
+    """
+
+    def ready(memory: Message, me: Peer) -> bool:
+        return needs in memory and int(memory.get("now", -1)) == me.turn.round
+
+    return PeerTask(
+        lambda memory, me: send(memory, me) if ready(memory, me) else {},
+        lambda inbox, memory, me: receive(inbox, memory, me) if ready(memory, me) else memory,
+        gives,
+    )
 
 
 # The client half of an algorithm: what a client has installed and is willing to run, by name.

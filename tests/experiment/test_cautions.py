@@ -24,10 +24,10 @@ def test_lists_that_can_never_be_sent_are_told_with_the_numbers():
     assert line.startswith("6 clients list at most 2 peers each and a sum by additive64 needs 3:")
     assert "no model is ever mixed" in line
     assert "have 7 clients or more" in line
-    assert "algorithm.shares=plain" in line
-    assert told("data.clients=6", "algorithm.shares=plain") == []
-    assert "no model is ever mixed" in told("data.clients=2", "algorithm.shares=plain")[0]
-    assert "needs 5" in told("data.clients=9", "algorithm.min_members=5")[0]
+    assert "algorithm.shares.scheme=plain" in line
+    assert told("data.clients=6", "algorithm.shares.scheme=plain") == []
+    assert "no model is ever mixed" in told("data.clients=2", "algorithm.shares.scheme=plain")[0]
+    assert "needs 5" in told("data.clients=9", "algorithm.shares.min_members=5")[0]
 
 
 def test_lists_that_are_often_too_short_are_told_too():
@@ -53,16 +53,24 @@ def test_values_out_of_range_are_told_with_their_share(table):
     train = table.x[table.splits["train"].row.unique()].numpy()
     share = float((np.abs(train) > 1).mean())
     assert share_outside(table, -1.0, 1.0) == pytest.approx(share)
-    (line,) = told("algorithm.ranges=fixed", federation=table)
+    (line,) = told("algorithm.images.ranges=fixed", federation=table)
     assert line.startswith(f"{100 * share:.1f}% of the numbers in training rows lie outside")
-    assert "set algorithm.ranges=own" in line
-    assert told(federation=table) == told("algorithm.ranges=own", federation=table) == []
-    assert told("algorithm.ranges=fixed", "algorithm.high=9", "algorithm.low=-9", federation=table) == []
+    assert "set algorithm.images.ranges=own" in line
+    assert told(federation=table) == told("algorithm.images.ranges=own", federation=table) == []
+    assert (
+        told(
+            "algorithm.images.ranges=fixed",
+            "algorithm.images.high=9",
+            "algorithm.images.low=-9",
+            federation=table,
+        )
+        == []
+    )
 
 
 def test_warnings_reach_the_run_and_its_audit_log(tmp_path):
     spec = override(Experiment(), [*SETS, "data.clients=6", "algorithm.name=slfed", "run.rounds=1"])
-    spec = override(spec, ["algorithm.images=noise", "algorithm.images_count=10"])
+    spec = override(spec, ["algorithm.images.kind=noise", "algorithm.images.count=10"])
     assert "no model is ever mixed" in chosen(build_parts(spec), None).warning
     heard = []
     run(spec, tmp_path / "r", watch=lambda event, facts: heard.append((event, facts)))

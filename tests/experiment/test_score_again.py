@@ -27,7 +27,7 @@ from kinfolk.streams import Seed
 METHODS = {
     "fedavg_tuned": [],
     "fesem": ["algorithm.k=2", "algorithm.warm_epochs=1", "run.rounds=4"],  # a start of one round, and three
-    "slfed": ["algorithm.images=noise", "algorithm.images_count=20", "algorithm.shares=plain"],
+    "slfed": ["algorithm.images.kind=noise", "algorithm.images.count=20", "algorithm.shares.scheme=plain"],
     "fedem": [],
     "local": ["run.participation=0.5"],
     "mdicfl": [

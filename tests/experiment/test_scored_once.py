@@ -34,7 +34,7 @@ METHODS = {
     "fesem": (["algorithm.k=3", "algorithm.warm_epochs=1"], {"personal": 6, "fine-tuned": 6}),
     "ifca": (["algorithm.k=2"], {}),
     "local": ([], {"personal": 6}),
-    "slfed": (["algorithm.images=noise", "algorithm.images_count=20"], {"centre": 6, "personal": 6}),
+    "slfed": (["algorithm.images.kind=noise", "algorithm.images.count=20"], {"centre": 6, "personal": 6}),
 }
 
 

@@ -5,6 +5,7 @@ from functools import cache
 import numpy as np
 import torch
 
+from kinfolk.algorithms.options import with_options
 from kinfolk.algorithms.slfed.slfed import SLFed
 from kinfolk.contract import toy
 from kinfolk.script import Ask, Exchange, play
@@ -28,7 +29,14 @@ STEPS = (
     "responses",
     "results",
 )
-EASY = {"images": "noise", "images_count": 30}
+
+
+def slfed(net, kind=SLFed, **options):
+    """The method with some options changed; `images__kind` stands for `images.kind`."""
+    return with_options(kind, net, {name.replace("__", "."): value for name, value in options.items()})
+
+
+EASY = {"images__kind": "noise", "images__count": 30}
 # Two requests that do not get in each other's way: a asks, and is asked.
 APART = {"a": "fghi", "b": "acde"}
 
@@ -48,13 +56,13 @@ def learner():
 @cache
 def past():
     """Four rounds without trouble."""
-    return Film(SLFed(learner(), **EASY), nine(), 4)
+    return Film(slfed(learner(), **EASY), nine(), 4)
 
 
 class Film:
     """Rounds with everybody's memory after each request, from the start or from where another film ends.
 
-    In the last round `tamper` changes letters, `gone` names who is missing, `repeat` what happens twice and
+    In the last round `tamper` changes messages, `gone` names who is missing, `repeat` what happens twice and
     `ask` who asks whom, instead of what they would ask by themselves.
     """
 
@@ -113,7 +121,7 @@ class Film:
 
 
 def wish(memory, members):
-    """A request to these members, each with the weight that it has in the book."""
+    """A request to these members, each with the weight that it has in the trust."""
     asked = {**memory["asked"], "mask": torch.tensor([name in members for name in NAMES])}
     return {**asked, "sigma": torch.where(asked["sigma"] > 0, asked["sigma"], 0.3)}
 

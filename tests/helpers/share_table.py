@@ -4,11 +4,11 @@ import os
 
 import torch
 
-from kinfolk.shares import HIDING, make_scheme
-from kinfolk.shares.desk import Desk
-from kinfolk.shares.letters import blank_diary, no_request
-from kinfolk.shares.refusals import Refusals, no_refusals, reasons
-from kinfolk.shares.request_log import empty_log
+from kinfolk.shares.messages import no_request
+from kinfolk.shares.options import ShareOptions
+from kinfolk.shares.rejections import Rejections, reasons
+from kinfolk.shares.secure_sum import first_memory
+from kinfolk.shares.session import SecureSumSession
 from kinfolk.streams import Seed
 
 WAVE = (("deal", "respond"), ("ready", "judge"), ("judged", "take_back"), ("deal", "respond_at_last"))
@@ -27,19 +27,14 @@ def models(names, size=6, seed=5):
 def first_memories(held):
     """What each peer holds before the first round."""
     n = len(held)
-    return {
-        who: {
-            "model": model, "pam": model, "answered": empty_log(), "diary": blank_diary(n), **no_refusals(n),
-        }
-        for who, model in held.items()
-    }  # fmt: skip
+    return {who: {"model": model, "pam": model, **first_memory(n)} for who, model in held.items()}
 
 
 def play(memories, asks, round=0, shares="additive64", min_members=3, tamper=None, order=range):
-    """A round in which peers ask as told, {requester: {member: sigma}}; letters of a step may be changed.
+    """A round in which peers ask as told, {requester: {member: sigma}}; messages of a step may be changed.
 
-    What comes of it: the letters by step, receiver and sender; and under "sums", by requester, the weights of
-    each sum that was formed and the sum itself.
+    What comes of it: the messages by step, receiver and sender; and under "sums", by requester, the weights
+    of each sum that was formed and the sum itself.
     """
     names, heard = tuple(sorted(memories)), {"sums": {}}
     for who in names:
@@ -49,26 +44,28 @@ def play(memories, asks, round=0, shares="additive64", min_members=3, tamper=Non
             asked["sigma"][names.index(member)] = sigma
         memories[who] = {**memories[who], "asked": asked}
 
-    def desk(who, refusals):
+    options = ShareOptions(shares, min_members=min_members)
+
+    def session(who, rejections):
         def scheme(requester, attempt):
-            return make_scheme(shares, os.urandom, min_members)
+            return options.make(os.urandom)
 
-        return Desk(who, names, round, scheme, refusals, min_members, hides=shares in HIDING, order=order)
+        return SecureSumSession(who, names, round, scheme, rejections, order=order)
 
-    for number, (send, receive) in enumerate(STEPS if shares in HIDING else STEPS[:-1]):
+    for number, (send, receive) in enumerate(STEPS if options.limits.hides else STEPS[:-1]):
         inbox = {who: {} for who in names}
         for who in names:
-            sent = getattr(desk(who, Refusals(names, memories[who])), send)(memories[who])
+            sent = getattr(session(who, Rejections(names, memories[who])), send)(memories[who])
             key = "again" if number == 6 else send
             if tamper and key in tamper:
                 sent = tamper[key](who, sent, memories[who])
-            for to, letter in sent.items():
-                inbox[to][who] = letter
+            for to, message in sent.items():
+                inbox[to][who] = message
         heard["again" if number == 6 else send] = inbox
         for who in names:
-            refusals = Refusals(names, memories[who])
-            after = getattr(desk(who, refusals), receive)(inbox[who], memories[who])
-            memories[who] = {**after, **refusals.noted()}
+            rejections = Rejections(names, memories[who])
+            after = getattr(session(who, rejections), receive)(inbox[who], memories[who])
+            memories[who] = {**after, **rejections.noted()}
             if receive == "sum_up" and "sum" in after:
                 places = after["asked"]["mask"].nonzero()[:, 0].tolist()
                 weights = {names[i]: float(after["asked"]["sigma"][i]) for i in places}
@@ -84,12 +81,12 @@ def told(memories, who):
 def blamed(memories, who):
     """Of whom a peer has refused something."""
     names = tuple(sorted(memories))
-    return {name for name, count in zip(names, memories[who]["refused"].tolist(), strict=True) if count}
+    return {name for name, count in zip(names, memories[who]["rejected"].tolist(), strict=True) if count}
 
 
 def next_round(memories, trained=()):
     """Memories between two rounds; those who train have another model."""
-    kept = ("model", "pam", "answered", "diary", "refused", "reasons")
+    kept = ("model", "pam", "answered", "request_log", "rejected", "reasons")
     for who, memory in memories.items():
         memory = {key: memory[key] for key in kept}
         if who in trained:

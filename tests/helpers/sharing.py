@@ -3,9 +3,9 @@
 import torch
 
 from kinfolk.shares.additive import Additive64
+from kinfolk.shares.commitments import make_response
 from kinfolk.shares.context import Context
-from kinfolk.shares.fixed import to_words
-from kinfolk.shares.roll import answer
+from kinfolk.shares.fixed_point import to_words
 from kinfolk.shares.shamir import Shamir61
 from kinfolk.streams import Seed
 
@@ -37,4 +37,4 @@ def answers(scheme, ctx, sent):
 
 def forged(response, me, ctx, shares, change):
     """A response by a member who lies, hashes and all."""
-    return answer(to_words(change(response["sum"].clone())), shares, me, ctx)
+    return make_response(to_words(change(response["sum"].clone())), shares, me, ctx)

@@ -355,7 +355,7 @@ TRUST = """
 name = "opinions"
 title = "Figure 3"
 spec = "tiny.toml"
-run = "slfed,images=noise,images_count=20,shares=plain"
+run = "slfed,images.kind=noise,images.count=20,shares.scheme=plain"
 reported = "lists below half"
 """
 

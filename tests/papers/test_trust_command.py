@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 SETS = ("data.clients=6", "data.rows=20", "data.groups=2", "model.name=logistic", "engine.name=loop")
-SLFED = ("algorithm.name=slfed", "algorithm.images=noise", "algorithm.images_count=20", "run.rounds=2")
-SMALL = [word for one in (*SETS, *SLFED, "algorithm.shares=plain") for word in ("--set", one)]
+SLFED = ("algorithm.name=slfed", "algorithm.images.kind=noise", "algorithm.images.count=20", "run.rounds=2")
+SMALL = [word for one in (*SETS, *SLFED, "algorithm.shares.scheme=plain") for word in ("--set", one)]
 
 
 def test_trust_prints_a_table_and_where_things_are(kinfolk, tmp_path):

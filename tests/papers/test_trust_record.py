@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from film import slfed
 
-from kinfolk.algorithms.slfed import slfed
-from kinfolk.algorithms.slfed.book import blank_book, note_meetings
-from kinfolk.algorithms.slfed.peers import partners
+from kinfolk.algorithms.slfed import comparison
+from kinfolk.algorithms.slfed.comparison import partners
+from kinfolk.algorithms.slfed.trust import add_contacts, no_evidence
 from kinfolk.contract import toy
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.run import run
@@ -25,8 +26,8 @@ from kinfolk.task import Peer
 from kinfolk.types import Client
 
 SETS = ["data.clients=6", "data.rows=20", "data.groups=2", "model.name=logistic", "engine.name=loop"]
-SLFED = ["algorithm.name=slfed", "algorithm.images=noise", "algorithm.images_count=20"]
-SPEC = override(Experiment(), [*SETS, *SLFED, "algorithm.shares=plain", "run.rounds=3"])
+SLFED = ["algorithm.name=slfed", "algorithm.images.kind=noise", "algorithm.images.count=20"]
+SPEC = override(Experiment(), [*SETS, *SLFED, "algorithm.shares.scheme=plain", "run.rounds=3"])
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +69,14 @@ ABC = tuple(map(Client, "abc"))
 
 
 def method(**options):
-    return slfed.SLFed(toy.learner("mlp", toy.alike()), **options)
+    return slfed(toy.learner("mlp", toy.alike()), **options)
 
 
 def test_an_opinion_after_one_contact_and_the_list_of_the_more_alike():
-    book = note_meetings(blank_book(3), {1: torch.tensor(0.25), 2: torch.tensor(0.75)})
-    seen = look({Client("a"): {"book": book}}, RoundContext(Seed(0), 0, ABC), method(shares="plain"))
+    trust = add_contacts(no_evidence(3), {1: torch.tensor(0.25), 2: torch.tensor(0.75)})
+    seen = look(
+        {Client("a"): {"trust": trust}}, RoundContext(Seed(0), 0, ABC), method(shares__scheme="plain")
+    )
     np.testing.assert_allclose(seen["s"][0], [0, 1.25 / 5, 1.75 / 5])
     np.testing.assert_allclose(seen["u"], [[1, 0.4, 0.4], [1, 1, 1], [1, 1, 1]])
     assert seen["listed"].tolist() == [[False, False, True], [False] * 3, [False] * 3]
@@ -83,20 +86,20 @@ def test_an_opinion_after_one_contact_and_the_list_of_the_more_alike():
     ("options", "round", "participation"),
     [
         ({}, 0, 1.0),  # a list of one is too short for shares
-        ({"shares": "plain", "min_members": 2}, 0, 1.0),
-        ({"shares": "plain", "local_rounds": 5}, 4, 1.0),
-        ({"shares": "plain"}, 0, 0.34),  # the cohort is another client
+        ({"shares__scheme": "plain", "shares__min_members": 2}, 0, 1.0),
+        ({"shares__scheme": "plain", "local_rounds": 5}, 4, 1.0),
+        ({"shares__scheme": "plain"}, 0, 0.34),  # the cohort is another client
     ],
 )
 def test_lists_that_could_not_be_sent_are_not_counted(options, round, participation):
-    book = note_meetings(blank_book(3), {1: torch.tensor(0.25), 2: torch.tensor(0.75)})
-    memories, turn = {Client("a"): {"book": book}}, RoundContext(Seed(0), round, ABC, participation)
+    trust = add_contacts(no_evidence(3), {1: torch.tensor(0.25), 2: torch.tensor(0.75)})
+    memories, turn = {Client("a"): {"trust": trust}}, RoundContext(Seed(0), round, ABC, participation)
     assert participation == 1 or "a" not in turn.cohort
     seen = look(memories, turn, method(**options))
     assert not seen["listed"].any()
     facts = round_facts(seen, [0, 1, 0])
     assert (facts["listed"], facts["sent"], facts["listed_same"]) == (0, 0, None)
-    usual = look(memories, RoundContext(Seed(0), 5, ABC), method(shares="plain"))
+    usual = look(memories, RoundContext(Seed(0), 5, ABC), method(shares__scheme="plain"))
     assert usual["listed"].any(), "nothing was there to be left out"
 
 
@@ -105,7 +108,7 @@ def test_a_trace_is_the_run_with_its_opinions(traced, tmp_path):
     assert [one["round"] for one in facts["rounds"]] == [1, 2, 3]
     assert list(facts["pictures"]) == [str(one) for one in pictured(3)]
     result = run(with_direct(SPEC, 1), tmp_path / "whole")
-    books = [result.memories[Client(who)]["book"] for who in facts["clients"]]
+    books = [result.memories[Client(who)]["trust"] for who in facts["clients"]]
     total = np.stack([sum(b[k].numpy() for k in ("alpha", "beta", "told_alpha", "told_beta")) for b in books])
     u = np.where(total > 0, 2 / (total + 2), 1.0)
     last = facts["rounds"][-1]
@@ -155,7 +158,7 @@ def test_refused_letters_are_in_the_audit_log_with_peer_round_and_reason(tmp_pat
 
     names = trace_trust(SPEC, tmp_path / "sound")["clients"]
     assert "client-02" in names
-    monkeypatch.setattr(slfed, "checked_images", suspicious)
+    monkeypatch.setattr(comparison, "checked_images", suspicious)
     run(SPEC, tmp_path / "odd")
 
     def refused(folder):
@@ -184,7 +187,7 @@ def test_where_all_are_of_one_group_nothing_is_said_of_groups(tmp_path):
 def test_only_slfed_has_opinions(tmp_path):
     with pytest.raises(KinfolkError, match=r"algorithm\.name = 'fedavg': has no opinions"):
         trace_trust(Experiment(), tmp_path)
-    assert with_direct(SPEC, 2).algorithm.options["images"] == "noise"
+    assert with_direct(SPEC, 2).algorithm.options["images.kind"] == "noise"
 
 
 def test_a_trace_is_drawn_from_its_file_alone(traced, tmp_path):

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfolk.shares import field
-from kinfolk.shares.field import PRIME, add_times, reduced, signed, times, unsigned, value_at, weights
+from kinfolk.shares import prime_field
+from kinfolk.shares.prime_field import PRIME, add_times, reduced, signed, times, unsigned, value_at, weights
 
 edges = [0, 1, 2**30, 2**31 - 1, 2**31, 2**60, PRIME - 2, PRIME - 1]
 residues = st.one_of(st.sampled_from(edges), st.integers(0, PRIME - 1))
@@ -37,7 +37,7 @@ def test_all_edges_meet():
 
 
 def test_blocks_join(monkeypatch):
-    monkeypatch.setattr(field, "BLOCK", 3)
+    monkeypatch.setattr(prime_field, "BLOCK", 3)
     into = words(range(10))
     add_times(into, words(range(10)), 2)
     assert into.tolist() == [3 * v for v in range(10)]

@@ -11,7 +11,7 @@ from torch import nn
 
 from kinfolk.shares.additive import Additive64
 from kinfolk.shares.context import Context
-from kinfolk.shares.fixed import expand, to_tensor
+from kinfolk.shares.fixed_point import expand, to_tensor
 from kinfolk.shares.layerwise import Layerwise
 from kinfolk.shares.vector import to_tree, to_vector
 from kinfolk.streams import Seed
@@ -108,11 +108,11 @@ def test_a_layerwise_share_is_a_working_model(make, digits):
     print(f"{make.__name__}: victim {whole:.1f}, attacker's own model {own:.1f}")
     vec, layers = to_vector(victim)
     ctx = Context("ann", 0, MEMBERS, (0.5,) * len(MEMBERS), layers)
-    for granularity in ("tensor", "module"):
-        scheme = Layerwise(granularity, Seed(2).numpy("cuts").bytes)
+    for layers in ("tensor", "module"):
+        scheme = Layerwise(layers, entropy=Seed(2).numpy("cuts").bytes)
         share = to_tree(scheme.split(vec, 0.5, "bob", MEMBERS, ctx)["cyd"]["part"], attacker)
         found = accuracy(rebuild(share, attacker, predict, *mine))
-        print(f"  by {granularity}: share as it is {accuracy(share):.1f}, rebuilt {found:.1f}")
+        print(f"  by {layers}: share as it is {accuracy(share):.1f}, rebuilt {found:.1f}")
         assert found > whole - 2
 
     secret = Additive64(entropy=Seed(2).numpy("seeds").bytes).split(vec, 0.5, "bob", MEMBERS, ctx)["cyd"]

@@ -16,9 +16,10 @@ from kinfolk.codec import encode as to_bytes
 from kinfolk.errors import KinfolkError
 from kinfolk.shares import SCHEMES
 from kinfolk.shares.additive import Additive64
-from kinfolk.shares.context import Context, Diary
+from kinfolk.shares.context import Context
 from kinfolk.shares.layerwise import Layerwise
 from kinfolk.shares.plain import Plain
+from kinfolk.shares.request_log import RequestLog
 from kinfolk.shares.shamir import Shamir61
 from kinfolk.shares.vector import to_tree, to_vector
 from kinfolk.streams import Seed
@@ -119,8 +120,8 @@ def test_masks_belong_to_one_exchange_even_if_the_seeds_are_drawn_again(kind, ch
 
 def test_layerwise_pieces_are_multiples_and_the_kept_one_counts():
     ctx, v = context(4), models(context(4))["m01"]
-    for granularity, pieces in (("tensor", 3), ("module", 2)):
-        scheme = Layerwise(granularity, Seed(3).numpy("cuts").bytes)
+    for layers, pieces in (("tensor", 3), ("module", 2)):
+        scheme = Layerwise(layers, entropy=Seed(3).numpy("cuts").bytes)
         shares = scheme.split(v, 0.4, "m01", ctx.members, ctx)
         ratios = torch.stack([shares[m]["part"] / (0.4 * v) for m in ctx.members])
         assert torch.allclose(ratios.sum(0), torch.ones_like(v))
@@ -132,7 +133,7 @@ def test_layerwise_pieces_are_multiples_and_the_kept_one_counts():
     off = (without - whole).norm() / whole.norm()
     print("layer-wise sum without the kept share is off by", round(float(off), 2))
     assert off > 0.15
-    with pytest.raises(KinfolkError, match="granularity"):
+    with pytest.raises(KinfolkError, match="layers"):
         Layerwise("row")
 
 
@@ -179,7 +180,7 @@ def test_shares_of_another_round_and_repeated_seeds_are_refused(kind):
         ("part", torch.zeros(11)),
         ("part", torch.zeros(3, dtype=torch.int64)),
         ("salt", torch.zeros(31, dtype=torch.uint8)),
-        ("roll", torch.zeros(1, 32, dtype=torch.uint8)),
+        ("commitments", torch.zeros(1, 32, dtype=torch.uint8)),
         ("extra", torch.zeros(1)),
         ("exchange", None),
     ],
@@ -239,13 +240,13 @@ def test_a_diary_gives_nobody_two_sums():
     ctx, shorter = context(4), context(3)
     assert ctx.id != shorter.id != context(3, sigma=0.5).id
     with pytest.raises(KinfolkError, match=r"request of 'ann' = \['m03'\]: names peers that nobody knows"):
-        Diary().admit(ctx, "m00", known - {"m03"})
+        RequestLog().admit(ctx, "m00", known - {"m03"})
     with pytest.raises(KinfolkError, match="'dan': is not in the list"):
-        Diary().admit(ctx, "dan", known)
-    diary = Diary().admit(ctx, "m00", known)
+        RequestLog().admit(ctx, "dan", known)
+    request_log = RequestLog().admit(ctx, "m00", known)
     with pytest.raises(KinfolkError, match="second in this round"):
-        diary.admit(shorter, "m00", known)
-    void = diary.abort(ctx)
+        request_log.admit(shorter, "m00", known)
+    void = request_log.abort(ctx)
     for call in (lambda: void.answer(ctx), lambda: void.abort(ctx), lambda: void.admit(ctx, "m00", known)):
         with pytest.raises(KinfolkError, match="request of 'ann'"):
             call()

@@ -8,8 +8,8 @@ from sharing import SECURE, answers, context, exchange, forged, inbox, models
 
 from kinfolk.errors import KinfolkError
 from kinfolk.shares.additive import Additive64
-from kinfolk.shares.fixed import to_words
-from kinfolk.shares.roll import answer
+from kinfolk.shares.commitments import make_response
+from kinfolk.shares.fixed_point import to_words
 from kinfolk.shares.shamir import Shamir61, threshold_of
 from kinfolk.streams import Seed
 
@@ -70,7 +70,7 @@ def test_altered_shares_and_responses_end_the_exchange(kind):
     for key in [k for k in sent["m01"]["m00"] if k != "exchange"]:
         bad = copy.deepcopy(inbox(sent, "m00"))
         bad["m01"][key].view(torch.uint8).view(-1)[3] ^= 1
-        if key != "roll":
+        if key != "commitments":
             with pytest.raises(KinfolkError, match="share of 'm01' for 'm00'"):
                 scheme.respond(bad, "m00", ctx)
     got["m02"]["sum"][0] += 1
@@ -95,15 +95,15 @@ def test_a_roll_that_differs_between_members_is_seen(kind):
 
 @pytest.mark.parametrize("kind", SECURE)
 def test_a_lie_about_a_roll_blames_nobody(kind):
-    """m01 says that it saw another roll of m03, who is honest."""
+    """m01 says that it saw other commitments of m03, who is honest."""
     ctx, scheme, told = context(5), kind(), []
     sent = exchange(scheme, ctx, models(ctx))
     got = answers(scheme, ctx, sent)
     seen = copy.deepcopy(inbox(sent, "m01"))
-    seen["m03"]["roll"][0] ^= 1
-    lie = answer(to_words(got["m01"]["sum"]), seen, "m01", ctx)
+    seen["m03"]["commitments"][0] ^= 1
+    lie = make_response(to_words(got["m01"]["sum"]), seen, "m01", ctx)
     if kind is Additive64:
-        with pytest.raises(KinfolkError, match="nobody is held guilty") as caught:
+        with pytest.raises(KinfolkError, match="nobody is blamed") as caught:
             scheme.reconstruct({**got, "m01": lie}, ctx)
         told.append(caught.value)
     else:

@@ -161,8 +161,8 @@ def _played_by_name(make: Make, names: Sequence[Client], seed: int = 0) -> toy.S
 def check_state_not_mutated(make: Make) -> None:
     """A round writes into nothing it was given: not into the state, a memory or a message."""
     federation = toy.ragged()
-    algorithm = make(toy.learner("tiny_cnn", federation))
-    for name in ("loop", "batched"):
+    for name, network in (("loop", "tiny_cnn"), ("batched", "mlp")):
+        algorithm = make(toy.learner(network, federation))
         with toy.staged(algorithm, federation, name) as stage:
             state = algorithm.init(toy.first_model(algorithm), federation.clients, Seed(0))
             for number in range(2):
@@ -225,9 +225,10 @@ def check_resume(make: Make) -> None:
 def check_survives_drop_outs(make: Make) -> None:
     """Three in ten clients miss each round; everything stays finite and everybody can be scored."""
     federation = toy.ragged()
-    algorithm = make(toy.learner("tiny_cnn", federation))
-    outcome = toy.play_rounds(algorithm, federation, "batched", rounds=4, absent=drop_outs(0.3))
-    _sound(outcome, federation.clients, "after rounds with drop-outs")
+    for name, network, rounds in (("loop", "tiny_cnn", 4), ("batched", "mlp", 2)):
+        algorithm = make(toy.learner(network, federation))
+        outcome = toy.play_rounds(algorithm, federation, name, rounds, absent=drop_outs(0.3))
+        _sound(outcome, federation.clients, f"after rounds with drop-outs ({name})")
 
 
 def check_survives_cohort_of_one(make: Make) -> None:

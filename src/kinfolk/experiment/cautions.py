@@ -31,12 +31,13 @@ def cautions(parts: Parts) -> list[str]:
 
 def short_lists(parts: Parts, method: SLFed) -> str:
     """Whether lists are long enough for a sum; a list holds at most half of the others, and of a cohort."""
-    clients, fewest = len(parts.federation.clients), method.secrecy()[0]
+    clients, fewest = len(parts.federation.clients), method.shares.limits.min_members
     cohort = max(1, int(parts.spec.run.participation * clients + 0.5))
     most = min((clients - 1) // 2, cohort - 1)
     who = f"{clients} clients" if cohort == clients else f"{clients} clients, {cohort} a round,"
-    have = f"{who} list at most {most} peers each and a sum by {method.shares} needs {fewest}"
-    remedy = f"have {2 * fewest + 1} clients or more a round, or set algorithm.shares=plain, which needs one"
+    have = f"{who} list at most {most} peers each and a sum by {method.shares.scheme} needs {fewest}"
+    plain = "set algorithm.shares.scheme=plain, which needs one"
+    remedy = f"have {2 * fewest + 1} clients or more a round, or {plain}"
     if most < fewest:
         return f"{have}: no model is ever mixed and everybody trains alone; {remedy}"
     if fewest > 1 and most < AMPLE * fewest:
@@ -46,14 +47,14 @@ def short_lists(parts: Parts, method: SLFed) -> str:
 
 def cut_values(parts: Parts, method: SLFed) -> str:
     """Which share of the training rows' numbers lies outside the range that bytes are spread over."""
-    measured = method.ranges == "own" or (method.ranges == "auto" and len(parts.federation.shape) != 3)
-    share = 0.0 if measured else share_outside(parts.federation, method.low, method.high)
+    images = method.images
+    measured = images.ranges == "own" or (images.ranges == "auto" and len(parts.federation.shape) != 3)
+    share = 0.0 if measured else share_outside(parts.federation, images.low, images.high)
     if not share:
         return ""
-    return (
-        f"{share:.1%} of the numbers in training rows lie outside [algorithm.low, algorithm.high] = "
-        f"[{method.low:g}, {method.high:g}] and are cut in made images; set algorithm.ranges=own"
-    )
+    where = f"[algorithm.images.low, algorithm.images.high] = [{images.low:g}, {images.high:g}]"
+    cut = f"{share:.1%} of the numbers in training rows lie outside {where}"
+    return f"{cut} and are cut in made images; set algorithm.images.ranges=own"
 
 
 def share_outside(federation: Federation, low: float, high: float) -> float:

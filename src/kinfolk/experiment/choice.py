@@ -69,12 +69,12 @@ def public_secrets(parts: Parts, engine: str, linked: bool) -> str:
 
     >>> from kinfolk.experiment.build import build_parts
     >>> from kinfolk.experiment.sections import AlgorithmSpec, Experiment
-    >>> secret, public = (AlgorithmSpec("slfed", {"entropy": e}) for e in ("system", "stream"))
+    >>> secret, public = (AlgorithmSpec("slfed", {"shares.entropy": e}) for e in ("system", "stream"))
     >>> public_secrets(build_parts(Experiment(algorithm=secret)), "wire", False)
     ''
     >>> public_secrets(build_parts(Experiment(algorithm=public)), "wire", False)
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: algorithm.entropy = 'stream': no mask is secret, and engine 'wire' leaves...
+    kinfolk.errors.KinfolkError: algorithm.shares.entropy = 'stream': no mask is secret, and engine 'wire'...
     """
     algorithm = parts.algorithm
     setting = algorithm.public_secrets() if isinstance(algorithm, Rehearses) else ""

@@ -137,7 +137,7 @@ def _short(one: dict[str, object]) -> dict[str, object]:
 
 TRUST_EXAMPLES = examples(
     "kinfolk trust configs/digits.toml --out runs/trust",
-    "kinfolk trust configs/digits.toml --direct 2 --set algorithm.name=slfed --set algorithm.images=noise",
+    "kinfolk trust configs/digits.toml --direct 2 --set algorithm.name=slfed_similar",
 )
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms.slfed.book import blank_book, known, opinions
 from kinfolk.algorithms.slfed.slfed import SLFed
+from kinfolk.algorithms.slfed.trust import known, no_evidence, opinions
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.asking import one_process
 from kinfolk.experiment.build import build_parts, title
@@ -124,12 +124,12 @@ def look(memories: Mapping[Client, Message], turn: RoundContext, algorithm: SLFe
     clients, cohort = turn.clients, set(turn.cohort)
     rows: dict[str, list[Tensor]] = {"s": [], "u": [], "known": [], "listed": []}
     for who in clients:
-        held = memories.get(who, {}).get("book")
-        book = blank_book(len(clients)) if held is None else {key: t.cpu() for key, t in held.items()}
-        s, _, u = opinions(book, algorithm.conflict_aware)
-        asked = algorithm.would_ask(book, Peer(who, turn)) if who in cohort else ()
+        held = memories.get(who, {}).get("trust")
+        trust = no_evidence(len(clients)) if held is None else {key: t.cpu() for key, t in held.items()}
+        s, _, u = opinions(trust, algorithm.trust.conflict_aware)
+        asked = algorithm.would_ask(trust, Peer(who, turn)) if who in cohort else ()
         mask = torch.tensor([c in asked for c in clients])
-        for key, row in (("s", s), ("u", u), ("known", known(book)), ("listed", mask)):
+        for key, row in (("s", s), ("u", u), ("known", known(trust)), ("listed", mask)):
             rows[key].append(row)
     return {key: torch.stack(found) for key, found in rows.items()}
 

@@ -6,8 +6,8 @@ received, so that in their sum every mask meets its negative. Any n - 1 of a mod
 
 Trust: members and requester follow the steps, and their channels are private and authenticated. The
 requester with c members learns the sum over the others, hence at least three members, by their weights too
-(`kinfolk.shares.effective`), and nobody whose sigma is more than half of all. If a member vanishes before
-responding, all is void: abort, then ask a shorter list with fresh seeds (`kinfolk.shares.context.Diary`).
+(`.effective_members`), and nobody whose sigma is more than half of all. If a member vanishes before
+responding, all is void: abort, then ask a shorter list with fresh seeds (`.request_log`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
+from kinfolk.shares.commitments import Payload, checked_sums, commit, make_response, open_shares
 from kinfolk.shares.context import Context, check_secrecy, check_split
-from kinfolk.shares.fixed import SEED, Words, check_room, decode, encode, expand, fresh_seeds
-from kinfolk.shares.roll import Payload, answer, enrol, opened, sums
+from kinfolk.shares.fixed_point import SEED, Words, check_room, decode, encode, expand, fresh_seeds
 from kinfolk.shares.scheme import Note, Response, Share, unheard
 from kinfolk.types import Client
 
@@ -39,6 +40,7 @@ class Additive64:
     tensor([3.], dtype=torch.float64)
     """
 
+    hides: ClassVar[bool] = True
     bits: int = 32  # f
     limit: float = 2.0**14  # V_max: largest |sigma * v|
     min_members: int = 3
@@ -59,20 +61,20 @@ class Additive64:
         for to, seed in zip(others, fresh_seeds(len(others), self.entropy, me), strict=True):
             payloads[to] = seed
             kept -= expand(seed, ctx, me, to)
-        return enrol({**payloads, me: kept}, me, ctx, self.entropy)
+        return commit({**payloads, me: kept}, me, ctx, self.entropy)
 
     def respond(self, shares: Mapping[Client, Share], me: Client, ctx: Context) -> Response:
         """What was kept plus the masks of all seeds received, modulo 2**64."""
         whole = np.zeros(ctx.size, dtype=np.uint64)
-        for sender, payload in opened(shares, me, ctx, lambda sender: sender == me).items():
+        for sender, payload in open_shares(shares, me, ctx, lambda sender: sender == me).items():
             whole += expand(payload, ctx, sender, me) if isinstance(payload, bytes) else payload
-        return answer(whole, shares, me, ctx)
+        return make_response(whole, shares, me, ctx)
 
     def reconstruct(self, responses: Mapping[Client, Response], ctx: Context, note: Note = unheard) -> Tensor:
         """The sum modulo 2**64, read with its sign; every member must have responded."""
         n = len(ctx.members)
         whole = np.zeros(ctx.size, dtype=np.uint64)
-        good, disputes = sums(responses, ctx, n, note)
+        good, disputes = checked_sums(responses, ctx, n, note)
         for dispute in disputes:  # a mask may lack its negative
             raise dispute
         for part in good.values():

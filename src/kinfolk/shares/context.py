@@ -1,18 +1,18 @@
-"""One exchange of shares: who asks whom in which round, for what; and what a member makes of a request."""
+"""One exchange of shares: who asks whom in which round, for what; and when a member refuses."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError, at_least
-from kinfolk.shares.effective import effective_members, enough
+from kinfolk.shares.effective_members import effective_members, enough
 from kinfolk.types import Client
 
 
@@ -126,68 +126,3 @@ def check_secrecy(ctx: Context, me: Client, min_members: int, max_share: float) 
     if not enough(ctx.sigma, min_members):
         remedy = f"counts as {effective_members(ctx.sigma):.2f} members, {min_members} are needed"
         raise KinfolkError(f"sigma of {ctx.requester!r}", ctx.sigma, remedy)
-
-
-@dataclass(frozen=True)
-class Visit:
-    """The last request of one requester: which exchange, how far it came, the how manieth of its round."""
-
-    round: int
-    id: bytes
-    state: str = "open"  # open, answered, aborted
-    attempt: int = 0
-
-
-@dataclass(frozen=True)
-class Diary:
-    """What a member keeps of requests, so that nobody gets two sums out of one round.
-
-    Two finished sums over lists that differ in one member give that member away. A round that was
-    aborted before this member answered may be asked once more, with another list.
-
-    >>> ctx = Context("ann", 3, ("bob", "cyd", "dan"), (0.4, 0.4, 0.4), ())
-    >>> diary = Diary().admit(ctx, "bob", {"ann", "bob", "cyd", "dan"}).answer(ctx)
-    >>> diary.admit(ctx, "bob", {"ann", "bob", "cyd", "dan"})
-    Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: request of 'ann' = 3: was answered in this round already
-    """
-
-    retries: int = 1
-    last: Mapping[Client, Visit] = field(default_factory=dict)
-
-    def admit(self, ctx: Context, me: Client, known: Collection[Client]) -> Diary:
-        """Take up a request, or refuse it: strangers, an old round, a second request in one round."""
-        strangers = sorted({ctx.requester, *ctx.members} - set(known))
-        if strangers:
-            raise KinfolkError(f"request of {ctx.requester!r}", strangers, "names peers that nobody knows")
-        ctx.place(me)
-        before, attempt = self.last.get(ctx.requester), 0
-        asked = f"request of {ctx.requester!r}"
-        if before is not None and before.round > ctx.round:
-            raise KinfolkError(asked, ctx.round, f"is old; round {before.round} was seen")
-        if before is not None and before.round == ctx.round:
-            attempt = before.attempt + 1
-            if before.state == "answered":
-                raise KinfolkError(asked, ctx.round, "was answered in this round already")
-            if before.state == "open":
-                raise KinfolkError(asked, ctx.round, "is the second in this round; abort the first")
-            if before.id == ctx.id or attempt > self.retries:
-                raise KinfolkError(asked, ctx.round, f"was aborted; {self.retries} new list(s) may follow")
-        return self._noted(ctx, Visit(ctx.round, ctx.id, attempt=attempt))
-
-    def answer(self, ctx: Context) -> Diary:
-        """Note that a response leaves; refused unless the exchange is the open one."""
-        return self._noted(ctx, replace(self._open(ctx), state="answered"))
-
-    def abort(self, ctx: Context) -> Diary:
-        """Note that the exchange is void: it will never be answered."""
-        return self._noted(ctx, replace(self._open(ctx), state="aborted"))
-
-    def _open(self, ctx: Context) -> Visit:
-        visit = self.last.get(ctx.requester)
-        if visit is None or visit.id != ctx.id or visit.state != "open":
-            raise KinfolkError(f"request of {ctx.requester!r}", ctx.round, "is not open; it is not answered")
-        return visit
-
-    def _noted(self, ctx: Context, visit: Visit) -> Diary:
-        return replace(self, last={**self.last, ctx.requester: visit})

@@ -16,7 +16,7 @@ from math import comb
 
 import numpy as np
 
-from kinfolk.shares.field import PRIME, Words
+from kinfolk.shares.prime_field import PRIME, Words
 from kinfolk.types import Client
 
 # Sets of responses that are tried. 25 responses of which 4 are wrong take 15,276.

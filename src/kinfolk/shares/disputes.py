@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from kinfolk.shares.refusals import Refusals
+from kinfolk.shares.rejections import Rejections
 from kinfolk.types import Client
 
 
@@ -51,19 +51,19 @@ def find(reports: Mapping[int, Tensor], members: list[int]) -> Finding:
     return found
 
 
-def note(found: Finding, names: Sequence[Client], refusals: Refusals) -> None:
+def note(found: Finding, names: Sequence[Client], rejections: Rejections) -> None:
     """Write down who said what of whom; a dispute is told of both sides and counts for neither.
 
-    >>> from kinfolk.shares.refusals import no_refusals, reasons
-    >>> refusals = Refusals(("ann", "bob"), no_refusals(2))
-    >>> note(Finding({1}, {1: [0]}), ("ann", "bob"), refusals)
-    >>> reasons(refusals.noted(), ("ann", "bob"))
+    >>> from kinfolk.shares.rejections import no_rejections, reasons
+    >>> rejections = Rejections(("ann", "bob"), no_rejections(2))
+    >>> note(Finding({1}, {1: [0]}), ("ann", "bob"), rejections)
+    >>> reasons(rejections.noted(), ("ann", "bob"))
     {'bob': "shares of 'bob': missing or bad, says 'ann'"}
     """
     for j, voices in found.at_fault.items():
         said = ", ".join(repr(names[i]) for i in voices) or "nobody but itself"
-        refusals.add(names[j], f"shares of {names[j]!r}: missing or bad, says {said}")
+        rejections.add(names[j], f"shares of {names[j]!r}: missing or bad, says {said}")
     for i, j in found.disputes:
         why = f"{names[i]!r} lacks a good share, too few others say so; {names[i]!r} is left out"
         for who in (names[i], names[j]):
-            refusals.tell(who, f"dispute of {names[i]!r} and {names[j]!r}: {why}")
+            rejections.tell(who, f"dispute of {names[i]!r} and {names[j]!r}: {why}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -34,12 +35,15 @@ class Layerwise:
     tensor([1., 2., 5.])
     """
 
-    granularity: str = "tensor"  # what a layer is: one tensor, or all tensors of one module
+    hides: ClassVar[bool] = False
+    layers: str = "tensor"  # what a layer is: one tensor, or all tensors of one module
+    min_members: int = 3
+    max_share: float = 0.5
     entropy: Callable[[int], bytes] = os.urandom
 
     def __post_init__(self) -> None:
-        if self.granularity not in ("tensor", "module"):
-            raise KinfolkError("granularity", self.granularity, "choose tensor or module")
+        if self.layers not in ("tensor", "module"):
+            raise KinfolkError("layers", self.layers, "choose tensor or module")
 
     def split(
         self, vec: Tensor, sigma: float, me: Client, members: Sequence[Client], ctx: Context
@@ -60,7 +64,7 @@ class Layerwise:
         }
 
     def _layer(self, name: str) -> str:
-        return name if self.granularity == "tensor" else name.rpartition(".")[0]
+        return name if self.layers == "tensor" else name.rpartition(".")[0]
 
     def respond(self, shares: Mapping[Client, Share], me: Client, ctx: Context) -> Response:
         """The sum of all shares that were sent to this member, and of the one it kept."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ class Plain:
     >>> plain.reconstruct(replies, ctx)
     tensor([2.], dtype=torch.float64)
     """
+
+    hides: ClassVar[bool] = False
+    min_members: int = 1  # there is nobody to hide
+    max_share: float = 1.0
 
     def split(
         self, vec: Tensor, sigma: float, me: Client, members: Sequence[Client], ctx: Context

@@ -1,96 +1,113 @@
-"""What a member has answered, for ever: each state of its model is part of one sum and of no other.
-
-Two sums over lists that differ in one member give that member away, whoever asks for them: one requester
-twice, two that work together, or one whose round was undone after the answer had left. So a member notes
-before it answers (or shares, if others can do without its answer), and neither a void round nor a resumed run
-takes the note back. The same exchange may be
-answered again: its sum is the same and tells nothing new.
-
-The log is a tensor of bytes [answers, 72], which travels and is stored like everything else in a memory.
-"""
+"""What a member keeps of requests, so that nobody gets two sums out of one round."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 
 from kinfolk.errors import KinfolkError
 from kinfolk.shares.context import Context
-from kinfolk.shares.vector import to_vector
-from kinfolk.types import Tree
+from kinfolk.types import Client, Tree
 
-# Bytes: round (8, little-endian), hash of the model (32), exchange (32).
-ROW = 72
+STATES = ("", "open", "answered", "aborted")
 
 
-def empty_log() -> Tensor:
-    """Nothing was answered yet.
+@dataclass(frozen=True)
+class SumRequest:
+    """The last request of one requester: which exchange, how far it came, which attempt of its round."""
 
-    >>> empty_log().shape
-    torch.Size([0, 72])
-    """
-    return torch.zeros(0, ROW, dtype=torch.uint8)
-
-
-def model_digest(model: Tree) -> bytes:
-    """SHA-256 of what is shared of a model: names, lengths and bits of its floating-point tensors.
-
-    >>> one, other = ({"w": torch.tensor([w])} for w in (1.0, 2.0))
-    >>> model_digest(one) == model_digest(dict(one)), model_digest(one) == model_digest(other)
-    (True, False)
-    """
-    vec, layers = to_vector(model)
-    made = hashlib.sha256(json.dumps([str(vec.dtype), layers]).encode())
-    made.update(vec.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return made.digest()
+    round: int
+    id: bytes
+    state: str = "open"  # open, answered, aborted
+    attempt: int = 0
 
 
-def part_of(log: Tensor, digest: bytes, round: int) -> int | None:
-    """The round of the sum that this model is part of, if that is another round; else None.
+@dataclass(frozen=True)
+class RequestLog:
+    """The last request of each requester.
 
-    A sum of this round is not told: in a resumed run the same requests come again.
+    Two finished sums over lists that differ in one member give that member away. A round that was
+    aborted before this member answered may be asked once more, with another list.
 
     >>> ctx = Context("ann", 3, ("bob", "cyd", "dan"), (0.4, 0.4, 0.4), ())
-    >>> log = noted_answer(empty_log(), ctx, bytes(32))
-    >>> part_of(log, bytes(32), 4), part_of(log, bytes(32), 3), part_of(log, bytes(range(32)), 4)
-    (3, None, None)
-    """
-    return next((at for at, model, _ in _rows(log) if model == digest and at != round), None)
-
-
-def check_unanswered(log: Tensor, ctx: Context, digest: bytes) -> None:
-    """Refuse to answer if the model is part of another sum, or if this round has another one.
-
-    >>> ctx = Context("ann", 3, ("bob", "cyd", "dan"), (0.4, 0.4, 0.4), ())
-    >>> log = noted_answer(empty_log(), ctx, bytes(32))
-    >>> check_unanswered(log, ctx, bytes(32))  # the same again
-    >>> check_unanswered(log, Context("ann", 3, ("bob", "cyd"), (0.4, 0.4), ()), bytes(range(32)))
+    >>> log = RequestLog().admit(ctx, "bob", {"ann", "bob", "cyd", "dan"}).answer(ctx)
+    >>> log.admit(ctx, "bob", {"ann", "bob", "cyd", "dan"})
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: request of 'ann' = 3: another sum was answered in this round
+    kinfolk.errors.KinfolkError: request of 'ann' = 3: was answered in this round already
     """
-    for round, model, exchange in _rows(log):
-        if exchange != ctx.id and (model == digest or round == ctx.round):
-            what = "in this round" if round == ctx.round else f"in round {round} with this model"
-            raise KinfolkError(f"request of {ctx.requester!r}", ctx.round, f"another sum was answered {what}")
+
+    retries: int = 1
+    last: Mapping[Client, SumRequest] = field(default_factory=dict)
+
+    def admit(self, ctx: Context, me: Client, known: Collection[Client]) -> RequestLog:
+        """Take up a request, or refuse it: strangers, an old round, a second request in one round."""
+        strangers = sorted({ctx.requester, *ctx.members} - set(known))
+        if strangers:
+            raise KinfolkError(f"request of {ctx.requester!r}", strangers, "names peers that nobody knows")
+        ctx.place(me)
+        before, attempt = self.last.get(ctx.requester), 0
+        asked = f"request of {ctx.requester!r}"
+        if before is not None and before.round > ctx.round:
+            raise KinfolkError(asked, ctx.round, f"is old; round {before.round} was seen")
+        if before is not None and before.round == ctx.round:
+            attempt = before.attempt + 1
+            if before.state == "answered":
+                raise KinfolkError(asked, ctx.round, "was answered in this round already")
+            if before.state == "open":
+                raise KinfolkError(asked, ctx.round, "is the second in this round; abort the first")
+            if before.id == ctx.id or attempt > self.retries:
+                raise KinfolkError(asked, ctx.round, f"was aborted; {self.retries} new list(s) may follow")
+        return self._with(ctx, SumRequest(ctx.round, ctx.id, attempt=attempt))
+
+    def answer(self, ctx: Context) -> RequestLog:
+        """Note that a response leaves; refused unless the exchange is the open one."""
+        return self._with(ctx, replace(self._open(ctx), state="answered"))
+
+    def abort(self, ctx: Context) -> RequestLog:
+        """Note that the exchange is void: it will never be answered."""
+        return self._with(ctx, replace(self._open(ctx), state="aborted"))
+
+    def _open(self, ctx: Context) -> SumRequest:
+        request = self.last.get(ctx.requester)
+        if request is None or request.id != ctx.id or request.state != "open":
+            raise KinfolkError(f"request of {ctx.requester!r}", ctx.round, "is not open; it is not answered")
+        return request
+
+    def _with(self, ctx: Context, request: SumRequest) -> RequestLog:
+        return replace(self, last={**self.last, ctx.requester: request})
 
 
-def noted_answer(log: Tensor, ctx: Context, digest: bytes) -> Tensor:
-    """The log with one more answer; one that it holds already is not noted twice.
+def empty_request_log(peers: int) -> Tree:
+    """The log of a member as tensors [peers]: nobody has asked yet.
 
-    >>> ctx = Context("ann", 3, ("bob", "cyd", "dan"), (0.4, 0.4, 0.4), ())
-    >>> once = noted_answer(empty_log(), ctx, bytes(32))
-    >>> len(once), len(noted_answer(once, ctx, bytes(32)))
-    (1, 1)
+    >>> read_log(empty_request_log(2), ("ann", "bob"), "bob").last
+    {}
     """
-    row = ctx.round.to_bytes(8, "little") + digest + ctx.id
-    new = torch.frombuffer(bytearray(row), dtype=torch.uint8)
-    held = log.cpu()
-    return held if bool((held == new).all(1).any()) else torch.cat([held, new[None]])
+    numbers = {key: torch.zeros(peers, dtype=torch.int64) for key in ("round", "state", "attempt")}
+    return {**numbers, "id": torch.zeros(peers, 32, dtype=torch.uint8)}
 
 
-def _rows(log: Tensor) -> list[tuple[int, bytes, bytes]]:
-    rows = [bytes(row) for row in log.cpu().numpy()]
-    return [(int.from_bytes(row[:8], "little"), row[8:40], row[40:]) for row in rows]
+def read_log(tree: Tree, names: tuple[Client, ...], who: Client, retries: int = 1) -> RequestLog:
+    """What a log says of one peer: all that a request of that peer is about."""
+    i = names.index(who)
+    round, state, attempt = (int(tree[key][i]) for key in ("round", "state", "attempt"))
+    request = SumRequest(round, bytes(tree["id"][i].tolist()), STATES[state], attempt)
+    return RequestLog(retries, {who: request} if state else {})
+
+
+def write_log(tree: Tree, names: tuple[Client, ...], who: Client, log: RequestLog) -> Tree:
+    """The tensors with what a log says of one peer; the rest stays as it was.
+
+    >>> log, names = RequestLog(1, {"bob": SumRequest(3, bytes(32), "answered", 1)}), ("ann", "bob")
+    >>> tree = write_log(empty_request_log(2), names, "bob", log)
+    >>> tree["round"], read_log(tree, names, "bob") == log
+    (tensor([0, 3]), True)
+    """
+    i, request = names.index(who), log.last[who]
+    out = {key: leaf.clone() for key, leaf in tree.items()}
+    out["round"][i], out["attempt"][i] = request.round, request.attempt
+    out["state"][i] = STATES.index(request.state)
+    out["id"][i] = torch.frombuffer(bytearray(request.id), dtype=torch.uint8)
+    return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -24,7 +24,23 @@ def unheard(error: KinfolkError) -> None:
 
 
 class Scheme(Protocol):
-    """sum_i sigma_i * vec_i over the members of a list, in three steps."""
+    """sum_i sigma_i * vec_i over the members of a list, in three steps.
+
+    A scheme is a frozen dataclass. Those of its fields that `ShareOptions` has too (bits, limit, layers,
+    min_members, max_share) are set from there, and `entropy` is where it draws from; defaults are its own.
+    """
+
+    hides: ClassVar[bool]  # whether it hides a model that is part of one sum only
+
+    @property
+    def min_members(self) -> int:
+        """The fewest members of a sum, also by their weights."""
+        ...
+
+    @property
+    def max_share(self) -> float:
+        """The largest part of the sum of sigma that a member agrees to."""
+        ...
 
     def split(
         self, vec: Tensor, sigma: float, me: Client, members: Sequence[Client], ctx: Context

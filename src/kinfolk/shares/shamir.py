@@ -17,17 +17,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
+from kinfolk.shares.commitments import Payload, checked_sums, commit, make_response, open_shares
 from kinfolk.shares.context import Context, check_secrecy, check_split
 from kinfolk.shares.decoding import fitting
-from kinfolk.shares.field import Words, add_times, reduced, signed, unsigned, value_at, weights
-from kinfolk.shares.fixed import SEED, check_room, decode, encode, expand, fresh_seeds
-from kinfolk.shares.roll import Payload, answer, enrol, opened, sums
+from kinfolk.shares.fixed_point import SEED, check_room, decode, encode, expand, fresh_seeds
+from kinfolk.shares.prime_field import Words, add_times, reduced, signed, unsigned, value_at, weights
 from kinfolk.shares.scheme import Note, Response, Share, unheard
 from kinfolk.types import Client
 
@@ -54,6 +55,7 @@ class Shamir61:
     tensor([-4.], dtype=torch.float64)
     """
 
+    hides: ClassVar[bool] = True
     bits: int = 24  # f
     min_members: int = 3
     max_share: float = 0.5
@@ -81,14 +83,14 @@ class Shamir61:
             value = secret if k == 0 else _value(payloads[to], ctx, me, to)
             for other, part in parts.items():
                 add_times(part, value, factors[other][k])
-        return enrol({**payloads, **parts}, me, ctx, self.entropy)
+        return commit({**payloads, **parts}, me, ctx, self.entropy)
 
     def respond(self, shares: Mapping[Client, Share], me: Client, ctx: Context) -> Response:
         """The sum of all shares received and of the one kept, modulo the prime."""
         whole = np.zeros(ctx.size, dtype=np.uint64)
-        for sender, payload in opened(shares, me, ctx, lambda sender: _in_full(sender, me, ctx)).items():
+        for sender, payload in open_shares(shares, me, ctx, lambda sender: _in_full(sender, me, ctx)).items():
             whole = reduced(whole + _value(payload, ctx, sender, me))
-        return answer(whole, shares, me, ctx)
+        return make_response(whole, shares, me, ctx)
 
     def reconstruct(self, responses: Mapping[Client, Response], ctx: Context, note: Note = unheard) -> Tensor:
         """The sum from any t responses that fit together; wrong ones are found, told, and left out.
@@ -98,7 +100,7 @@ class Shamir61:
         """
         n = len(ctx.members)
         t = threshold_of(n)
-        good, disputes = sums(responses, ctx, t, note)
+        good, disputes = checked_sums(responses, ctx, t, note)
         got = {who: reduced(part) for who, part in good.items()}
         points = {who: ctx.place(who) + 1 for who in got}
         found: list[tuple[Tensor, tuple[Client, ...]]] = []
@@ -133,8 +135,8 @@ class Shamir61:
         >>> round(Shamir61().traffic(25, 11_173_962 + 9_600) / 1e9, 2)
         20.13
         """
-        t, vector, roll = threshold_of(n), 8 * size, n * SEED
-        short, full, response = 3 * SEED + roll, 2 * SEED + vector + roll, 2 * SEED + vector + roll
+        t, vector, hashes = threshold_of(n), 8 * size, n * SEED
+        short, full, response = 3 * SEED + hashes, 2 * SEED + vector + hashes, 2 * SEED + vector + hashes
         return n * ((t - 1) * short + (n - t) * full + response)
 
 

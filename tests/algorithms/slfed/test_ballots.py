@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from kinfolk.algorithms.slfed.book import blank_book, capped, note_hearsay, note_meetings, opinions
 from kinfolk.algorithms.slfed.opinion import Evidence, Opinion
+from kinfolk.algorithms.slfed.trust import (
+    TrustOptions,
+    add_contacts,
+    add_hearsay,
+    capped,
+    no_evidence,
+    opinions,
+)
 
 PATH = Path(__file__).parents[3] / "benchmarks" / "ballots.py"
 SPEC = importlib.util.spec_from_file_location("ballots_benchmark", PATH)
@@ -64,21 +71,21 @@ def test_hearsay_moves_sigma_by_no_more_than_one_contact_would():
     """|s' - s| <= 1 / (N + 1) with N = alpha + beta + 2, whatever is told by however many."""
     draw = np.random.default_rng(3)
     for _ in range(50):
-        book = blank_book(6)
+        trust = no_evidence(6)
         for _ in range(int(draw.integers(1, 5))):
-            book = note_meetings(book, {i: torch.tensor(float(draw.random())) for i in range(1, 6)})
+            trust = add_contacts(trust, {i: torch.tensor(float(draw.random())) for i in range(1, 6)})
         told = {}
         for teller in range(1, 6):
             parts = draw.dirichlet([0.3, 0.3, 0.1], size=6).T
             told[teller] = Opinion(*torch.from_numpy(parts / parts.sum(0)))
         for mode in ("recompute", "accumulate"):
-            after = book
+            after = trust
             for _ in range(3):
-                after = note_hearsay(after, told, 0, mode, hearsay="capped")
-            whole = (book["alpha"] + book["beta"]).numpy()[1:] + 2
-            moved = (opinions(after).s - opinions(book).s).abs().numpy()[1:]
+                after = add_hearsay(after, told, 0, TrustOptions(mode, "capped"))
+            whole = (trust["alpha"] + trust["beta"]).numpy()[1:] + 2
+            moved = (opinions(after).s - opinions(trust).s).abs().numpy()[1:]
             assert (moved <= 1 / (whole + 1) + 1e-12).all()
-            free = note_hearsay(note_hearsay(book, told, 0, mode), told, 0, mode)
+            free = add_hearsay(add_hearsay(trust, told, 0, TrustOptions(mode)), told, 0, TrustOptions(mode))
             assert float((free["told_alpha"] + free["told_beta"]).max()) > 1, "nothing had to be capped"
 
 

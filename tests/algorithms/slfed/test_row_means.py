@@ -5,15 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from probing import probe
 
 from kinfolk.algorithms.slfed.gan import from_bytes
-from kinfolk.algorithms.slfed.probe_images import StandIns
-from kinfolk.algorithms.slfed.row_means import RowMeans
 from kinfolk.contract import toy
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.one import perform
-from kinfolk.errors import KinfolkError
 from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext, Seed
@@ -56,10 +54,10 @@ def by_hand(x, y, of, most):
     return np.clip(np.array(found), -1, 1)
 
 
-def made(stand_ins, federation, who):
-    memory = {"key": KEY, "model": stand_ins.learner.first}
+def made(probe_images, federation, who):
+    memory = {"key": KEY, "model": probe_images.learner.first}
     return perform(
-        stand_ins.task(), {}, memory, federation, who, RoundContext(Seed(0), 0, federation.clients)
+        probe_images.task(), {}, memory, federation, who, RoundContext(Seed(0), 0, federation.clients)
     )[1]
 
 
@@ -67,7 +65,7 @@ def made(stand_ins, federation, who):
     ("who", "of", "count"), [("ann", 8, 60), ("ann", 3, 200), ("bob", 3, 20), ("bob", 5, 7)]
 )
 def test_images_are_means_of_rows_of_a_class_with_their_contrast(federation, learner, who, of, count):
-    got = made(StandIns(learner, "means", count, guard=None, means_of=of), federation, who)
+    got = made(probe(learner, "means", count, guarded=False, means_of=of), federation, who)
     wanted = by_hand(*rows_of(federation, who), of, most=-(-count // 3))[:count]
     assert int(got["made"]) == len(wanted) > 1
     shown = from_bytes(got["images"], -1.0, 1.0).flatten(1).double().numpy()
@@ -78,7 +76,7 @@ def test_images_are_means_of_rows_of_a_class_with_their_contrast(federation, lea
 
 
 def test_who_has_no_class_of_enough_rows_shows_nothing(federation, learner):
-    got = made(StandIns(learner, "means", 6, means_of=3), federation, "cyd")
+    got = made(probe(learner, "means", 6, means_of=3), federation, "cyd")
     assert int(got["made"]) == 0
     assert len(got["images"].unique()) == 1  # not even on the own side is there a mean of fewer rows
 
@@ -96,7 +94,7 @@ def test_one_row_among_dull_ones_does_not_show(learner):
     x, y = draw.normal(0, 0.005, (16, 1, 40, 5)).astype(np.float32), np.repeat([0, 1], 8)
     x[[3, 12]] *= 100
     dull = from_arrays({"ann": (x, y)}, test={"ann": (x[:1], y[:1])}, classes=3)
-    got = made(StandIns(toy.learner("mlp", dull), "means", 6, means_of=8), dull, "ann")
+    got = made(probe(toy.learner("mlp", dull), "means", 6, means_of=8), dull, "ann")
     assert int(got["made"]) == 2
     plain = torch.stack([torch.from_numpy(x[y == c]).mean(0) for c in (0, 1)])
     assert likeness(plain, x) > 0.98
@@ -108,9 +106,9 @@ def test_a_mean_of_equal_rows_is_a_copy_and_does_not_leave(learner):
     x, y = draw.uniform(-1, 1, (40, 1, 4, 5)).astype(np.float32), np.repeat([0, 1], 20)
     x[20:] = x[20]
     twins = from_arrays({"ann": (x, y)}, test={"ann": (x[:1], y[:1])}, classes=3)
-    unwatched = made(StandIns(learner, "means", 12, guard=None, means_of=5), twins, "ann")
+    unwatched = made(probe(learner, "means", 12, guarded=False, means_of=5), twins, "ann")
     assert likeness(unwatched["images"], x[20:]) > 0.999
-    got = made(StandIns(learner, "means", 12, means_of=5), twins, "ann")
+    got = made(probe(learner, "means", 12, means_of=5), twins, "ann")
     assert int(got["copies"]) > 0
     assert int(got["made"]) > 1
     assert likeness(got["images"], x[20:]) < 0.9
@@ -121,35 +119,30 @@ def test_a_single_image_is_none(learner):
     for rows, wanted in ((10, 2), (9, 0)):  # of ten rows two means of five, of nine only one
         x, y = draw.uniform(-1, 1, (rows, 1, 4, 5)).astype(np.float32), np.zeros(rows, dtype=np.int64)
         one = from_arrays({"ann": (x, y)}, test={"ann": (x[:1], y[:1])}, classes=3)
-        assert int(made(StandIns(learner, "means", 6, means_of=5), one, "ann")["made"]) == wanted
+        assert int(made(probe(learner, "means", 6, means_of=5), one, "ann")["made"]) == wanted
 
 
 def test_each_row_is_in_one_image_at_most(federation, learner):
     """A row that changes moves one image, or none."""
-    stand_ins = StandIns(learner, "means", 30, guard=None, means_of=8)  # so few that none is shown twice
-    before = made(stand_ins, federation, "ann")["images"]
+    probe_images = probe(learner, "means", 30, guarded=False, means_of=8)  # so few that none is shown twice
+    before = made(probe_images, federation, "ann")["images"]
     moved = []
     for row in (0, 255, 256, 479):
         x = federation.x.clone()
         x[int(federation.splits["train"].rows(0)[row])] *= -1
-        after = made(stand_ins, replace(federation, x=x), "ann")["images"]
+        after = made(probe_images, replace(federation, x=x), "ann")["images"]
         moved.append(int((after != before).flatten(1).any(1).sum()))
     assert set(moved) <= {0, 1}
     assert sum(moved) > 0
 
 
 def test_one_call_for_many_makes_the_same_images(federation, learner):
-    task = StandIns(learner, "means", 30, means_of=3).task()
+    task = probe(learner, "means", 30, means_of=3).task()
     memories = Memories(lambda who: {"key": KEY, "model": learner.first})
-    engine = Batched(federation, {"dream": task}, memories)
+    engine = Batched(federation, {"generate_images": task}, memories)
     turn = RoundContext(Seed(0), 0, federation.clients)
-    list(engine.replies(Ask("dream", federation.clients), turn))
+    list(engine.replies(Ask("generate_images", federation.clients), turn))
     for who in federation.clients:
         alone = perform(task, {}, {"key": KEY, "model": learner.first}, federation, who, turn)[1]
         assert torch.equal(memories[who]["images"], alone["images"]), who
         assert int(memories[who]["made"]) == int(alone["made"])
-
-
-def test_a_mean_of_two_is_refused():
-    with pytest.raises(KinfolkError, match=r"algorithm.means_of = 2: .*3"):
-        RowMeans(10, 3, of=2)

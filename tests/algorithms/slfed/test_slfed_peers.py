@@ -3,20 +3,22 @@
 import numpy as np
 import pytest
 import torch
-from film import EASY, NAMES, Film, check_pams, flat, learner, nine
+from film import EASY, NAMES, Film, check_pams, flat, learner, nine, slfed
 
 from kinfolk.algorithms import ALGORITHMS, build_algorithm
-from kinfolk.algorithms.slfed.book import known, opinions
-from kinfolk.algorithms.slfed.peers import finite_or, partners
-from kinfolk.algorithms.slfed.slfed import SLFed
+from kinfolk.algorithms.options import option_values
+from kinfolk.algorithms.slfed.comparison import partners
+from kinfolk.algorithms.slfed.personal_models import finite_or
 from kinfolk.algorithms.slfed.slfed_similar import SLFedSimilar
+from kinfolk.algorithms.slfed.trust import known, opinions
 from kinfolk.contract import toy
 from kinfolk.federation.own_data.arrays import from_arrays
+from kinfolk.shares.options import ShareOptions
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Peer
 from kinfolk.types import Client
 
-PLAIN = {"shares": "plain", **EASY}
+PLAIN = {"shares__scheme": "plain", **EASY}
 
 
 def spoilt(film, *keys):
@@ -34,7 +36,7 @@ def spoilt(film, *keys):
 @pytest.mark.parametrize("mixes", ["trained", "pam"])
 def test_a_model_that_became_nan_is_left_behind(keys, mixes):
     """It goes on from what its last training began with; if that is spoilt too, from the common first."""
-    method = SLFed(learner(), mixes=mixes, **PLAIN)
+    method = slfed(learner(), mixes=mixes, **PLAIN)
     before = Film(method, nine(), 3)
     last = flat(before.memories["c"]["pam"] if keys == ("model",) else learner().first)
     film = Film(method, nine(), 5, spoilt(before, *keys))
@@ -52,17 +54,17 @@ def test_a_model_that_became_nan_is_left_behind(keys, mixes):
 
 
 def test_a_sum_that_is_not_finite_is_not_trained_on():
-    method = SLFed(learner(), **PLAIN)
+    method = slfed(learner(), **PLAIN)
     held = spoilt(Film(method, nine(), 3), "pam").memories["c"]
     begun = method.tasks()["train"].start({}, held, None)
     np.testing.assert_array_equal(flat(begun["model"]), flat(held["model"]))
 
 
 def test_rounds_alone_recover_as_well():
-    method = SLFed(learner(), local_rounds=8, **PLAIN)
+    method = slfed(learner(), local_rounds=8, **PLAIN)
     before = Film(method, nine(), 2)
     last = before.memories["c"]["pam"]
-    begun = method.tasks()["practise"].start({}, spoilt(before, "model").memories["c"], None)
+    begun = method.tasks()["local_train"].start({}, spoilt(before, "model").memories["c"], None)
     np.testing.assert_array_equal(flat(begun["model"]), flat(last))
     film = Film(method, nine(), 3, before)
     assert np.isfinite(flat(film.memories["c"]["model"])).all()
@@ -92,7 +94,7 @@ def test_partners_are_of_the_rounds_cohort(share):
 @pytest.mark.parametrize("name", ["loop", "batched", "workers", "wire"])
 def test_everybody_asked_meets_somebody_in_every_engine(name):
     """Of nine a third is asked; whoever is meets all it was linked with, which all can work out."""
-    method = SLFed(learner(), **PLAIN)
+    method = slfed(learner(), **PLAIN)
     end = toy.play_rounds(method, nine(), name, rounds=4, participation=0.34, score=False)
     wanted = np.zeros((9, 9))
     for number in range(4):
@@ -102,19 +104,19 @@ def test_everybody_asked_meets_somebody_in_every_engine(name):
                 wanted[NAMES.index(who), NAMES.index(other)] += 1
     assert wanted.sum() == 4 * 6  # three who all meet
     for i, who in enumerate(NAMES):
-        met = end.memories[who]["book"]["met"].numpy() if "book" in end.memories[who] else np.zeros(9)
+        met = end.memories[who]["trust"]["met"].numpy() if "trust" in end.memories[who] else np.zeros(9)
         np.testing.assert_array_equal(met, wanted[i])
 
 
 def test_sigma_is_alpha_of_all_evidence_and_not_of_what_is_certain():
-    film = Film(SLFed(learner(), **EASY), nine(), 4)
+    film = Film(slfed(learner(), **EASY), nine(), 4)
     for number in (1, 3):
         for memory in film.after[number, "opinions"].values():
-            book = {key: leaf.numpy() for key, leaf in memory["book"].items()}
-            alpha, beta = (book[k] + book[f"told_{k}"] for k in ("alpha", "beta"))
+            trust = {key: leaf.numpy() for key, leaf in memory["trust"].items()}
+            alpha, beta = (trust[k] + trust[f"told_{k}"] for k in ("alpha", "beta"))
             sigma = memory["asked"]["sigma"].numpy()
             np.testing.assert_allclose(sigma, alpha / (alpha + beta + 2), rtol=1e-12)
-            met = book["met"] > 0
+            met = trust["met"] > 0
             assert (sigma[met] < 0.95 * (alpha / (alpha + beta).clip(1e-9))[met]).all(), "told apart"
     # And what is summed is scaled by it.
     assert check_pams(film, 3) > 0
@@ -126,14 +128,14 @@ def test_a_teller_is_weighed_by_all_or_by_contacts_alone(weight):
     heard = {}
 
     def note(sent, memory, me):
-        heard.update({(me.name, to): letter["opinions"].numpy() for to, letter in sent.items()})
+        heard.update({(me.name, to): message["opinions"].numpy() for to, message in sent.items()})
         return sent
 
-    method = SLFed(learner(), teller_weight=weight, **PLAIN)
+    method = slfed(learner(), trust__teller_weight=weight, **PLAIN)
     film = Film(method, nine(), 4, tamper={"opinions": note})
     checked = 0
     for a, me in enumerate(NAMES):
-        before, after = (film.after[3, step][me]["book"] for step in ("counts", "opinions"))
+        before, after = (film.after[3, step][me]["trust"] for step in ("counts", "opinions"))
         was = {key: leaf.numpy() for key, leaf in before.items()}
         told = np.zeros((2, 9))
         for b, teller in enumerate(NAMES):
@@ -156,40 +158,38 @@ def test_a_teller_is_weighed_by_all_or_by_contacts_alone(weight):
 
 def test_lists_of_the_most_similar_have_one_name():
     kind = ALGORITHMS["slfed_similar"]
-    method = build_algorithm("slfed_similar", learner(), {"shares": "plain"})
+    method = build_algorithm("slfed_similar", learner(), {"shares.scheme": "plain"})
     assert kind is SLFedSimilar
-    by_hand = SLFed(
+    by_hand = slfed(
         learner(),
-        images="back_search",
-        images_count=200,
+        images__kind="back_search",
+        images__count=200,
         compare="images",
-        rank="similarity",
+        trust__rank="similarity",
         local_rounds=12,
     )
     usual = build_algorithm("slfed", learner(), {})
-    changed = {k for k in vars(usual) if getattr(usual, k) != getattr(method, k)} - {"shares", "learner"}
-    assert changed == {"images", "images_count", "compare", "rank", "local_rounds"}
-    assert all(getattr(method, k) == getattr(by_hand, k) for k in changed)
+    by_default, chosen, wanted = (option_values(one) for one in (usual, method, by_hand))
+    changed = {k for k in chosen if by_default[k] != chosen[k]} - {"shares.scheme"}
+    assert changed == {"images.kind", "images.count", "compare", "trust.rank", "local_rounds"}
+    assert all(chosen[k] == wanted[k] for k in changed)
     assert build_algorithm("slfed_similar", learner(), {"local_rounds": 3}).local_rounds == 3
 
 
 def test_defaults_of_slfed_stay_as_published():
-    method = SLFed(learner())
-    assert (method.images, method.images_count, method.compare, method.rank) == (
-        "gan",
-        1000,
-        "counts",
-        "uncertainty",
-    )
-    assert (method.local_rounds, method.hearsay, method.memory, method.tell) == (
-        0,
-        "published",
-        "recompute",
-        "all",
-    )
-    assert method.secrecy() == (3, 0.5)
-    assert SLFed(learner(), shares="plain").secrecy() == (1, 1.0)
-    assert SLFed(learner(), shares="plain", min_members=4, max_share=0.3).secrecy() == (4, 0.3)
+    method = slfed(learner())
+    assert (method.images.kind, method.images.count, method.images.every) == ("gan", 1000, 4)
+    assert (method.gan.epochs, method.gan.rows) == (10, 2000)
+    assert (method.compare, method.trust.rank, method.local_rounds) == ("counts", "uncertainty", 0)
+    assert (method.trust.hearsay, method.trust.memory, method.trust.tell) == ("published", "recompute", "all")
+    for options, wanted in (
+        ({}, (3, 0.5)),
+        ({"scheme": "shamir61"}, (3, 0.5)),
+        ({"scheme": "plain"}, (1, 1.0)),
+        ({"scheme": "plain", "min_members": 4, "max_share": 0.3}, (4, 0.3)),
+    ):
+        limits = ShareOptions(**options).limits
+        assert (limits.min_members, limits.max_share) == wanted
 
 
 def test_similar_peers_are_listed_where_the_published_lists_are_drawn_by_chance():
@@ -204,25 +204,27 @@ def test_similar_peers_are_listed_where_the_published_lists_are_drawn_by_chance(
         rows[who] = (x.astype(np.float32), (3 - y) if i % 2 else y)
     federation = from_arrays(rows, classes=4)
     net = toy.learner("mlp", federation)
-    few = {"shares": "plain", "images_count": 40, "local_rounds": 6, "search_steps": 30}
-    film = Film(SLFedSimilar(net, **few), federation, 10)
+    few = {"shares__scheme": "plain", "images__count": 40, "local_rounds": 6, "images__search_steps": 30}
+    film = Film(slfed(net, SLFedSimilar, **few), federation, 10)
     asked = [(who, c) for who, members in film.lists(9).items() for c in members]
     own = np.mean([kinds[a] == kinds[b] for a, b in asked])
     assert len(asked) > 5
     assert own > 0.9
     memory = film.memories["a"]
     assert memory["reach"].shape == (6,), "features of a table have ranges of their own"
-    assert int(known(memory["book"]).sum()) == 8
-    assert float(opinions(memory["book"]).s.max()) < 1
+    assert int(known(memory["trust"]).sum()) == 8
+    assert float(opinions(memory["trust"]).s.max()) < 1
 
 
 def test_engines_agree_on_a_table_by_similarity():
     draw = np.random.default_rng(2)
     rows = {c: (5 * draw.normal(size=(12, 4)).astype(np.float32), np.arange(12) % 3) for c in NAMES[:7]}
     federation = from_arrays(rows, classes=3)
-    few = {"shares": "plain", "images_count": 20, "local_rounds": 2, "search_steps": 5}
+    few = {"shares__scheme": "plain", "images__count": 20, "local_rounds": 2, "images__search_steps": 5}
     ends = [
-        toy.play_rounds(SLFedSimilar(toy.learner("mlp", federation), **few), federation, name, 4, score=False)
+        toy.play_rounds(
+            slfed(toy.learner("mlp", federation), SLFedSimilar, **few), federation, name, 4, score=False
+        )
         for name in ("loop", "batched", "workers", "wire")
     ]
     for end in ends[1:]:

@@ -6,9 +6,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from film import APART, EASY, NAMES, Film, check_pams, flat, learner, nine, past
+from film import APART, EASY, NAMES, Film, check_pams, flat, learner, nine, past, slfed
 
-from kinfolk.algorithms.slfed.slfed import SLFed, slfed
 from kinfolk.contract import toy
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import build_parts
@@ -17,9 +16,10 @@ from kinfolk.experiment.client_memory import Journal
 from kinfolk.experiment.record import read_audit, read_rounds
 from kinfolk.experiment.run import run
 from kinfolk.experiment.sections import AlgorithmSpec, EngineSpec, Experiment
+from kinfolk.shares import secure_sum
 from kinfolk.shares.context import Context
-from kinfolk.shares.fixed import expand
-from kinfolk.shares.refusals import Refusals, no_refusals
+from kinfolk.shares.fixed_point import expand
+from kinfolk.shares.rejections import Rejections, no_rejections
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Peer
 from kinfolk.types import Client, leaves
@@ -30,12 +30,17 @@ def seeds_of(entropy):
     found = []
 
     def note(sent, memory, me):
-        for letter in sent.values():
-            found.extend(bytes(share["seed"].tolist()) for share in letter.values())
+        for message in sent.values():
+            found.extend(bytes(share["seed"].tolist()) for share in message.values())
         return sent
 
     film = Film(
-        SLFed(learner(), entropy=entropy, **EASY), nine(), 5, past(), tamper={"shares": note}, ask=APART
+        slfed(learner(), shares__entropy=entropy, **EASY),
+        nine(),
+        5,
+        past(),
+        tamper={"shares": note},
+        ask=APART,
     )
     return found, film
 
@@ -51,7 +56,7 @@ def test_masks_are_the_systems_and_sums_the_same(monkeypatch):
         assert np.array_equal(pams[0], pams[1])
         assert np.array_equal(pams[0], pams[2])
     drawn = []
-    monkeypatch.setattr(slfed.os, "urandom", lambda n: drawn.append(n) or bytes([len(drawn) % 256] * n))
+    monkeypatch.setattr(secure_sum.os, "urandom", lambda n: drawn.append(n) or bytes([len(drawn) % 256] * n))
     seeds_of("system")
     assert drawn, "the operating system was not asked"
 
@@ -61,8 +66,9 @@ def test_seeds_of_the_stream_differ_by_round_requester_member_and_attempt():
     for number in range(3):
         for me in "ab":
             peer = Peer(Client(me), RoundContext(Seed(0), number, NAMES))
-            desk = SLFed(learner(), entropy="stream")._desk(peer, Refusals(NAMES, no_refusals(9)))
-            seen |= {desk.scheme(Client(of), attempt).entropy(32) for of in "cd" for attempt in (0, 1)}
+            sums = slfed(learner(), shares__entropy="stream")._sums()
+            session = sums.session(peer, Rejections(NAMES, no_rejections(9)))
+            seen |= {session.scheme(Client(of), attempt).entropy(32) for of in "cd" for attempt in (0, 1)}
     assert len(seen) == 3 * 2 * 2 * 2
 
 
@@ -84,30 +90,30 @@ def test_a_mask_is_of_one_exchange_only():
 
 def test_members_remember_from_round_to_round_what_they_answered():
     """Nobody trains in the fifth round: in the sixth nobody shares its model a second time."""
-    slept = Film(SLFed(learner(), **EASY), nine(), 5, past(), gone={"train": set(NAMES)}, ask=APART)
+    slept = Film(slfed(learner(), **EASY), nine(), 5, past(), gone={"train": set(NAMES)}, ask=APART)
     shared = {member for members in slept.lists(4).values() for member in members}
     assert len(shared) == 8
-    film = Film(SLFed(learner(), **EASY), nine(), 6, slept, ask=APART)
+    film = Film(slfed(learner(), **EASY), nine(), 6, slept, ask=APART)
     assert not film.lists(5)
     assert check_pams(film, 5) == 0
     for who in shared:
         assert len(film.memories[who]["answered"]) == len(slept.memories[who]["answered"]) > 0
         assert (
             "since it became part of a sum in round 4"
-            in SLFed(learner()).complaints(film.memories[who], NAMES)[who]
+            in slfed(learner()).complaints(film.memories[who], NAMES)[who]
         )
     trained = Film(
-        SLFed(learner(), **EASY), nine(), 6, Film(SLFed(learner(), **EASY), nine(), 5, past(), ask=APART)
+        slfed(learner(), **EASY), nine(), 6, Film(slfed(learner(), **EASY), nine(), 5, past(), ask=APART)
     )
     assert trained.lists(5)
-    asked = trained.memories["c"]["diary"]
-    assert int(asked["round"][NAMES.index("b")]) == 4, "the diary of an earlier round is gone"
+    asked = trained.memories["c"]["request_log"]
+    assert int(asked["round"][NAMES.index("b")]) == 4, "the request_log of an earlier round is gone"
 
 
 def spec(**settings):
     """Nine clients for a run."""
     return toy.spec_of(
-        SLFed(learner(), min_members=2, **EASY), {"rounds": 6, "evaluate_every": 6, **settings}
+        slfed(learner(), shares__min_members=2, **EASY), {"rounds": 6, "evaluate_every": 6, **settings}
     )
 
 
@@ -191,7 +197,7 @@ def test_a_run_that_starts_again_from_nothing_knows_what_was_answered(tmp_path):
 
 def test_a_void_round_does_not_take_answers_back(tmp_path):
     """In the fourth round nobody's training is usable, but sums were answered before that."""
-    algorithm = SLFed(learner(), min_members=2, **EASY)
+    algorithm = slfed(learner(), shares__min_members=2, **EASY)
     with toy.staged(algorithm, nine()) as stage:
         memories, state = stage.engine.memories, algorithm.init(learner().first, NAMES, Seed(0))
         rows = []
@@ -209,7 +215,7 @@ def test_a_void_round_does_not_take_answers_back(tmp_path):
 
 def test_the_journal_is_written_before_answers_leave(tmp_path):
     seen = []
-    algorithm = SLFed(learner(), min_members=2, **EASY)
+    algorithm = slfed(learner(), shares__min_members=2, **EASY)
 
     def watching(engine):
         swap = engine.swap
@@ -231,20 +237,22 @@ def test_the_journal_is_written_before_answers_leave(tmp_path):
 
 def test_public_masks_are_warned_of_and_stay_in_one_process(tmp_path):
     def parts(engine, entropy="stream", shares="additive64"):
-        options = {"entropy": entropy, "shares": shares}
+        options = {"shares.entropy": entropy, "shares.scheme": shares}
         return build_parts(
             Experiment(algorithm=AlgorithmSpec("slfed", options), engine=EngineSpec(engine, "cpu"))
         )
 
     assert chosen(parts("loop", "system"), None).warning == ""
-    assert SLFed(learner()).entropy == "system"
+    assert slfed(learner()).shares.entropy == "system"
     for engine in ("loop", "batched"):
         assert "NO MODEL IS HIDDEN" in chosen(parts(engine), None).warning
         assert chosen(parts(engine, shares="plain"), None).warning == ""  # there is nothing to hide
     for engine in ("workers", "wire"):
-        with pytest.raises(KinfolkError, match=f"algorithm.entropy = 'stream': .* engine '{engine}' leaves"):
+        with pytest.raises(
+            KinfolkError, match=f"algorithm.shares.entropy = 'stream': .* engine '{engine}' leaves"
+        ):
             chosen(parts(engine), None)
-    public = toy.spec_of(SLFed(learner(), entropy="stream", **EASY), {"rounds": 1})
+    public = toy.spec_of(slfed(learner(), shares__entropy="stream", **EASY), {"rounds": 1})
     heard = []
     go(public, tmp_path / "run", watch=lambda event, facts: heard.append((event, facts)))
     assert any(

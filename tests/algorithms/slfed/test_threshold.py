@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.algorithms.slfed.opinion import Evidence, Opinion, add, discount, to_evidence, to_opinion
-from kinfolk.algorithms.slfed.threshold import choose, threshold
+from kinfolk.algorithms.slfed.peer_lists import choose, threshold
 from kinfolk.errors import KinfolkError
 from kinfolk.streams import Seed
 

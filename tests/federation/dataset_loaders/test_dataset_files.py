@@ -9,7 +9,7 @@ import pytest
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import Archive, checksum, corrupt, unpacked
-from kinfolk.federation.datasets.npz import read_halves, read_npz, undelta
+from kinfolk.federation.datasets.npz import read_compact, read_npz, undelta
 
 
 def test_files_on_disk_go_before_those_in_archives(tmp_path):
@@ -112,9 +112,10 @@ def test_delta_coded_images_come_back_exactly(tmp_path):
         y_train=np.arange(4),
         y_test=np.arange(2),
     )
-    x, y, test, _ = read_halves(tmp_path / "a.npz")
-    assert np.array_equal(x, images.transpose(0, 3, 1, 2))
-    assert (y.tolist(), test.tolist()) == ([0, 1, 2, 3, 0, 1], [False] * 4 + [True] * 2)
+    found = read_compact(tmp_path / "a.npz")
+    assert np.array_equal(found["x"], images.transpose(0, 3, 1, 2))
+    assert found["y"].tolist() == [0, 1, 2, 3, 0, 1]
+    assert found["test"].tolist() == [False] * 4 + [True] * 2
 
 
 def test_delta_coded_images_of_the_wrong_form_are_refused():

@@ -69,11 +69,6 @@ def test_heart_disease_by_hospital(hospitals):
     assert rows.y.tolist() == (y > 0).astype(int).tolist()
     assert sum(rows.filled.values()) == np.isnan(x).sum()
     assert rows.filled["chol"] == np.isnan(x[:, 4]).sum()
-    graded = tabular.official_heart(folder, classes=5)
-    assert graded.y.tolist() == y.tolist()
-    assert len(graded.class_names) == 5
-    with pytest.raises(KinfolkError, match=r"data\.classes = 3: give 2"):
-        tabular.official_heart(folder, classes=3)
 
 
 @pytest.mark.parametrize(

@@ -9,26 +9,26 @@ which an engine adds numbers up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
-from kinfolk.learning.layers import exchange_layers
-from kinfolk.learning.linear import ClientLinear
+from kinfolk.errors import at_least
+from kinfolk.learning.network import Prepare, call, plain
 from kinfolk.learning.noise import normal, uniform
-from kinfolk.learning.norm import RowBatchNorm, row_weights, without_padding
+from kinfolk.learning.norm import RowBatchNorm
 from kinfolk.learning.optim import Adam
 from kinfolk.task import Batch, Carry, Fit, Objective, Plan, TrainStep
 from kinfolk.types import Tree
 
 # Of the carry: the networks, and the key of the client's noise.
 PART, KEY = "work.gan", "key"
+_LATENT, _BETAS = 100, (0.5, 0.999)
 # What noise is used for.
 _WEIGHTS, _GENERATOR, _DISCRIMINATOR, _IMAGES = range(4)
 # Images are made so many at a time.
@@ -37,7 +37,7 @@ _TOGETHER = 128
 
 @dataclass(frozen=True)
 class Gan:
-    """How large the networks are and how they are trained.
+    """How large the networks are and how they are trained: `[algorithm.gan]`.
 
     >>> gan = Gan(width=0.125)
     >>> tree = gan.first(torch.tensor(7), 16)
@@ -46,15 +46,14 @@ class Gan:
     """
 
     width: float = 1.0  # factor on all hidden layers
-    latent: int = 100
     epochs: int = 10
-    steps: int = 0  # > 0: that many steps instead of epochs
-    rows: int = 0  # > 0: of a client that has more, only so many rows
+    rows: int = 2000  # the most rows a GAN is shown; 0: all
+    steps: int = 0  # > 0: that many steps instead of epochs (2000 rows, 10 epochs: 313)
     batch: int = 64
     lr: float = 2e-4
-    betas: tuple[float, float] = (0.5, 0.999)
-    low: float = -1.0  # the range of the numbers in a row
-    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        at_least("algorithm.gan.rows", self.rows, 0)
 
     def first(self, key: Tensor, pixels: int) -> Tree:
         """Networks before training: weights uniform in +-1/sqrt(inputs), from the client's key."""
@@ -73,17 +72,20 @@ class Gan:
                     tree[f"{path}.{part}"] = torch.full(leaf.shape, value, dtype=kind, device=key.device)
         return tree
 
-    def fit(self) -> Fit:
-        """For each batch the generator takes a step, then the discriminator."""
+    def fit(self, low: float = -1.0, high: float = 1.0) -> Fit:
+        """For each batch of rows in [low, high] the generator takes a step, then the discriminator."""
         names = [n for n, _ in self._networks(1, True).named_parameters()]
-        adam = Adam(betas=self.betas)
+        adam = Adam(betas=_BETAS)
 
         def descent(objective: Objective, side: str) -> TrainStep:
             mine = tuple(n for n in names if n.startswith(side))
             return TrainStep(objective, adam, mine, self.lr, part=PART)
 
+        def judge(model: Tree, batch: Batch, carry: Carry) -> Tensor:
+            return self.discriminator_loss(model, batch, carry, low, high)
+
         plan = Plan(self.batch, self.epochs, self.steps, drop_single=True, rows=self.rows)
-        both = (descent(self.generator_loss, "generator"), descent(self.discriminator_loss, "discriminator"))
+        both = (descent(self.generator_loss, "generator"), descent(judge, "discriminator"))
         return Fit(both, plan)
 
     def generator_loss(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
@@ -92,61 +94,86 @@ class Gan:
         model["step"].add_(1)
         return batch.mean(F.softplus(-self._judged(model, fake)))
 
-    def discriminator_loss(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
+    def discriminator_loss(self, model: Tree, batch: Batch, carry: Carry, low: float, high: float) -> Tensor:
         """The mean of -log D(x) and -log(1 - D(G(z)))."""
         fake = self._fakes(model, batch, carry[KEY], _DISCRIMINATOR).detach()
-        real = to_unit(batch.x.flatten(1).double(), self.low, self.high)
+        real = to_unit(batch.x.flatten(1).double(), low, high)
         wrong = F.softplus(-self._judged(model, real)) + F.softplus(self._judged(model, fake))
         return batch.mean(wrong) / 2
 
     def images(self, model: Tree, key: Tensor, count: int) -> Tensor:
         """So many images [count, pixels] in [-1, 1] of the trained generator, by its running statistics."""
-        z = normal(key, (count, self.latent), _IMAGES)
+        z = normal(key, (count, _LATENT), _IMAGES)
         made = [self._call("generator", model, part, False) for part in torch.split(z, _TOGETHER)]
         return torch.cat(made)
 
     def _fakes(self, model: Tree, batch: Batch, key: Tensor, use: int) -> Tensor:
-        z = normal(key, (len(batch.row), self.latent), use, model["step"])
-        with row_weights(batch.weight):
-            return self._call("generator", model, z, True)
+        z = normal(key, (len(batch.row), _LATENT), use, model["step"])
+        return self._call("generator", model, z, True, batch.weight)
 
     def _judged(self, model: Tree, x: Tensor) -> Tensor:
         return self._call("discriminator", model, x, True).squeeze(1)
 
     def _call(
-        self, side: Literal["generator", "discriminator"], model: Tree, x: Tensor, train: bool
+        self,
+        side: Literal["generator", "discriminator"],
+        model: Tree,
+        x: Tensor,
+        train: bool,
+        weight: Tensor | None = None,
     ) -> Tensor:
         pixels = model["discriminator.0.weight"].shape[-1]
         network = self._networks(pixels, train).get_submodule(side)
         tree = {n.removeprefix(f"{side}."): t for n, t in model.items() if n.startswith(side)}
-        out: Tensor = functional_call(network, tree, (x,))
-        return out
+        return call(network, tree, x, weight)
 
     def _networks(self, pixels: int, train: bool) -> nn.Module:
-        return _networks(pixels, self.latent, self.width, train)
+        return _networks(pixels, self.width, train, self._prepare())
+
+    def _prepare(self) -> Prepare:
+        return plain
+
+    def prepared(self, prepare: Prepare) -> Gan:
+        """The same GAN, its networks prepared as those of a learner are."""
+        return _Prepared(**{f.name: getattr(self, f.name) for f in fields(Gan)}, how=prepare)
 
 
-class _Dense(ClientLinear):
+@dataclass(frozen=True)
+class _Prepared(Gan):
+    how: Prepare = plain
+
+    def _prepare(self) -> Prepare:
+        return self.how
+
+
+class _Blank(nn.Linear):
     """A layer that is not given first weights: they are the tree's, and to draw them is not allowed here."""
 
     def reset_parameters(self) -> None:
         """Leave everything as it is."""
 
 
+def _dense(into: int, out: int) -> nn.Linear:
+    layer: nn.Module = _Blank(into, out)
+    layer.__class__ = nn.Linear
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
 @lru_cache(maxsize=16)
-def _networks(pixels: int, latent: int, width: float, train: bool) -> nn.Module:
+def _networks(pixels: int, width: float, train: bool, prepare: Prepare) -> nn.Module:
     """Both networks, without numbers: they say what is done, the tree says with what."""
-    g = [latent, *(max(2, round(width * n)) for n in (128, 256, 512, 1024)), pixels]
+    g = [_LATENT, *(max(2, round(width * n)) for n in (128, 256, 512, 1024)), pixels]
     d = [pixels, *(max(2, round(width * n)) for n in (512, 256)), 1]
     with torch.device("meta"):
-        making: list[nn.Module] = [_Dense(g[0], g[1]), nn.LeakyReLU(0.2)]
+        making: list[nn.Module] = [_dense(g[0], g[1]), nn.LeakyReLU(0.2)]
         for a, b in pairwise(g[1:5]):
-            making += [_Dense(a, b), nn.BatchNorm1d(b), nn.LeakyReLU(0.2)]
-        making += [_Dense(g[4], g[5]), nn.Tanh()]
-        judging: list[nn.Module] = [_Dense(d[0], d[1]), nn.LeakyReLU(0.2)]
-        judging += [_Dense(d[1], d[2]), nn.LeakyReLU(0.2), _Dense(d[2], d[3])]
+            making += [_dense(a, b), nn.BatchNorm1d(b), nn.LeakyReLU(0.2)]
+        making += [_dense(g[4], g[5]), nn.Tanh()]
+        judging: list[nn.Module] = [_dense(d[0], d[1]), nn.LeakyReLU(0.2)]
+        judging += [_dense(d[1], d[2]), nn.LeakyReLU(0.2), _dense(d[2], d[3])]
         both = nn.ModuleDict({"generator": nn.Sequential(*making), "discriminator": nn.Sequential(*judging)})
-    return exchange_layers(both, without_padding).train(train)
+    return prepare(both).train(train)
 
 
 def to_unit(x: Tensor, low: float, high: float) -> Tensor:

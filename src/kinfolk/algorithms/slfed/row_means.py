@@ -1,9 +1,9 @@
 """Images that are means of several training rows of one class: what the class looks like, and no row.
 
 Every row goes into one image at most, and always into the same, so that images made again tell nothing new;
-a class with too few rows gives none. Rows weigh alike whatever their contrast, or one among dull ones would
-show. A mean is dull itself, and a network takes dull images for something else, so it gets the contrast that
-its rows have on average. It blurs rows, it proves no privacy.
+a class with too few rows gives none. Rows have equal weight whatever their contrast, or one among dull ones
+would show. A mean is dull itself, and a network takes dull images for something else, so it gets the contrast
+that its rows have on average. It blurs rows, it proves no privacy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms.slfed.gan import to_bytes, to_unit
-from kinfolk.errors import at_least
 from kinfolk.task import Batch, Carry
 
 MADE, SUMS, LIGHT, SEEN = "work.means", "work.sums", "work.light", "work.rows_of_class"
@@ -32,9 +31,6 @@ class RowMeans:
     of: int = 8
     low: float = -1.0  # the range of the numbers in a row
     high: float = 1.0
-
-    def __post_init__(self) -> None:
-        at_least("algorithm.means_of", self.of, 3)
 
     def room(self, carry: Carry, batch: Batch) -> Carry:
         """Sums of nothing; image j of class c has place j * classes + c, so that classes take turns."""

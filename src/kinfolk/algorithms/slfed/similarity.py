@@ -1,4 +1,4 @@
-"""How alike two models are by what they see in one another's images: counts of classes, or image by image.
+"""How similar two models are by what they see in one another's images: counts of classes, or image by image.
 
 Palanisamy Sundar et al.: Subjective Logic-based Decentralized Federated Learning for Non-IID Data. ARES 2024.
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from kinfolk.errors import KinfolkError
 
 Compare = Literal["counts", "images"]
-Form = tuple[torch.dtype, tuple[int, ...]]  # of an entry of a letter
+Form = tuple[torch.dtype, tuple[int, ...]]  # of an entry of a message
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -152,7 +152,7 @@ class Counts:
 class Images:
     """Ours: the class of each image, and the share of images that two models agree on.
 
-    A letter holds one number for each image, a byte (uint8) up to 256 classes and an int64 beyond. So a
+    A message holds one number for each image, a byte (uint8) up to 256 classes and an int64 beyond. So a
     partner learns the predicted class of every image, of its own as well, which it may have chosen; counts
     tell only how many were of each.
 

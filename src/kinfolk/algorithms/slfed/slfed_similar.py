@@ -1,13 +1,13 @@
-"""SLFed with lists of those who are most alike, by one name of ours: the published lists find no groups."""
+"""SLFed with lists of the most similar peers, by one name of ours: the published lists find no groups."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from kinfolk.algorithms.slfed.probe_images import Kind
-from kinfolk.algorithms.slfed.similar_peers import Rank
+from kinfolk.algorithms.slfed.probe_images import ImageOptions
 from kinfolk.algorithms.slfed.similarity import Compare
 from kinfolk.algorithms.slfed.slfed import SLFed
+from kinfolk.algorithms.slfed.trust import TrustOptions
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,7 @@ class SLFedSimilar(SLFed):
     in a model, and list those who stand out. Every option of SLFed can still be set; these have new defaults.
     """
 
-    images: Kind = "back_search"
-    images_count: int = 200
+    images: ImageOptions = field(default_factory=lambda: ImageOptions("back_search", 200))
     compare: Compare = "images"
-    rank: Rank = "similarity"
+    trust: TrustOptions = field(default_factory=lambda: TrustOptions(rank="similarity"))
     local_rounds: int = 12

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.datasets import cifar, idx, imagenet, leaf, sensors, sign, svhn, tabular, usps
-from kinfolk.federation.datasets.files import checksum, corrupt
-from kinfolk.federation.datasets.rows import Rows
+from kinfolk.federation.datasets.files import checksum, corrupt, reading
+from kinfolk.federation.datasets.idx import DIGITS
+from kinfolk.federation.datasets.npz import compact_rows, read_compact
+from kinfolk.federation.datasets.rows import CENTRED, UNIT, Array, Rows
 
 Load = Callable[[Path], Rows]
 
@@ -33,7 +35,7 @@ class Entry:
     licence: str
     official: Load  # reads the published files from a folder
     files: tuple[str, ...]  # names, any of which tells that the folder holds the published files; (): never
-    compact: Load | None = None  # reads the compact .npz
+    compact: Callable[[Mapping[str, Array]], Rows] | None = None  # rows from the arrays of the compact .npz
     npz: str = ""
     remote: tuple[Remote, ...] = ()  # empty: cannot be fetched, `note` says why and what to do
     note: str = ""
@@ -78,28 +80,12 @@ CATALOGUE: dict[str, Entry] = {
             },
         ),
     ),
-    "fashion_mnist": Entry(
-        "Fashion-MNIST: 70,000 grey pictures of clothes of 28 by 28",
-        "MIT",
-        idx.official_fashion,
-        _IDX,
-        remote=_remotes(
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-            {
-                "train-images-idx3-ubyte.gz": "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                "train-labels-idx1-ubyte.gz": "md5:25c81989df183df01b3e8a0aad5dffbe",
-                "t10k-images-idx3-ubyte.gz": "md5:bef4ecab320f06d8554ea6380940ec79",
-                "t10k-labels-idx1-ubyte.gz": "md5:bb300cfdad3c16e7a12a480ee83cd310",
-            },
-        ),
-        note="Debian's package dataset-fashion-mnist carries the same four files, packed anew: unpack them.",
-    ),
     "usps": Entry(
         "USPS: 9,298 grey digits of 16 by 16 from envelopes",
         "none stated; research use",
         usps.official,
         ("usps", "usps.t", "usps.bz2", "usps.t.bz2", "zip.train*", "zip.test*"),
-        usps.compact,
+        lambda found: compact_rows(found, DIGITS, CENTRED),
         "usps.npz",
         _remotes(
             "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass/",
@@ -115,7 +101,7 @@ CATALOGUE: dict[str, Entry] = {
         "non-commercial use only",
         svhn.official,
         ("train_32x32.mat", "test_32x32.mat"),
-        svhn.compact,
+        lambda found: compact_rows(found, DIGITS, CENTRED, "house"),
         "svhn.npz",
         _remotes(
             "http://ufldl.stanford.edu/housenumbers/",
@@ -130,7 +116,7 @@ CATALOGUE: dict[str, Entry] = {
         "Apache-2.0",
         sign.official,
         ("*.jpg", "*.jpeg", "*.zip"),
-        sign.compact,
+        lambda found: compact_rows(found, DIGITS, CENTRED, "photo"),
         "sign_digits.npz",
         (Remote(_SIGN, "Sign-Language-Digits-Dataset.zip"),),
         "the repository at a fixed commit; " + _UNCHECKED,
@@ -140,7 +126,7 @@ CATALOGUE: dict[str, Entry] = {
         "none stated; cite Krizhevsky 2009",
         cifar.official,
         ("data_batch_*", "test_batch.bin", "cifar-10-*.tar.gz"),
-        cifar.compact,
+        lambda found: compact_rows(found, cifar.CLASSES, CENTRED, "index"),
         "cifar10.npz",
         _remotes(
             "https://www.cs.toronto.edu/~kriz/",
@@ -161,7 +147,7 @@ CATALOGUE: dict[str, Entry] = {
         "ImageNet's terms: non-commercial research and education",
         imagenet.official_tiny,
         ("wnids.txt", "tiny-imagenet-200.zip"),
-        imagenet.compact_tiny,
+        lambda found: compact_rows(found, found["class_name"].tolist(), CENTRED),
         "tiny_imagenet40.npz",
         _remotes(
             "http://cs231n.stanford.edu/",
@@ -174,7 +160,7 @@ CATALOGUE: dict[str, Entry] = {
         "NIST SD19 is public; LEAF BSD 2-clause",
         leaf.official_femnist,
         ("*.json",),
-        leaf.compact_femnist,
+        lambda found: compact_rows(found, leaf.CHARACTERS, UNIT),
         "femnist.npz",
         note="LEAF publishes scripts, not files: run its data/femnist/preprocess.sh "
         "(github.com/TalwalkarLab/leaf) and put its data folder, with train and test or all_data, there.",
@@ -316,7 +302,8 @@ def find(name: str, root: Path | None = None) -> Rows:
         verify(path, entry.remote)
         return entry.official(path)
     assert entry.compact is not None
-    return entry.compact(path)
+    with reading(path):
+        return entry.compact(read_compact(path))
 
 
 def _how(name: str, entry: Entry, root: Path) -> str:

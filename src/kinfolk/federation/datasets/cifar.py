@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from kinfolk.federation.datasets.files import Archive, corrupt
-from kinfolk.federation.datasets.npz import read_halves
 from kinfolk.federation.datasets.rows import CENTRED, Array, Rows, check_rows
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -52,15 +51,3 @@ def official(folder: Path) -> Rows:
     x = np.ascontiguousarray(table[:, 1:]).reshape(-1, 3, 32, 32)
     y = table[:, 0].astype(np.int64)
     return check_rows(Rows(x, y, 10, CENTRED, test, class_names=CLASSES, extra={"index": index}))
-
-
-def compact(path: Path) -> Rows:
-    """CIFAR-10 from the compact file: the first images of each class, with their place in the original.
-
-    >>> compact(Path("none/cifar10.npz"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/cifar10.npz': is missing; fetch it or add it
-    """
-    x, y, test, extra = read_halves(path, "index")
-    return check_rows(Rows(x, y, 10, CENTRED, test, class_names=CLASSES, extra=extra))

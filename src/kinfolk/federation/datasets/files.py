@@ -66,6 +66,7 @@ def reading(path: Path | str) -> Iterator[None]:
         raise missing_file(path) from error
     except (*known, *archives) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = f"it has no {reason}" if isinstance(error, KeyError) else reason
         raise corrupt(path, reason) from error
 
 

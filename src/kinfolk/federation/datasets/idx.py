@@ -1,28 +1,16 @@
-"""MNIST and Fashion-MNIST from their idx files, MNIST's writers from QMNIST's label files."""
+"""MNIST from its idx files, its writers from QMNIST's label files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from kinfolk.federation.datasets.files import Archive, corrupt
-from kinfolk.federation.datasets.npz import read_halves
 from kinfolk.federation.datasets.rows import CENTRED, Array, Rows, check_rows, halves, owners
 
 DIGITS = tuple("0123456789")
-FASHION = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
 _TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _TRAIN_WRITERS, _TEST_WRITERS = (f"qmnist-{half}-labels-idx2-int" for half in ("train", "test"))
 
@@ -95,26 +83,6 @@ def _by_writer(x: Array, y: Array, test: Array, writer: Array, series: Array) ->
     return check_rows(Rows(x, y, 10, CENTRED, test, client, names, DIGITS, extra))
 
 
-def compact_mnist(path: Path) -> Rows:
-    """MNIST with its writers from the compact file; no writer is in both halves.
-
-    >>> compact_mnist(Path("none/mnist.npz"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/mnist.npz': is missing; fetch it or add it
-    """
-    x, y, test, more = read_halves(path, "writer", "hsf")
-    return _by_writer(x, y, test, more["writer"], more["hsf"])
-
-
-def official_fashion(folder: Path) -> Rows:
-    """Fashion-MNIST from the four idx files, plain or .gz.
-
-    >>> official_fashion(Path("none"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/train-images-idx3-ubyte': is missing; fetch it or add it
-    """
-    with Archive(folder) as archive:
-        x, y, test = halves(_half(archive, "train"), _half(archive, "t10k"))
-    return check_rows(Rows(x, y, 10, CENTRED, test, class_names=FASHION))
+def compact_mnist(found: Mapping[str, Array]) -> Rows:
+    """MNIST with its writers from the compact file; no writer is in both halves."""
+    return _by_writer(found["x"], found["y"], found["test"], found["writer"], found["hsf"])

@@ -8,7 +8,7 @@ import numpy as np
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import Archive, bad_file, corrupt, reading
-from kinfolk.federation.datasets.npz import read_halves, read_npz
+from kinfolk.federation.datasets.npz import read_npz
 from kinfolk.federation.datasets.pictures import picture, planes
 from kinfolk.federation.datasets.rows import CENTRED, Array, Rows, check_rows, halves
 from kinfolk.federation.partition.holdout import Ints
@@ -149,16 +149,3 @@ def official_tiny(folder: Path, every: int = 5) -> Rows:
     names = tuple(words.get(wnid, wnid).strip() for wnid in place)
     left_out = {f"pictures of the classes not among the {len(place)}": others + more}
     return check_rows(Rows(x, y, len(place), CENTRED, test, class_names=names, left_out=left_out))
-
-
-def compact_tiny(path: Path) -> Rows:
-    """Tiny ImageNet's forty classes from the compact file, 250 training pictures of each.
-
-    >>> compact_tiny(Path("none/tiny_imagenet40.npz"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/tiny_imagenet40.npz': is missing; fetch it or add it
-    """
-    x, y, test, _ = read_halves(path)
-    names = tuple(read_npz(path, path, "class_name")["class_name"].tolist())
-    return check_rows(Rows(x, y, len(names), CENTRED, test, class_names=names))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import Archive, corrupt, missing_file, reading
-from kinfolk.federation.datasets.npz import read_npz, undelta
+from kinfolk.federation.datasets.npz import compact_rows
 from kinfolk.federation.datasets.pictures import picture, planes
 from kinfolk.federation.datasets.rows import UNIT, Array, Rows, check_rows
 
@@ -170,32 +170,7 @@ def official_celeba(folder: Path) -> Rows:
     return _read(folder, (3, _FACE, _FACE), 2, _faces)
 
 
-def compact_femnist(path: Path) -> Rows:
-    """FEMNIST from the compact file: 540 writers, 240 of them with test rows of LEAF's split only.
-
-    >>> compact_femnist(Path("none/femnist.npz"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/femnist.npz': is missing; fetch it or add it
-    """
-    found = read_npz(path, path, "x", "y", "client", "client_name", "split")
-    y, client = found["y"].astype(np.int64), found["client"].astype(np.int64)
-    names = tuple(found["client_name"].tolist())
-    x, test = found["x"][:, None], found["split"] == 1
-    return check_rows(Rows(x, y, len(CHARACTERS), UNIT, test, client, names, CHARACTERS))
-
-
-def compact_celeba(path: Path) -> Rows:
-    """CelebA from the compact file: faces of 48 by 48 cut out of the unaligned pictures, all 40 attributes.
-
-    >>> compact_celeba(Path("none/celeba48.npz"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/celeba48.npz': is missing; fetch it or add it
-    """
-    found = read_npz(path, path, "x_delta", "y", "client", "celeb_id", "image", "attr")
-    names = tuple(f"{number:05d}" for number in found["celeb_id"].tolist())
-    extra = {"image": found["image"].astype(np.int64), "attr": found["attr"]}
-    y, client = found["y"].astype(np.int64), found["client"].astype(np.int64)
-    x = undelta(found["x_delta"], path)
-    return check_rows(Rows(x, y, 2, UNIT, None, client, names, SMILING, extra))
+def compact_celeba(found: Mapping[str, Array]) -> Rows:
+    """CelebA from the compact file: faces of 48 by 48 from the unaligned pictures, all 40 attributes."""
+    names = np.array([f"{number:05d}" for number in found["celeb_id"].tolist()])
+    return compact_rows({**found, "client_name": names}, SMILING, UNIT, "image", "attr")

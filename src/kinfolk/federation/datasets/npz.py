@@ -1,20 +1,20 @@
-"""Arrays out of .npz files without pickle, and images out of their delta-coded form."""
+"""Arrays out of .npz files without pickle, and rows out of the compact files."""
 
 from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from kinfolk.federation.datasets.files import corrupt, reading
-from kinfolk.federation.datasets.rows import Array, Bools, halves
-from kinfolk.federation.partition.holdout import Ints
+from kinfolk.federation.datasets.rows import Array, Rows, check_rows
 
 
 def read_npz(file: Path | io.BytesIO, name: Path | str, *keys: str) -> dict[str, Array]:
-    """The arrays under `keys`; `name` is what errors call the file. An array of objects is refused.
+    """The arrays under `keys`, or all; `name` is what errors call the file. An array of objects is refused.
 
     Members are read whole, so that the archive's own checksums speak before a number is used.
 
@@ -29,7 +29,7 @@ def read_npz(file: Path | io.BytesIO, name: Path | str, *keys: str) -> dict[str,
     arrays: dict[str, Array] = {}
     with reading(name), zipfile.ZipFile(file) as archive:
         inside = [member.removesuffix(".npy") for member in archive.namelist()]
-        for key in keys:
+        for key in keys or inside:
             if key not in inside:
                 raise ValueError(f"has no array {key!r}, only {', '.join(sorted(inside))}")
             member = io.BytesIO(archive.read(f"{key}.npy"))
@@ -51,28 +51,54 @@ def undelta(delta: Array, name: Path | str) -> Array:
     return planes[:, [1, 0, 2]]
 
 
-def read_halves(path: Path, *more: str) -> tuple[Array, Ints, Bools, dict[str, Ints]]:
-    """A compact file of two halves: x, y, which rows are test rows, and whole numbers about each row.
+def read_compact(path: Path) -> dict[str, Array]:
+    """All arrays of a compact file: halves joined, images decoded as [n, c, h, w], whole numbers as int64.
 
-    Images come as [n, c, h, w], whether they lie there grey or delta-coded.
+    Where rows are published as test rows, "test" says which.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder) / "a.npz"
     ...     half = {"x": np.zeros((2, 8, 8), np.uint8), "y": np.array([3, 4]), "house": np.array([7, 7])}
     ...     np.savez(path, **{f"{key}_{end}": v for key, v in half.items() for end in ("train", "test")})
-    ...     x, y, test, extra = read_halves(path, "house")
-    >>> x.shape, y.tolist(), test.tolist(), extra["house"].tolist()
+    ...     found = read_compact(path)
+    >>> found["x"].shape, found["y"].tolist(), found["test"].tolist(), found["house"].tolist()
     ((4, 1, 8, 8), [3, 4, 3, 4], [False, False, True, True], [7, 7, 7, 7])
     """
-    ends = ("train", "test")
-    with reading(path), zipfile.ZipFile(path) as archive:
-        coded = "x_train_delta.npy" in archive.namelist()
-    images = [f"x_{end}_delta" if coded else f"x_{end}" for end in ends]
-    found = read_npz(path, path, *images, *(f"{key}_{end}" for key in ("y", *more) for end in ends))
-    parts = []
-    for key, end in zip(images, ends, strict=True):
-        x = undelta(found[key], path) if coded else found[key]
-        parts.append((x[:, None] if x.ndim == 3 else x, found[f"y_{end}"]))
-    x, y, test = halves(*parts)
-    return x, y, test, {k: np.concatenate([found[f"{k}_{e}"] for e in ends]).astype(np.int64) for k in more}
+    found = read_npz(path, path)
+    for key in [key for key in found if key.endswith("_delta")]:
+        found[key.removesuffix("_delta")] = undelta(found.pop(key), path)
+    if "split" in found:
+        found["test"] = found["split"] == 1
+    for key in [key.removesuffix("_train") for key in found if key.endswith("_train")]:
+        ends = [found.pop(f"{key}_{end}") for end in ("train", "test")]
+        found[key] = np.concatenate(ends)
+        found["test"] = np.arange(len(found[key])) >= len(ends[0])
+    if found["x"].dtype == np.uint8 and found["x"].ndim == 3:
+        found["x"] = found["x"][:, None]
+    return {key: a.astype(np.int64) if key != "x" and a.dtype.kind in "iu" else a for key, a in found.items()}
+
+
+def compact_rows(
+    found: Mapping[str, Array], names: Sequence[str], scale: tuple[float, float], *extra: str
+) -> Rows:
+    """The rows of a compact file as they are, with more about each row under `extra`.
+
+    >>> found = {"x": np.zeros((2, 1, 8, 8), np.uint8), "y": np.array([1, 0]), "photo": np.array([7, 9])}
+    >>> compact_rows(found, ("no", "yes"), (1.0, 0.0), "photo").extra
+    {'photo': array([7, 9])}
+    """
+    natural = "client_name" in found
+    return check_rows(
+        Rows(
+            found["x"],
+            found["y"],
+            len(names),
+            scale,
+            found.get("test"),
+            found["client"] if natural else None,
+            tuple(found["client_name"].tolist()) if natural else (),
+            tuple(names),
+            {key: found[key] for key in extra},
+        )
+    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from kinfolk.federation.datasets.files import Archive, bad_file, corrupt
-from kinfolk.federation.datasets.npz import read_npz
+from kinfolk.federation.datasets.npz import compact_rows
 from kinfolk.federation.datasets.rows import PLAIN, Array, Rows, check_rows, owners
 from kinfolk.federation.datasets.table import cells, filled, labels, numbers, standardised
 from kinfolk.federation.partition.holdout import Ints
@@ -65,19 +66,12 @@ def official_wisdm(folder: Path) -> Rows:
     return _wisdm(table[:, 1:], y, labels(table[:, 0], path, "user", 10**6), columns[2:-1], path)
 
 
-def compact_wisdm(path: Path) -> Rows:
-    """WISDM from the compact file, filled and standardised as from the official one.
-
-    >>> compact_wisdm(Path("none/wisdm.npz"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/wisdm.npz': is missing; fetch it or add it
-    """
-    found = read_npz(path, path, "x", "y", "client", "feature_name", "class_name")
+def compact_wisdm(found: Mapping[str, Array]) -> Rows:
+    """WISDM from the compact file, filled and standardised as from the official one."""
+    name = Path("wisdm.npz")
     if tuple(found["class_name"].tolist()) != ACTIVITIES:
-        raise corrupt(path, "its classes are not WISDM's six")
-    y = found["y"].astype(np.int64)
-    return _wisdm(found["x"], y, found["client"], found["feature_name"].tolist(), path)
+        raise corrupt(name, "its classes are not WISDM's six")
+    return _wisdm(found["x"], found["y"], found["client"], found["feature_name"].tolist(), name)
 
 
 def official_watch(folder: Path) -> Rows:
@@ -91,20 +85,12 @@ def official_watch(folder: Path) -> Rows:
     raise bad_file(folder.name, "the official file is a pickle; use watch_har.npz")
 
 
-def compact_watch(path: Path) -> Rows:
+def compact_watch(found: Mapping[str, Array]) -> Rows:
     """Shoulder exercises by subject from the compact file: 2 s of six channels at 50 Hz, [n, 6, 100].
 
-    Windows of one recording (`extra["recording"]`) are alike: keep them on one side of a split.
-
-    >>> compact_watch(Path("none/watch_har.npz"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/watch_har.npz': is missing; fetch it or add it
+    Windows of one recording (`extra["recording"]`) resemble one another: keep them on one side of a split.
     """
-    found = read_npz(path, path, "x", "y", "client", "side", "recording", "class_name")
     x = np.ascontiguousarray(found["x"].transpose(0, 2, 1), dtype=np.float32) / np.float32(1000)
     client, names = owners(found["client"], "subject")
-    extra = {key: found[key].astype(np.int64) for key in ("side", "recording")}
-    classes = tuple(found["class_name"].tolist())
-    y = found["y"].astype(np.int64)
-    return check_rows(Rows(x, y, len(classes), PLAIN, None, client, names, classes, extra))
+    mine = {**found, "x": x, "client": client, "client_name": np.array(names)}
+    return compact_rows(mine, found["class_name"].tolist(), PLAIN, "side", "recording")

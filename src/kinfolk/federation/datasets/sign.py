@@ -9,7 +9,6 @@ import numpy as np
 
 from kinfolk.federation.datasets.files import Archive, bad_file, missing_file
 from kinfolk.federation.datasets.idx import DIGITS
-from kinfolk.federation.datasets.npz import read_npz
 from kinfolk.federation.datasets.pictures import picture, planes
 from kinfolk.federation.datasets.rows import CENTRED, Array, Rows, check_rows
 
@@ -56,17 +55,3 @@ def official(folder: Path) -> Rows:
     y = np.array([digit for _, digit, _ in photos], dtype=np.int64)
     photo = np.array([number for _, _, number in photos], dtype=np.int64)
     return check_rows(Rows(x, y, 10, CENTRED, class_names=DIGITS, extra={"photo": photo}))
-
-
-def compact(path: Path) -> Rows:
-    """SIGN from the compact file.
-
-    >>> compact(Path("none/sign_digits.npz"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/sign_digits.npz': is missing; fetch it or add it
-    """
-    found = read_npz(path, path, "x", "y", "photo")
-    extra = {"photo": found["photo"].astype(np.int64)}
-    y = found["y"].astype(np.int64)
-    return check_rows(Rows(found["x"][:, None], y, 10, CENTRED, class_names=DIGITS, extra=extra))

@@ -9,7 +9,6 @@ import numpy as np
 from kinfolk.federation.datasets.files import Archive, corrupt
 from kinfolk.federation.datasets.idx import DIGITS
 from kinfolk.federation.datasets.mat import read_mat
-from kinfolk.federation.datasets.npz import read_halves
 from kinfolk.federation.datasets.rows import CENTRED, Array, Rows, check_rows, halves
 
 
@@ -37,15 +36,3 @@ def official(folder: Path) -> Rows:
     with Archive(folder) as archive:
         x, y, test = halves(_half(archive, "train_32x32.mat"), _half(archive, "test_32x32.mat"))
     return check_rows(Rows(x, y, 10, CENTRED, test, class_names=DIGITS))
-
-
-def compact(path: Path) -> Rows:
-    """SVHN from the compact file: a balanced part, with the number of the house each digit was cut from.
-
-    >>> compact(Path("none/svhn.npz"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/svhn.npz': is missing; fetch it or add it
-    """
-    x, y, test, extra = read_halves(path, "house")
-    return check_rows(Rows(x, y, 10, CENTRED, test, class_names=DIGITS, extra=extra))

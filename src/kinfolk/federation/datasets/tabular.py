@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import Archive, corrupt, reading
 from kinfolk.federation.datasets.idx import DIGITS
 from kinfolk.federation.datasets.mat import read_mat
-from kinfolk.federation.datasets.npz import read_halves, read_npz
 from kinfolk.federation.datasets.rows import PLAIN, Array, Bools, Rows, check_rows, halves, owners
 from kinfolk.federation.datasets.table import cells, filled, labels, numbers, standardised
 from kinfolk.federation.partition.holdout import Ints
@@ -23,20 +22,15 @@ HEART = (
 PEN = (*(f"{axis}{i}" for i in range(1, 9) for axis in "xy"), "digit")
 
 
-def _heart(x: Array, y: Ints, client: Ints, classes: int, name: Path) -> Rows:
+def _heart(x: Array, degree: Ints, client: Ints, name: Path) -> Rows:
     """Filled by the hospital's own median, then standardised over the rows of all hospitals."""
-    if classes not in (2, 5):
-        raise KinfolkError("data.classes", classes, "give 2 (disease or none) or 5 (its degree, 0 to 4)")
     full, counts = filled(x, client, HEART[:-1], name)
-    grades = ("none", "disease") if classes == 2 else ("none", "degree 1", "degree 2", "degree 3", "degree 4")
-    y = np.minimum(y, classes - 1)
-    return check_rows(
-        Rows(standardised(full), y, classes, PLAIN, None, client, HOSPITALS, grades, filled=counts)
-    )
+    y, grades = np.minimum(degree, 1), ("none", "disease")
+    return check_rows(Rows(standardised(full), y, 2, PLAIN, None, client, HOSPITALS, grades, filled=counts))
 
 
-def official_heart(folder: Path, classes: int = 2) -> Rows:
-    """Heart disease by hospital from UCI's four processed.*.data files; with 5 classes the published degrees.
+def official_heart(folder: Path) -> Rows:
+    """Heart disease by hospital from UCI's four processed.*.data files: disease of any degree, or none.
 
     Missing values (`?`) get the median of the hospital's own values in that column, or of
     everybody's where it has none, and are counted in `filled`; zeros stay as published. Features
@@ -56,22 +50,15 @@ def official_heart(folder: Path, classes: int = 2) -> Rows:
             tables.append(numbers(cells(archive.text(name), path, HEART), path, HEART))
             degrees.append(labels(tables[-1][:, -1], path, HEART[-1], 4))
     client = np.repeat(np.arange(4, dtype=np.int64), [len(y) for y in degrees])
-    return _heart(np.concatenate(tables)[:, :-1], np.concatenate(degrees), client, classes, archive.folder)
+    return _heart(np.concatenate(tables)[:, :-1], np.concatenate(degrees), client, archive.folder)
 
 
-def compact_heart(path: Path, classes: int = 2) -> Rows:
-    """Heart disease from the compact file, filled and standardised as from the official ones.
-
-    >>> compact_heart(Path("none/heart_disease.npz"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/heart_disease.npz': is missing; fetch it or add it
-    """
-    found = read_npz(path, path, "x", "y", "client", "client_name", "feature_name")
+def compact_heart(found: Mapping[str, Array]) -> Rows:
+    """Heart disease from the compact file, filled and standardised as from the official ones."""
+    name = Path("heart_disease.npz")
     if (*found["client_name"],) != HOSPITALS or (*found["feature_name"],) != HEART[:-1]:
-        raise corrupt(path, "its hospitals or features are not the published ones")
-    y, client = found["y"].astype(np.int64), found["client"].astype(np.int64)
-    return _heart(found["x"], y, client, classes, path)
+        raise corrupt(name, "its hospitals or features are not the published ones")
+    return _heart(found["x"], found["y"], found["client"], name)
 
 
 def _mines(x: Array, y: Array, field: Array) -> Rows:
@@ -103,15 +90,8 @@ def official_landmine(folder: Path) -> Rows:
     return _mines(np.concatenate(xs), y, np.repeat(np.arange(len(xs)), [len(x) for x in xs]))
 
 
-def compact_landmine(path: Path) -> Rows:
-    """Landmines by field from the compact file.
-
-    >>> compact_landmine(Path("none/landmine.npz"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/landmine.npz': is missing; fetch it or add it
-    """
-    found = read_npz(path, path, "x", "y", "client")
+def compact_landmine(found: Mapping[str, Array]) -> Rows:
+    """Landmines by field from the compact file."""
     return _mines(found["x"], found["y"], found["client"])
 
 
@@ -140,13 +120,6 @@ def official_pendigits(folder: Path) -> Rows:
     return _pen(*halves(*parts))
 
 
-def compact_pendigits(path: Path) -> Rows:
-    """Pen-written digits from the compact file.
-
-    >>> compact_pendigits(Path("none/pendigits.npz"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/pendigits.npz': is missing; fetch it or add it
-    """
-    x, y, test, _ = read_halves(path)
-    return _pen(x, y, test)
+def compact_pendigits(found: Mapping[str, Array]) -> Rows:
+    """Pen-written digits from the compact file."""
+    return _pen(found["x"], found["y"], found["test"])

@@ -8,7 +8,6 @@ import numpy as np
 
 from kinfolk.federation.datasets.files import Archive, corrupt
 from kinfolk.federation.datasets.idx import DIGITS
-from kinfolk.federation.datasets.npz import read_halves
 from kinfolk.federation.datasets.rows import CENTRED, Array, Rows, check_rows, halves
 from kinfolk.federation.datasets.table import Doubles, labels
 
@@ -68,16 +67,4 @@ def official(folder: Path) -> Rows:
             name = archive.need(plain + packing, plain)
             parts.append(parse_usps(archive.text(name), archive.folder / name))
     x, y, test = halves(*parts)
-    return check_rows(Rows(x, y, 10, CENTRED, test, class_names=DIGITS))
-
-
-def compact(path: Path) -> Rows:
-    """USPS from the compact file.
-
-    >>> compact(Path("none/usps.npz"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/usps.npz': is missing; fetch it or add it
-    """
-    x, y, test, _ = read_halves(path)
     return check_rows(Rows(x, y, 10, CENTRED, test, class_names=DIGITS))

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from probing import probe
 
+from kinfolk.algorithms.slfed.feature_ranges import LEAST, MOST, bounds, checked_reach, half_width
 from kinfolk.algorithms.slfed.gan import Gan, from_bytes
-from kinfolk.algorithms.slfed.probe_images import StandIns, predicted
-from kinfolk.algorithms.slfed.ranges import LEAST, MOST, bounds, checked_reach, half_width
+from kinfolk.algorithms.slfed.probe_images import predicted
 from kinfolk.contract import toy
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.memory import Memories
@@ -39,10 +40,10 @@ def learner(table):
     return toy.learner("mlp", table)
 
 
-def make(stand_ins, federation, who="ann"):
-    memory = {"key": torch.tensor(7), "model": stand_ins.learner.first}
+def make(probe_images, federation, who="ann"):
+    memory = {"key": torch.tensor(7), "model": probe_images.learner.first}
     turn = RoundContext(Seed(0), 0, federation.clients)
-    return perform(stand_ins.task(), {}, memory, federation, who, turn)[1]
+    return perform(probe_images.task(), {}, memory, federation, who, turn)[1]
 
 
 def reach_by_hand(x):
@@ -56,7 +57,7 @@ def reach_by_hand(x):
 
 @pytest.mark.parametrize("kind", ["noise", "gan", "means", "back_search"])
 def test_exponents_are_those_of_the_clients_own_rows(table, learner, kind):
-    few = StandIns(learner, kind, 12, Gan(width=0.0625, steps=3), ranges="auto", search_steps=3)
+    few = probe(learner, kind, 12, Gan(width=0.0625, steps=3), ranges="auto", search_steps=3)
     for who in table.clients:
         x = table.x[table.splits["train"].rows(table.place(who))].numpy()
         held = make(few, table, who)
@@ -71,7 +72,7 @@ def test_exponents_are_those_of_the_clients_own_rows(table, learner, kind):
 def test_made_rows_reach_as_far_as_the_rows_do(table, learner):
     """By fixed ranges everything beyond 1 is cut; by its own each feature is as wide as its rows."""
     for ranges, wide in (("fixed", False), ("own", True)):
-        held = make(StandIns(learner, "means", 30, ranges=ranges, means_of=3, guard=None), table)
+        held = make(probe(learner, "means", 30, ranges=ranges, means_of=3, guarded=False), table)
         made = from_bytes(held["images"], *bounds(held, -1.0, 1.0)).abs().amax(0)
         assert (float(made[4]) > 100) is wide
         assert (float(made[3]) > 2) is wide
@@ -81,7 +82,7 @@ def test_rows_that_are_shown_as_they_are_come_back_to_half_a_step(table):
     draw = np.random.default_rng(4)
     x, y = (draw.normal(size=(80, 5)) * SCALES).astype(np.float32), np.arange(80) % 3
     federation = from_arrays({"ann": (x, y), "bob": (x, y)}, valid=0.2, classes=3)
-    held = make(StandIns(toy.learner("mlp", federation), "held_out", 10, ranges="own"), federation)
+    held = make(probe(toy.learner("mlp", federation), "held_out", 10, ranges="own"), federation)
     made = from_bytes(held["images"], *bounds(held, -1.0, 1.0))
     width = half_width(held["reach"])
     wanted = federation.x[federation.splits["valid"].rows(0)[:10]].clamp(-width, width)
@@ -90,13 +91,13 @@ def test_rows_that_are_shown_as_they_are_come_back_to_half_a_step(table):
 
 
 def test_a_model_is_shown_the_numbers_and_not_the_bytes(table, learner):
-    held = make(StandIns(learner, "noise", 40, ranges="own"), table)
-    letter = {"reach": held["reach"]}
+    held = make(probe(learner, "noise", 40, ranges="own"), table)
+    message = {"reach": held["reach"]}
     width = 2.0 ** held["reach"].numpy().astype(float)
     rows = held["images"].numpy() / 255 * 2 * width - width
     with torch.no_grad():
         wanted = learner.apply(learner.first, torch.from_numpy(rows.astype(np.float32))).argmax(1)
-    seen = predicted(learner, learner.first, held["images"], -1.0, 1.0, letter)
+    seen = predicted(learner, learner.first, held["images"], -1.0, 1.0, message)
     assert (seen == wanted).double().mean() > 0.95  # the last bit of a product may decide
     blind = predicted(learner, learner.first, held["images"], -1.0, 1.0)
     assert not torch.equal(seen, blind)
@@ -113,7 +114,7 @@ def test_back_searched_rows_look_like_their_classes_to_the_model(table):
     learner = Learner(net, find_loss("cross_entropy"), outputs=3)
     y, sure = torch.arange(30) % 3, {}
     for ranges in ("own", "fixed"):
-        held = make(StandIns(learner, "back_search", 30, ranges=ranges, search_steps=150), table)
+        held = make(probe(learner, "back_search", 30, ranges=ranges, search_steps=150), table)
         rows = from_bytes(held["images"], *bounds(held, -1.0, 1.0))
         chance = learner.apply(learner.first, rows).softmax(1)
         sure[ranges] = chance.gather(1, y[:, None])[:, 0]
@@ -125,7 +126,7 @@ def test_pictures_keep_the_range_that_everybody_knows():
     pictures = toy.grouped((12,) * 2, side=8, noise=0.5)
     net = toy.learner("mlp", pictures)
     auto, fixed, own = (
-        make(StandIns(net, "means", 8, ranges=r, means_of=3, guard=None), pictures, pictures.clients[0])
+        make(probe(net, "means", 8, ranges=r, means_of=3, guarded=False), pictures, pictures.clients[0])
         for r in ("auto", "fixed", "own")
     )
     assert "reach" not in auto
@@ -134,12 +135,12 @@ def test_pictures_keep_the_range_that_everybody_knows():
 
 
 def test_many_clients_in_one_call_find_the_same(table, learner):
-    task = StandIns(learner, "means", 12, ranges="auto", means_of=3).task()
+    task = probe(learner, "means", 12, ranges="auto", means_of=3).task()
     memories = Memories(lambda who: {"key": torch.tensor(7), "model": learner.first})
-    engine = Batched(table, {"dream": task}, memories)
-    list(engine.replies(Ask("dream", table.clients), RoundContext(Seed(0), 0, table.clients)))
+    engine = Batched(table, {"generate_images": task}, memories)
+    list(engine.replies(Ask("generate_images", table.clients), RoundContext(Seed(0), 0, table.clients)))
     for who in table.clients:
-        alone = make(StandIns(learner, "means", 12, ranges="auto", means_of=3), table, who)
+        alone = make(probe(learner, "means", 12, ranges="auto", means_of=3), table, who)
         for key in ("reach", "images", "made"):
             # Bytes may fall to either side of a half where sums round otherwise.
             apart = engine.memories[who][key].int() - alone[key].int()

@@ -2,13 +2,14 @@
 
 Palanisamy Sundar et al.: Subjective Logic-based Decentralized Federated Learning for Non-IID Data. ARES 2024.
 
-A book is a tree of tensors [peers]: the evidence of own contacts, that of what others told, and the
+The evidence is a tree of tensors [peers]: that of own contacts, that of what others told, and the
 similarities met so far. Opinions are made of it when they are asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -28,69 +29,80 @@ from kinfolk.algorithms.slfed.opinion import (
 from kinfolk.errors import KinfolkError
 from kinfolk.types import Tree
 
-Memory = Literal["recompute", "accumulate"]
-Weight = Literal["all", "direct"]
-Hearsay = Literal["published", "capped"]
+Rank = Literal["uncertainty", "similarity"]
 # The most that all hearsay about one peer weighs if it is capped: as much as one own contact.
 CAP = 1.0
 
 
-def blank_book(peers: int) -> Tree:
+@dataclass(frozen=True)
+class TrustOptions:
+    """What is believed of peers, and who of them is asked: `[algorithm.trust]`."""
+
+    memory: Literal["recompute", "accumulate"] = "recompute"  # what becomes of earlier hearsay
+    # Ours, "capped": lists by own contacts alone, and in sigma hearsay weighs at most as much as one contact.
+    hearsay: Literal["published", "capped"] = "published"
+    teller_weight: Literal["all", "direct"] = "all"  # what a teller is believed by: hearsay too, or contacts
+    tell: Literal["all", "direct"] = "all"  # opinions that are passed on: hearsay too, or of contacts only
+    rank: Rank = "uncertainty"  # whom to ask; "similarity" is ours: those who stand out by it
+    conflict_aware: bool = False  # the variance of similarities is added to the uncertainty
+
+
+def no_evidence(peers: int) -> Tree:
     """Nobody was met and nothing was told.
 
-    >>> known(blank_book(2))
+    >>> known(no_evidence(2))
     tensor([False, False])
     """
     names = ("alpha", "beta", "told_alpha", "told_beta", "met", "sum", "squares")
     return {name: torch.zeros(peers, dtype=torch.float64) for name in names}
 
 
-def note_meetings(book: Tree, similar: Mapping[int, Tensor]) -> Tree:
-    """The book after direct contacts: `similar` gives lambda by the peer's place.
+def add_contacts(trust: Tree, similar: Mapping[int, Tensor]) -> Tree:
+    """The evidence after direct contacts: `similar` gives lambda by the peer's place.
 
-    >>> note_meetings(blank_book(2), {1: torch.tensor(0.75)})["alpha"]
+    >>> add_contacts(no_evidence(2), {1: torch.tensor(0.75)})["alpha"]
     tensor([0.0000, 1.7500], dtype=torch.float64)
     """
-    book = {name: leaf.clone() for name, leaf in book.items()}
+    trust = {name: leaf.clone() for name, leaf in trust.items()}
     for i, value in similar.items():
-        before = Evidence(book["alpha"][i], book["beta"][i]) if book["met"][i] else first_evidence()
-        book["alpha"][i], book["beta"][i] = meet(before, value)
-        book["met"][i] += 1
-        book["sum"][i] += value.double()
-        book["squares"][i] += value.double().square()
-    return book
+        before = Evidence(trust["alpha"][i], trust["beta"][i]) if trust["met"][i] else first_evidence()
+        trust["alpha"][i], trust["beta"][i] = meet(before, value)
+        trust["met"][i] += 1
+        trust["sum"][i] += value.double()
+        trust["squares"][i] += value.double().square()
+    return trust
 
 
-def known(book: Tree) -> Tensor:
+def known(trust: Tree) -> Tensor:
     """Of whom there is any evidence, [peers] of bool."""
-    return (book["alpha"] + book["beta"] + book["told_alpha"] + book["told_beta"]) > 0
+    return (trust["alpha"] + trust["beta"] + trust["told_alpha"] + trust["told_beta"]) > 0
 
 
-def at_first_hand(book: Tree) -> Tree:
-    """The book without what others told.
+def direct_evidence(trust: Tree) -> Tree:
+    """The evidence without what others told.
 
-    >>> known(at_first_hand({**blank_book(2), "told_alpha": torch.ones(2)}))
+    >>> known(direct_evidence({**no_evidence(2), "told_alpha": torch.ones(2)}))
     tensor([False, False])
     """
-    nothing = torch.zeros_like(book["alpha"])
-    return {**book, "told_alpha": nothing, "told_beta": nothing}
+    nothing = torch.zeros_like(trust["alpha"])
+    return {**trust, "told_alpha": nothing, "told_beta": nothing}
 
 
-def opinions(book: Tree, conflict_aware: bool = False) -> Opinion:
+def opinions(trust: Tree, conflict_aware: bool = False) -> Opinion:
     """What is thought of everybody, own contacts and hearsay together; of a stranger (0, 0, 1).
 
     The paper's uncertainty falls with every contact, however much contacts disagree. If `conflict_aware`,
     the variance of the similarities met is added to it, and the rest shrinks to make room.
 
-    >>> opinions(note_meetings(blank_book(2), {1: torch.tensor(0.75)})).u
+    >>> opinions(add_contacts(no_evidence(2), {1: torch.tensor(0.75)})).u
     tensor([1.0000, 0.4000], dtype=torch.float64)
     """
-    direct = Evidence(book["alpha"], book["beta"])
-    whole = to_opinion(add(direct, Evidence(book["told_alpha"], book["told_beta"])))
+    direct = Evidence(trust["alpha"], trust["beta"])
+    whole = to_opinion(add(direct, Evidence(trust["told_alpha"], trust["told_beta"])))
     if not conflict_aware:
         return whole
-    met = book["met"].clamp(min=1)
-    variance = (book["squares"] / met - (book["sum"] / met).square()).clamp(min=0)
+    met = trust["met"].clamp(min=1)
+    variance = (trust["squares"] / met - (trust["sum"] / met).square()).clamp(min=0)
     u = (whole.u + variance).clamp(max=1)
     shrunk = (1 - u) / (1 - whole.u).clamp(min=1e-300)  # where u is 1 the other two are 0 as it is
     return Opinion(whole.s * shrunk, whole.d * shrunk, u)
@@ -120,39 +132,32 @@ def capped(evidence: Evidence, cap: float = CAP) -> Evidence:
     return Evidence(evidence.alpha * scale, evidence.beta * scale)
 
 
-def note_hearsay(
-    book: Tree,
-    told: Mapping[int, Opinion],
-    me: int,
-    mode: Memory,
-    conflict_aware: bool = False,
-    weight: Weight = "all",
-    hearsay: Hearsay = "published",
-) -> Tree:
-    """The book after this round's opinions, by the teller's place, each weighed by what is thought of it.
+def add_hearsay(trust: Tree, told: Mapping[int, Opinion], me: int, options: TrustOptions) -> Tree:
+    """The evidence after this round's opinions, by the teller's place, each weighed by what is thought of it.
 
-    A teller's `weight` is its s by own contacts and hearsay ("all"), or by contacts alone ("direct").
+    A teller's weight is its s by own contacts and hearsay ("all"), or by contacts alone ("direct").
     "recompute": who was heard of has this round's hearsay and no older one; who is known by hearsay alone
     keeps what there was. "accumulate": all hearsay adds up for ever. What is told of oneself, and what a
     teller says of itself, is not heard. "capped": what is told of a peer weighs at most one own contact.
 
     >>> sure = Opinion(*torch.tensor([[0.5, 0.5], [0.0, 0.0], [0.5, 0.5]], dtype=torch.float64))
-    >>> met = note_meetings(blank_book(2), {1: torch.tensor(0.75)})
-    >>> torch.equal(note_hearsay(met, {1: sure}, 0, "recompute")["told_alpha"], met["told_alpha"])
+    >>> met = add_contacts(no_evidence(2), {1: torch.tensor(0.75)})
+    >>> torch.equal(add_hearsay(met, {1: sure}, 0, TrustOptions())["told_alpha"], met["told_alpha"])
     True
     """
-    mine = opinions(at_first_hand(book) if weight == "direct" else book, conflict_aware)
-    heard = Evidence(torch.zeros_like(book["alpha"]), torch.zeros_like(book["alpha"]))
+    direct = options.teller_weight == "direct"
+    mine = opinions(direct_evidence(trust) if direct else trust, options.conflict_aware)
+    heard = Evidence(torch.zeros_like(trust["alpha"]), torch.zeros_like(trust["alpha"]))
     for teller in sorted(told):
         of_teller = Opinion(*(part[teller] for part in mine))
         alpha, beta = (part.clone() for part in to_evidence(discount(of_teller, told[teller])))
         alpha[[me, teller]] = beta[[me, teller]] = 0.0
         heard = add(heard, Evidence(alpha, beta))
-    before = Evidence(book["told_alpha"], book["told_beta"])
-    if mode == "accumulate":
+    before = Evidence(trust["told_alpha"], trust["told_beta"])
+    if options.memory == "accumulate":
         after = add(before, heard)
     else:
-        keeps = (book["met"] == 0) & (heard.alpha + heard.beta == 0)
+        keeps = (trust["met"] == 0) & (heard.alpha + heard.beta == 0)
         after = Evidence(*(torch.where(keeps, old, new) for old, new in zip(before, heard, strict=True)))
-    after = capped(after) if hearsay == "capped" else after
-    return {**book, "told_alpha": after.alpha, "told_beta": after.beta}
+    after = capped(after) if options.hearsay == "capped" else after
+    return {**trust, "told_alpha": after.alpha, "told_beta": after.beta}

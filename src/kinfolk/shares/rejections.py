@@ -1,4 +1,4 @@
-"""Letters that are refused: an error about one costs no more than that letter, and is kept."""
+"""Messages that are refused: an error about one costs no more than that message, and is kept."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from kinfolk.types import Client, Message
 WIDTH = 160
 
 
-class Refusals:
-    """How often letters of each peer were refused, or were missing, [peers]; and why, the first time.
+class Rejections:
+    """How often messages of each peer were refused, or were missing, [peers]; and why, the first time.
 
-    >>> refusals = Refusals(("ann", "bob"), no_refusals(2))
-    >>> with refusals.by("bob"):
-    ...     raise KinfolkError("letter of 'bob'", None, "is no letter")
-    >>> refusals.count, reasons(refusals.noted(), ("ann", "bob"))
-    (tensor([0, 1]), {'bob': "letter of 'bob': is no letter"})
+    >>> rejections = Rejections(("ann", "bob"), no_rejections(2))
+    >>> with rejections.by("bob"):
+    ...     raise KinfolkError("message of 'bob'", None, "is no message")
+    >>> rejections.count, reasons(rejections.noted(), ("ann", "bob"))
+    (tensor([0, 1]), {'bob': "message of 'bob': is no message"})
     """
 
     def __init__(self, names: Sequence[Client], before: Message) -> None:
-        self.names, self.count, self.why = names, before["refused"].clone(), before["reasons"].clone()
+        self.names, self.count, self.why = names, before["rejected"].clone(), before["reasons"].clone()
 
     def add(self, who: Client, reason: str) -> None:
         """One more."""
@@ -45,11 +45,11 @@ class Refusals:
 
         Whom it counted for is in the list that this gives.
         """
-        guilty: list[Client] = []
+        offenders: list[Client] = []
         try:
-            yield guilty
+            yield offenders
         except KinfolkError as error:
-            guilty += self.blame(error, sender, others)
+            offenders += self.blame(error, sender, others)
 
     def blame(
         self, error: KinfolkError, sender: Client | None, others: Sequence[Client] = ()
@@ -64,57 +64,57 @@ class Refusals:
             for who in named or others:
                 self.tell(who, str(error))
             return []
-        guilty = named or [who for who in (sender,) if who is not None]
-        for who in guilty:
+        offenders = named or [who for who in (sender,) if who is not None]
+        for who in offenders:
             self.add(who, str(error))
-        return guilty
+        return offenders
 
     def accuse(self, error: KinfolkError, others: Sequence[Client]) -> None:
         """Count an error for those whom it names, and end nothing."""
         self.blame(error, None, others)
 
     def strangers(self, inbox: Iterable[Client], expected: Iterable[Client]) -> None:
-        """Letters of those who had nothing to write are noted, and let be."""
+        """Messages of those who had nothing to write are noted, and let be."""
         for stranger in sorted((set(inbox) & set(self.names)) - set(expected)):
-            self.add(stranger, f"letter of {stranger!r}: is not expected here")
+            self.add(stranger, f"message of {stranger!r}: is not expected here")
 
     def expected(self, inbox: Iterable[Client], wanted: Iterable[Client]) -> list[Client]:
-        """Who wrote, of those who were to write, sorted; a letter of anybody else is refused."""
+        """Who wrote, of those who were to write, sorted; a message of anybody else is refused."""
         self.strangers(inbox, wanted)
         return sorted(set(inbox) & set(wanted))
 
     def noted(self) -> Message:
         """What a memory keeps of it."""
-        return {"refused": self.count, "reasons": self.why}
+        return {"rejected": self.count, "reasons": self.why}
 
 
-def no_refusals(peers: int) -> Message:
+def no_rejections(peers: int) -> Message:
     """Nothing was refused yet.
 
-    >>> no_refusals(2)["refused"]
+    >>> no_rejections(2)["rejected"]
     tensor([0, 0])
     """
-    return {"refused": torch.zeros(peers, dtype=torch.int64), "reasons": _blank(peers)}
+    return {"rejected": torch.zeros(peers, dtype=torch.int64), "reasons": _blank(peers)}
 
 
 def without_reasons(memory: Message) -> Message:
     """Counts go on from round to round; reasons are those of one round.
 
-    >>> without_reasons({"refused": torch.tensor([3])})["refused"]
+    >>> without_reasons({"rejected": torch.tensor([3])})["rejected"]
     tensor([3])
     """
-    return {"refused": memory["refused"], "reasons": _blank(len(memory["refused"]))}
+    return {"rejected": memory["rejected"], "reasons": _blank(len(memory["rejected"]))}
 
 
 def reasons(memory: Message, names: Sequence[Client]) -> dict[Client, str]:
-    """Whose letters were refused since the reasons were last cleared, and why.
+    """Whose messages were refused since the reasons were last cleared, and why.
 
-    >>> reasons(no_refusals(1), ("ann",))
+    >>> reasons(no_rejections(1), ("ann",))
     {}
     """
     rows = memory["reasons"].cpu()  # once, and not row by row
     lines = {who: bytes(row.tolist()).rstrip(b"\0") for who, row in zip(names, rows, strict=True)}
-    # A reason may end in the middle of a letter of several bytes.
+    # A reason may end in the middle of a message of several bytes.
     return {who: line.decode(errors="ignore") for who, line in lines.items() if line}
 
 

@@ -23,11 +23,11 @@ SAMPLE, SAMPLE_NEAR, IMAGE_NEAR = "work.sample", "work.sample_near", "work.image
 class CopyGuard:
     """How single a nearest row a made image may have: as single as all but this share of training rows."""
 
+    low: float = -1.0  # the range of the numbers in a row
+    high: float = 1.0
     quantile: float = 0.01
     rule: float = 1 / 9  # the least ratio where rows are too few for that: a third of the distance
     sample: int = 256  # training rows whose neighbours are looked for: the first ones
-    low: float = -1.0
-    high: float = 1.0
 
     def passes(self, batch: int = 256) -> tuple[Scan, Scan]:
         """Collect the sample; then find everybody's nearest training row."""

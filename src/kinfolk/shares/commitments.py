@@ -1,16 +1,17 @@
-"""Rolls of commitments, by which a wrong or altered share ends an exchange instead of spoiling its sum.
+"""Commitments, by which a wrong or altered share ends an exchange instead of spoiling its sum.
 
-Each sender commits (SHA-256, salted) to the share of every receiver; the list of these is its roll, and
-every share carries it. A receiver checks its share against the roll, and its response names the hash of
-each roll it saw and of its own sum; where members saw different rolls of one sender, that is a dispute.
+Each sender commits (SHA-256, salted) to the share of every receiver, and every
+share carries all of them. A receiver checks its share against them, and its response names the hash of each
+sender's commitments as it saw them, and of its own sum; where members saw different ones of one sender, that
+is a dispute.
 
-Caught: a share altered, swapped, cut, or of another exchange; a sender who gives some members another
-roll; members who were told another list, round or weights; a missing share or response; a response
+Caught: a share altered, swapped, cut, or of another exchange; a sender who gives some members other
+commitments; members who were told another list, round or weights; a missing share or response; a response
 damaged on its way. Wrong masks make a sum of random size, which the range check in `decode`
-almost surely refuses. Letters of strangers are let be.
+almost surely refuses. Messages of strangers are let be.
 
-Not decided: who is wrong in a dispute. The sender may have sent two rolls, or a member may lie about what
-it saw; both are named, and nobody is held guilty.
+Not decided: who is wrong in a dispute. The sender may have sent two versions, or a member may lie about what
+it saw; both are named, and nobody is blamed.
 
 Not caught: a member who shares another model than its own, within the range, or adds to its response
 what such a model would; somebody who forges a whole response, hash and all, where channels are not
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from kinfolk.errors import KinfolkError
 from kinfolk.shares.context import Context
-from kinfolk.shares.fixed import SEED, Words, commitment, fresh_seeds, to_tensor, to_words
+from kinfolk.shares.fixed_point import SEED, Words, commitment, fresh_seeds, to_tensor, to_words
 from kinfolk.shares.plain import check_senders
 from kinfolk.shares.scheme import Note, Response, Share
 from kinfolk.types import Client
@@ -36,32 +37,32 @@ from kinfolk.types import Client
 Payload = bytes | Words
 
 
-def enrol(
+def commit(
     payloads: Mapping[Client, Payload], me: Client, ctx: Context, entropy: Callable[[int], bytes]
 ) -> dict[Client, Share]:
-    """A share for each receiver, with its salt and the roll of all commitments.
+    """A share for each receiver, with its salt and all commitments.
 
     >>> ctx = Context("ann", 0, ("bob",), (1.0,), ())
-    >>> {key: len(value) for key, value in enrol({"bob": bytes(32)}, "bob", ctx, bytes)["bob"].items()}
-    {'exchange': 32, 'salt': 32, 'seed': 32, 'roll': 1}
+    >>> {key: len(value) for key, value in commit({"bob": bytes(32)}, "bob", ctx, bytes)["bob"].items()}
+    {'exchange': 32, 'salt': 32, 'seed': 32, 'commitments': 1}
     """
     salts = dict(zip(ctx.members, fresh_seeds(len(ctx.members), entropy, me), strict=True))
     lines = [_row(commitment(ctx, me, to, salts[to], payloads[to])) for to in ctx.members]
-    roll = torch.stack(lines)
+    commitments = torch.stack(lines)
     shares: dict[Client, Share] = {}
     for to in ctx.members:
         payload = payloads[to]
         held = {"seed": _row(payload)} if isinstance(payload, bytes) else {"part": to_tensor(payload)}
-        shares[to] = {"exchange": _row(ctx.id), "salt": _row(salts[to]), **held, "roll": roll}
+        shares[to] = {"exchange": _row(ctx.id), "salt": _row(salts[to]), **held, "commitments": commitments}
     return shares
 
 
-def opened(
+def open_shares(
     shares: Mapping[Client, Share], me: Client, ctx: Context, as_words: Callable[[Client], bool]
 ) -> dict[Client, Payload]:
     """The payload of every sender's share, checked; `as_words` tells whose come in full, not as seeds.
 
-    >>> opened({}, "bob", Context("ann", 0, ("bob",), (1.0,), ()), lambda sender: True)
+    >>> open_shares({}, "bob", Context("ann", 0, ("bob",), (1.0,), ()), lambda sender: True)
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask anew
     """
@@ -74,7 +75,7 @@ def opened(
         _check_form(share, f"share of {sender!r}", _share_form(ctx, full), ctx)
         payload: Payload = to_words(share["part"]) if full else _bytes(share["seed"])
         made = commitment(ctx, sender, me, _bytes(share["salt"]), payload)
-        if made != _bytes(share["roll"][place]):
+        if made != _bytes(share["commitments"][place]):
             remedy = "is not what its sender committed to; abort"
             raise KinfolkError(f"share of {sender!r} for {me!r}", None, remedy)
         if isinstance(payload, bytes):
@@ -85,25 +86,25 @@ def opened(
     return found
 
 
-def answer(total: Words, shares: Mapping[Client, Share], me: Client, ctx: Context) -> Response:
-    """The response: the sum, the hash of each roll seen, and a hash over all of it.
+def make_response(total: Words, shares: Mapping[Client, Share], me: Client, ctx: Context) -> Response:
+    """The response: the sum, the hash of each sender's commitments, and a hash over all of it.
 
     >>> ctx = Context("ann", 0, ("bob",), (1.0,), ())
-    >>> share = enrol({"bob": bytes(32)}, "bob", ctx, bytes)["bob"]
-    >>> list(answer(to_words(torch.zeros(0, dtype=torch.int64)), {"bob": share}, "bob", ctx))
-    ['exchange', 'sum', 'rolls', 'digest']
+    >>> share = commit({"bob": bytes(32)}, "bob", ctx, bytes)["bob"]
+    >>> list(make_response(to_words(torch.zeros(0, dtype=torch.int64)), {"bob": share}, "bob", ctx))
+    ['exchange', 'sum', 'seen', 'digest']
     """
-    rolls = torch.stack([_row(hashlib.sha256(_bytes(shares[m]["roll"])).digest()) for m in ctx.members])
-    made = commitment(ctx, me, ctx.requester, _bytes(rolls), total)
-    return {"exchange": _row(ctx.id), "sum": to_tensor(total), "rolls": rolls, "digest": _row(made)}
+    seen = torch.stack([_row(hashlib.sha256(_bytes(shares[m]["commitments"])).digest()) for m in ctx.members])
+    made = commitment(ctx, me, ctx.requester, _bytes(seen), total)
+    return {"exchange": _row(ctx.id), "sum": to_tensor(total), "seen": seen, "digest": _row(made)}
 
 
-def sums(
+def checked_sums(
     responses: Mapping[Client, Response], ctx: Context, need: int, note: Note
 ) -> tuple[dict[Client, Words], list[KinfolkError]]:
-    """The sum in each member's response that is whole, by sender, at least `need`; and disputes over rolls.
+    """The sum in each member's response that is whole, by sender, at least `need`; and the disputes.
 
-    >>> sums({}, Context("ann", 0, ("bob",), (1.0,), ()), 1, print)
+    >>> checked_sums({}, Context("ann", 0, ("bob",), (1.0,), ()), 1, print)
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask anew
     """
@@ -120,30 +121,30 @@ def sums(
         raise wrong[0]
     for error in wrong:
         note(error)
-    return found, _disputes({who: heard[who]["rolls"].cpu() for who in found}, ctx)
+    return found, _disputes({who: heard[who]["seen"].cpu() for who in found}, ctx)
 
 
 def _checked(response: Response, sender: Client, ctx: Context) -> Words:
     words, line = (torch.int64, (ctx.size,)), (torch.uint8, (SEED,))
-    rolls = (torch.uint8, (len(ctx.members), SEED))
+    seen = (torch.uint8, (len(ctx.members), SEED))
     _check_form(
         response,
         f"response of {sender!r}",
-        {"exchange": line, "sum": words, "rolls": rolls, "digest": line},
+        {"exchange": line, "sum": words, "seen": seen, "digest": line},
         ctx,
     )
     found = to_words(response["sum"])
-    if commitment(ctx, sender, ctx.requester, _bytes(response["rolls"]), found) != _bytes(response["digest"]):
+    if commitment(ctx, sender, ctx.requester, _bytes(response["seen"]), found) != _bytes(response["digest"]):
         raise KinfolkError(f"response of {sender!r}", None, "was damaged on its way; ask for it again")
     return found
 
 
-def _disputes(rolls: Mapping[Client, Tensor], ctx: Context) -> list[KinfolkError]:
-    """One for each sender whose roll members saw differently; the smaller side is named beside it."""
+def _disputes(reports: Mapping[Client, Tensor], ctx: Context) -> list[KinfolkError]:
+    """One for each sender whose commitments members saw differently; the smaller side is named beside it."""
     found = []
     for i, sender in enumerate(ctx.members):
         sides: dict[bytes, list[Client]] = {}
-        for who, seen in rolls.items():
+        for who, seen in reports.items():
             sides.setdefault(_bytes(seen[i]), []).append(who)
         # The sender's own word is among the largest side if all others agree with it.
         fewest = sorted(sides.values(), key=lambda side: (len(side), sender in side))[:-1]
@@ -151,7 +152,7 @@ def _disputes(rolls: Mapping[Client, Tensor], ctx: Context) -> list[KinfolkError
         if fewest:
             named = " and ".join(map(repr, parties)) if len(parties) > 1 else f"{sender!r} and all others"
             remedy = (
-                "saw different rolls of one sender; who is wrong cannot be decided, nobody is held guilty"
+                "saw different commitments of one sender; who is wrong cannot be decided, nobody is blamed"
             )
             found.append(KinfolkError(f"dispute of {named} over {sender!r}", None, remedy))
     return found
@@ -162,7 +163,7 @@ _Form = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 def _share_form(ctx: Context, full: bool) -> _Form:
     line: tuple[torch.dtype, tuple[int, ...]] = (torch.uint8, (SEED,))
-    form: _Form = {"exchange": line, "salt": line, "roll": (torch.uint8, (len(ctx.members), SEED))}
+    form: _Form = {"exchange": line, "salt": line, "commitments": (torch.uint8, (len(ctx.members), SEED))}
     return {**form, "part": (torch.int64, (ctx.size,))} if full else {**form, "seed": line}
 
 

@@ -79,7 +79,7 @@ def half_width(reach: Tensor) -> Tensor:
 
 
 def bounds(held: Message, low: float, high: float) -> tuple[float | Tensor, float | Tensor]:
-    """The range of made rows: of each feature where exponents are held or came in a letter, else the given.
+    """The range of made rows: of each feature where exponents are held or came in a message, else the given.
 
     >>> bounds({}, 0.0, 1.0), bounds({"reach": torch.tensor([2], dtype=torch.int8)}, 0.0, 1.0)
     ((0.0, 1.0), (tensor([-4.]), tensor([4.])))
@@ -130,7 +130,7 @@ def looking_inward(one: Fit | Scan, low: float, high: float) -> Fit | Scan:
     return replace(one, descents=tuple(map(seeing, one.descents)))
 
 
-def checked_reach(letter: Message, like: Message, sender: str) -> Message:
+def checked_reach(message: Message, like: Message, sender: str) -> Message:
     """A peer's exponents as `bounds` takes them, or an error that names it; nothing where none are agreed.
 
     >>> checked_reach({}, {"reach": torch.zeros(2, dtype=torch.int8)}, "bob")
@@ -139,7 +139,7 @@ def checked_reach(letter: Message, like: Message, sender: str) -> Message:
     """
     if REACH not in like:
         return {}
-    reach, mine = letter.get(REACH), like[REACH]
+    reach, mine = message.get(REACH), like[REACH]
     assert isinstance(mine, Tensor)
     if not isinstance(reach, Tensor) or reach.dtype != torch.int8 or reach.shape != mine.shape:
         raise KinfolkError(f"ranges of {sender!r}", None, f"must be int8 of shape {tuple(mine.shape)}")

@@ -6,12 +6,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from probing import probe
 from sklearn.datasets import load_digits
 from torch import nn
 
-from kinfolk.algorithms.slfed.copies import CopyGuard
+from kinfolk.algorithms.slfed.copy_guard import CopyGuard
 from kinfolk.algorithms.slfed.gan import PART, Gan, from_bytes, to_bytes, to_unit
-from kinfolk.algorithms.slfed.probe_images import StandIns, checked_images, predicted
+from kinfolk.algorithms.slfed.probe_images import SEARCH_WEIGHT, checked_images, predicted
 from kinfolk.contract import toy
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.memory import Memories
@@ -29,7 +30,7 @@ KEY = torch.tensor(77)
 def by_hand(gan, tree, pixels):
     """Both networks as ordinary modules with the tree's numbers."""
     widths = [round(gan.width * n) for n in (128, 256, 512, 1024)]
-    layers = [nn.Linear(gan.latent, widths[0]), nn.LeakyReLU(0.2)]
+    layers = [nn.Linear(100, widths[0]), nn.LeakyReLU(0.2)]
     for a, b in pairwise(widths):
         layers += [nn.Linear(a, b), nn.BatchNorm1d(b), nn.LeakyReLU(0.2)]
     g = nn.Sequential(*layers, nn.Linear(widths[3], pixels), nn.Tanh()).double()
@@ -56,10 +57,10 @@ def learner(digits):
     return toy.learner("mlp", digits)
 
 
-def make(stand_ins, federation, who="ann", key=KEY):
-    memory = {"key": key, "model": stand_ins.learner.first}
+def make(probe_images, federation, who="ann", key=KEY):
+    memory = {"key": key, "model": probe_images.learner.first}
     turn = RoundContext(Seed(0), 0, federation.clients)
-    return perform(stand_ins.task(), {}, memory, federation, who, turn)[1]
+    return perform(probe_images.task(), {}, memory, federation, who, turn)[1]
 
 
 def test_sizes_are_those_of_the_reference():
@@ -85,7 +86,7 @@ def test_first_weights_are_spread_as_those_of_torch():
 
 def test_steps_are_those_of_plain_torch(digits):
     """Three steps of both networks by ordinary modules, losses and optimisers."""
-    gan = Gan(width=0.0625, latent=5, steps=3, batch=16)
+    gan = Gan(width=0.0625, steps=3, batch=16)
     tree = gan.first(KEY, 64)
     g, d = by_hand(gan, tree, 64)
     opt_g, opt_d = (torch.optim.Adam(n.parameters(), 2e-4, betas=(0.5, 0.999)) for n in (g, d))
@@ -99,7 +100,7 @@ def test_steps_are_those_of_plain_torch(digits):
             params, grads = gradient(descent, carry, batch)
             moved, states[i] = descent.optimiser.update(params, grads, states[i], step, descent.lr, 16)
             carry["work.gan"] = {**carry["work.gan"], **moved}
-        z = [normal(KEY, (16, 5), use, at) for use, at in ((1, step), (2, step + 1))]
+        z = [normal(KEY, (16, 100), use, at) for use, at in ((1, step), (2, step + 1))]
         opt_g.zero_grad()
         bce(d(g(z[0])).sigmoid(), torch.ones(16, 1).double()).backward()
         opt_g.step()
@@ -115,8 +116,8 @@ def test_steps_are_those_of_plain_torch(digits):
 
 def test_a_gan_on_digits_makes_images_that_are_like_digits(digits, learner):
     gan = Gan(width=0.25, epochs=25)
-    made = make(StandIns(learner, "gan", 60, gan), digits)
-    raw = make(StandIns(learner, "gan", 60, Gan(width=0.25, epochs=1)), digits)
+    made = make(probe(learner, "gan", 60, gan), digits)
+    raw = make(probe(learner, "gan", 60, Gan(width=0.25, epochs=1)), digits)
     images, untrained = (from_bytes(m["images"], -1.0, 1.0).flatten(1) for m in (made, raw))
     rows = digits.x[digits.splits["train"].rows(0)].flatten(1)
     assert made["images"].dtype == torch.uint8
@@ -130,13 +131,13 @@ def test_a_gan_on_digits_makes_images_that_are_like_digits(digits, learner):
 
 def test_images_are_the_same_in_one_call_for_many(digits, learner):
     """More than eight steps, after which the batched engine runs a trace of them; clients of unequal size."""
-    stand_ins = StandIns(learner, "gan", 12, Gan(width=0.0625, steps=20, batch=30))
+    probe_images = probe(learner, "gan", 12, Gan(width=0.0625, steps=20, batch=30))
     keys = {c: KEY + i for i, c in enumerate(digits.clients)}
     memories = Memories(lambda who: {"key": keys[who], "model": learner.first})
-    engine = Batched(digits, {"dream": stand_ins.task()}, memories)
-    list(engine.replies(Ask("dream", digits.clients), RoundContext(Seed(0), 0, digits.clients)))
+    engine = Batched(digits, {"generate_images": probe_images.task()}, memories)
+    list(engine.replies(Ask("generate_images", digits.clients), RoundContext(Seed(0), 0, digits.clients)))
     for who in digits.clients:
-        alone = make(stand_ins, digits, who, keys[who])
+        alone = make(probe_images, digits, who, keys[who])
         # Sums in another order: now and then a value between two bytes goes to the other one.
         off = (memories[who]["images"].int() - alone["images"].int()).abs()
         assert off.max() <= 1
@@ -146,8 +147,8 @@ def test_images_are_the_same_in_one_call_for_many(digits, learner):
 
 
 def test_another_key_makes_other_images(digits, learner):
-    stand_ins = StandIns(learner, "gan", 8, Gan(width=0.0625, epochs=1))
-    one, other = (make(stand_ins, digits, key=key)["images"] for key in (KEY, KEY + 1))
+    probe_images = probe(learner, "gan", 8, Gan(width=0.0625, epochs=1))
+    one, other = (make(probe_images, digits, key=key)["images"] for key in (KEY, KEY + 1))
     assert (one != other).float().mean() > 0.5
 
 
@@ -189,29 +190,31 @@ def test_the_limit_is_the_quantile_of_the_rows_own_ratios():
 
 
 def test_what_rows_searched_for_cost_by_hand(learner):
-    stand_ins = StandIns(learner, "back_search", 7)
+    probe_images = probe(learner, "back_search", 7)
     x = torch.randn(7, 1, 8, 8, generator=Seed(9).torch("rows"))
-    got = float(stand_ins._looks_like({"x": x}, None, {"model": learner.first}))
+    got = float(probe_images._looks_like({"x": x}, None, {"model": learner.first}))
     z = learner.apply(learner.first, x).double().numpy()
     loss = np.log(np.exp(z).sum(1)) - z[np.arange(7), np.arange(7)]
-    pull = stand_ins.search_weight / 2 * np.linalg.norm(x.flatten(1).double().numpy(), axis=1)
+    pull = SEARCH_WEIGHT / 2 * np.linalg.norm(x.flatten(1).double().numpy(), axis=1)
     assert pull.sum() > 0.05 * loss.sum(), "or a wrong pull would hide"
     assert got == pytest.approx(loss.sum() + pull.sum(), rel=1e-5)
 
 
 def test_controls_noise_held_out_rows_and_rows_searched_for(digits, learner):
-    noise = make(StandIns(learner, "noise", 40), digits)
+    noise = make(probe(learner, "noise", 40), digits)
     assert abs(from_bytes(noise["images"], -1.0, 1.0).mean()) < 0.05
-    held = make(StandIns(learner, "held_out", 30), digits)
+    held = make(probe(learner, "held_out", 30), digits)
     valid = digits.x[digits.splits["valid"].rows(0)]
     few = min(len(valid), 30)
     assert torch.equal(held["images"][:few], to_bytes(to_unit(valid, -1.0, 1.0))[:few])
     assert torch.equal(held["images"][few:], held["images"][: 30 - few])
     assert held["made"] == few
     model = {name: 3 * t for name, t in learner.first.items()}
-    stand_ins = StandIns(learner, "back_search", 20, search_steps=60)
+    probe_images = probe(learner, "back_search", 20, search_steps=60)
     memory = {"key": KEY, "model": model}
-    made = perform(stand_ins.task(), {}, memory, digits, "ann", RoundContext(Seed(0), 0, digits.clients))[1]
+    made = perform(probe_images.task(), {}, memory, digits, "ann", RoundContext(Seed(0), 0, digits.clients))[
+        1
+    ]
     seen = predicted(learner, model, made["images"], -1.0, 1.0)
     assert (seen == torch.arange(20) % 10).float().mean() > 0.8
     assert set(made) == {"copies", "images", "key", "made", "model"}
@@ -235,16 +238,16 @@ def test_a_gan_of_few_rows_sees_no_others(digits, learner):
     """Rows that were not drawn can be anything, and its images are the same bytes."""
     gan = Gan(width=0.0625, epochs=2, rows=20, batch=8)
     turn = RoundContext(Seed(0), 0, digits.clients)
-    task = StandIns(learner, "gan", 12, gan, guard=None).task()
+    task = probe(learner, "gan", 12, gan, guarded=False).task()
     seen = {int(r) for b in client_batches(task.passes[1], 1, "gan", digits, "ann", turn) for r in b.row}
     assert len(seen) == 20
     mine = digits.splits["train"].rows(0)
     x = digits.x.clone()
     x[[int(mine[r]) for r in range(len(mine)) if r not in seen]] = 0.77
-    other = make(StandIns(learner, "gan", 12, gan, guard=None), replace(digits, x=x))
-    images = make(StandIns(learner, "gan", 12, gan, guard=None), digits)["images"]
+    other = make(probe(learner, "gan", 12, gan, guarded=False), replace(digits, x=x))
+    images = make(probe(learner, "gan", 12, gan, guarded=False), digits)["images"]
     assert torch.equal(images, other["images"])
-    all_rows = make(StandIns(learner, "gan", 12, Gan(width=0.0625, epochs=2, batch=8), guard=None), digits)
+    all_rows = make(probe(learner, "gan", 12, Gan(width=0.0625, epochs=2, batch=8), guarded=False), digits)
     assert not torch.equal(images, all_rows["images"])
 
 

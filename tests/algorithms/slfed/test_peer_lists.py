@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfolk.algorithms.slfed.book import blank_book, note_hearsay, note_meetings
 from kinfolk.algorithms.slfed.opinion import Opinion
-from kinfolk.algorithms.slfed.similar_peers import listed, stand_out
-from kinfolk.algorithms.slfed.threshold import choose
+from kinfolk.algorithms.slfed.peer_lists import choose, listed, stand_out
+from kinfolk.algorithms.slfed.trust import TrustOptions, add_contacts, add_hearsay, no_evidence
 from kinfolk.errors import KinfolkError
 from kinfolk.streams import Seed
 
@@ -52,42 +51,44 @@ def test_a_group_is_found_whatever_levels_the_others_have():
 
 
 def met(*similar, peers=9, times=1):
-    book = blank_book(peers)
+    trust = no_evidence(peers)
     for _ in range(times):
-        book = note_meetings(book, {i: torch.tensor(v, dtype=torch.float64) for i, v in enumerate(similar)})
-    return book
+        trust = add_contacts(trust, {i: torch.tensor(v, dtype=torch.float64) for i, v in enumerate(similar)})
+    return trust
 
 
 NAMES = list("abcdefghi")
 
 
 def test_similarities_are_means_with_one_usual_contact_beforehand():
-    book = note_meetings(met(0.9, 0.5, 0.5, 0.5, times=3), {4: torch.tensor(0.72, dtype=torch.float64)})
+    trust = add_contacts(met(0.9, 0.5, 0.5, 0.5, times=3), {4: torch.tensor(0.72, dtype=torch.float64)})
     usual = (3 * (0.9 + 0.5 * 3) + 0.72) / 13
     values = [(3 * v + usual) / 4 for v in (0.9, 0.5, 0.5, 0.5)] + [(0.72 + usual) / 2]
-    assert listed(book, NAMES, "similarity") == by_hand(values, NAMES[:5]) == ("a",)
+    assert listed(trust, NAMES, "similarity") == by_hand(values, NAMES[:5]) == ("a",)
     # On the face of it e, which was met once, belongs to a.
-    assert stand_out(book["sum"][:5] / book["met"][:5], NAMES[:5]) == ("a", "e")
+    assert stand_out(trust["sum"][:5] / trust["met"][:5], NAMES[:5]) == ("a", "e")
 
 
 def test_hearsay_lists_nobody_and_too_few_meetings_do_not_either():
-    book = met(0.9, 0.8, 0.3, 0.2)
-    assert listed(book, NAMES, "similarity") == ("a", "b")
+    trust = met(0.9, 0.8, 0.3, 0.2)
+    assert listed(trust, NAMES, "similarity") == ("a", "b")
     told = Opinion(*torch.tensor([[0.6] * 9, [0.1] * 9, [0.3] * 9], dtype=torch.float64))
-    heard = note_hearsay(book, {0: told}, 8, "recompute")  # now eight are known, of whom four were met
+    heard = add_hearsay(
+        trust, {0: told}, 8, TrustOptions("recompute")
+    )  # now eight are known, of whom four were met
     assert listed(heard, NAMES, "similarity") == ("a", "b")
-    fewer = note_hearsay(met(0.9, 0.8, 0.3), {0: told}, 8, "recompute")
+    fewer = add_hearsay(met(0.9, 0.8, 0.3), {0: told}, 8, TrustOptions("recompute"))
     assert listed(fewer, NAMES, "similarity") == ()
-    assert listed(blank_book(3), NAMES[:3], "similarity") == ()
-    assert listed(blank_book(3), NAMES[:3], "uncertainty") == ()
+    assert listed(no_evidence(3), NAMES[:3], "similarity") == ()
+    assert listed(no_evidence(3), NAMES[:3], "uncertainty") == ()
 
 
 def test_uncertainty_is_the_papers_rule():
-    book = note_meetings(met(0.1, 0.9, 0.5, 0.5), {0: torch.tensor(0.1)})
+    trust = add_contacts(met(0.1, 0.9, 0.5, 0.5), {0: torch.tensor(0.1)})
     u, s = (
         torch.tensor(v, dtype=torch.float64) for v in ([2 / 6] + [2 / 5] * 3, [1.2 / 6, 1.9 / 5, 0.3, 0.3])
     )
-    assert listed(book, NAMES, "uncertainty") == choose(u, s, NAMES[:4]) == ("a",)
+    assert listed(trust, NAMES, "uncertainty") == choose(u, s, NAMES[:4]) == ("a",)
 
 
 def test_refusals():

@@ -1,8 +1,8 @@
 """SLFed on a device: what is large stays there, what is read number by number comes to the host."""
 
 import torch
+from film import slfed
 
-from kinfolk.algorithms.slfed.slfed import SLFed
 from kinfolk.contract import toy
 from kinfolk.script import play
 from kinfolk.streams import RoundContext, Seed
@@ -21,7 +21,7 @@ class RemoteMemories(torch.Tensor):
 
 def test_images_are_looked_at_where_they_are_and_books_are_kept_on_the_host():
     federation = toy.grouped((12,) * 6, side=8, noise=0.5, names=NAMES)
-    algorithm = SLFed(toy.learner("tiny_cnn", federation), images="noise", images_count=30)
+    algorithm = slfed(toy.learner("tiny_cnn", federation), images__kind="noise", images__count=30)
     turn, swap, seen = RoundContext(Seed(0), 0, NAMES), algorithm.tasks()["images"], {}
     with toy.staged(algorithm, federation) as stage:
         memories = stage.engine.memories
@@ -29,9 +29,9 @@ def test_images_are_looked_at_where_they_are_and_books_are_kept_on_the_host():
         def act(request):
             if getattr(request, "swap", "") == "images":
                 far = {c: map_leaves(lambda t: t.as_subclass(RemoteMemories), memories[c]) for c in NAMES}
-                letters = {c: swap.send(far[c], Peer(c, turn)) for c in NAMES}
+                messages = {c: swap.send(far[c], Peer(c, turn)) for c in NAMES}
                 for c in NAMES:
-                    inbox = {sender: sent[c] for sender, sent in letters.items() if c in sent}
+                    inbox = {sender: sent[c] for sender, sent in messages.items() if c in sent}
                     seen[c] = swap.receive(inbox, far[c], Peer(c, turn))
             return stage.perform(request, turn)
 
@@ -39,10 +39,10 @@ def test_images_are_looked_at_where_they_are_and_books_are_kept_on_the_host():
         play(algorithm.round(state, NAMES, turn), act)
     places = {key: isinstance(leaf, RemoteMemories) for m in seen.values() for key, _, leaf in leaves(m)}
     assert {key for key, far in places.items() if far} == {"images", "model", "pam"}
-    assert {"book", "diary", "refused", "now", "made", "seen"} <= set(places)
+    assert {"trust", "request_log", "rejected", "now", "made", "seen"} <= set(places)
 
 
 def test_everybody_begins_with_one_copy_of_the_first_model():
     federation = toy.grouped((12,) * 6, side=8, noise=0.5, names=NAMES)
-    held = SLFed(toy.learner("tiny_cnn", federation)).init_client(NAMES[0])
+    held = slfed(toy.learner("tiny_cnn", federation)).init_client(NAMES[0])
     assert held["model"] is held["pam"]

@@ -1,0 +1,144 @@
+"""Who takes part in which sum: a client asks, others accept, and the list of those who did is confirmed."""
+
+from __future__ import annotations
+
+import torch
+
+from kinfolk.errors import KinfolkError
+from kinfolk.shares.answer_log import model_digest, part_of
+from kinfolk.shares.context import Context, check_list, check_secrecy
+from kinfolk.shares.messages import ABORT, AGAIN, GO, entry, nothing_open, read_request, request_message, row
+from kinfolk.shares.session_base import Inbox, Outbox, SessionBase
+from kinfolk.types import Client, Message
+
+
+class Negotiation(SessionBase):
+    """Requests, and what a requester makes known of its list: go, not at all, or the shorter list."""
+
+    def ask(self, memory: Message) -> Outbox:
+        """A request to everybody on the own list, if it is long enough."""
+        mask = memory["asked"]["mask"]
+        if int(mask.sum()) < self.rules.min_members:
+            return {}
+        message = request_message(mask, self._weights(mask, memory["asked"]["sigma"]))
+        return {who: dict(message) for _, who in self._at(mask)}
+
+    def accept(self, inbox: Inbox, memory: Message) -> Message:
+        """Take up what may be answered; if models are to be hidden, the first request alone."""
+        memory = {"open": nothing_open(len(self.names)), **memory}
+        if self.rules.hides and inbox:
+            memory = {**memory, "digest": row(model_digest(memory["model"]))}
+            before = part_of(memory["answered"], bytes(memory["digest"].tolist()), self.round)
+            if before is not None:
+                why = f"has not changed since it became part of a sum in round {before}; it is not shared"
+                self.rejections.tell(self.me, f"model of {self.me!r}: {why}")
+                return memory
+        turns = {self.names[place]: i for i, place in enumerate(self.order(len(self.names)))}
+        for sender, message in sorted(self._each(inbox), key=lambda one: turns[one[0]]):
+            if self.rules.hides and memory["open"]["mask"].any():
+                break
+            with self.rejections.by(sender):
+                memory = self._admit(memory, sender, message)
+        return memory
+
+    def agree(self, memory: Message) -> Outbox:
+        """To each requester whose request was taken up: which exchange that is."""
+        return {ctx.requester: {"id": row(ctx.id)} for _, ctx in self._open(memory)}
+
+    def settle(self, inbox: Inbox, memory: Message) -> Message:
+        """Those who accepted are the list; if it is shorter now, they must hear of it."""
+        asked, wanted = memory["asked"], int(memory["asked"]["mask"].sum())
+        yes = torch.zeros_like(asked["mask"])
+        if wanted >= self.rules.min_members:
+            yes[list(self._signed(inbox, memory))] = True
+            if int(yes.sum()) < self.rules.min_members:
+                why = f"{int(yes.sum())} of {wanted} members were free, {self.rules.min_members} are needed"
+                self.rejections.tell(self.me, f"sum of {self.me!r}: {why}")
+        word = AGAIN if int(yes.sum()) >= self.rules.min_members else ABORT
+        word = GO if word == AGAIN and torch.equal(yes, asked["mask"]) else word
+        verdict = ABORT if self.retries else word
+        told = {"word": torch.tensor(word), "verdict": torch.tensor(verdict)}
+        return {**memory, "asked": {**asked, **told, **self._list(yes, asked["sigma"])}}
+
+    def confirm(self, memory: Message) -> Outbox:
+        """To all who accepted: go, not at all, or the shorter list."""
+        return self._word(memory, "word")
+
+    def _word(self, memory: Message, word: str) -> Outbox:
+        asked = memory["asked"]
+        return {
+            who: {"word": asked[word].clone(), **request_message(asked["mask"], asked["sigma"])}
+            for _, who in self._at(asked["mask"])
+        }
+
+    def _signed(self, inbox: Inbox, memory: Message, also: str = "") -> dict[int, Message]:
+        """Outbox about the own exchange, by the place of a sender on the list; all others are refused."""
+        found, wanted = {}, row(self._own(memory).id)
+        for sender, message in self._each(inbox):
+            i = self.names.index(sender)
+            with self.rejections.by(sender):
+                same = torch.equal(entry(message, "id", torch.uint8, (32,), sender).cpu(), wanted)
+                if not same or not memory["asked"]["mask"][i]:
+                    raise KinfolkError(f"acceptance of {sender!r}", None, "is of another exchange")
+                if also:
+                    said = entry(message, also, torch.bool, (len(self.names),), sender).cpu()
+                    if bool((said & ~memory["asked"]["mask"]).any()):
+                        raise KinfolkError(f"report of {sender!r}", None, "names peers off the list")
+                found[i] = message
+        return found
+
+    def _told(self, inbox: Inbox, memory: Message, wave: int | None, go: bool) -> Message:
+        """Open requests after their requesters' word; with `go`, what is confirmed may be answered."""
+        for sender, _ in self._each(inbox):
+            if not memory["open"]["mask"][self.names.index(sender)].any():
+                self.rejections.add(sender, f"message of {sender!r}: is about a request that is not open")
+        for i, ctx in list(self._open(memory, wave)):
+            message = inbox.get(ctx.requester)
+            word = ABORT
+            with self.rejections.by(ctx.requester):
+                word = (
+                    ABORT if message is None else int(entry(message, "word", torch.int64, (), ctx.requester))
+                )
+                if word == GO and message is not None and (wave is None or f"answer.{i}" in memory):
+                    self._same(memory, ctx, message)
+                    memory = self._may_go(memory, i, go)
+                    continue
+            memory = self._closed(memory, i, ctx)
+            with self.rejections.by(ctx.requester):
+                if word == AGAIN and message is not None:
+                    memory = self._may_go(self._admit(memory, ctx.requester, message, within=ctx), i, go)
+        return memory
+
+    def _may_go(self, memory: Message, i: int, go: bool) -> Message:
+        allowed = memory["open"]["go"].clone()
+        allowed[i] = go
+        return {**memory, "open": {**memory["open"], "go": allowed}}
+
+    def _admit(
+        self, memory: Message, sender: Client, message: object, within: Context | None = None
+    ) -> Message:
+        mask, sigma = read_request(message, len(self.names), sender)
+        ctx = self._context(memory, sender, mask, sigma)
+        (check_secrecy if self.rules.hides else check_list)(
+            ctx, self.me, self.rules.min_members, self.rules.max_share
+        )
+        if within is not None and not set(ctx.members) < set(within.members):
+            raise KinfolkError(f"request of {sender!r}", ctx.members, "must be a shorter list")
+        request_log = self._request_log(memory, sender).admit(ctx, self.me, self.names)
+        i, opened = self.names.index(sender), {key: t.clone() for key, t in memory["open"].items()}
+        opened["mask"][i], opened["sigma"][i] = mask, sigma
+        return {**self._noted(memory, sender, request_log), "open": opened}
+
+    def _same(self, memory: Message, ctx: Context, message: object) -> None:
+        asked = read_request(message, len(self.names), ctx.requester)
+        if self._context(memory, ctx.requester, *asked).id != ctx.id:
+            raise KinfolkError(f"request of {ctx.requester!r}", None, "is not the one that was accepted")
+
+    def _closed(self, memory: Message, i: int, ctx: Context) -> Message:
+        opened = {key: t.clone() for key, t in memory["open"].items()}
+        opened["mask"][i], opened["lost"][i], opened["go"][i] = False, False, False
+        request_log, request = self._request_log(memory, ctx.requester), self._request(memory, ctx)
+        if request.id == ctx.id and request.state == "open":  # what was answered can not be taken back
+            request_log = request_log.abort(ctx)
+        kept = {key: value for key, value in memory.items() if key != f"answer.{i}"}
+        return {**self._noted(kept, ctx.requester, request_log), "open": opened}

@@ -26,7 +26,7 @@ def examples(*lines: str) -> str:
 
 
 def out() -> Console:
-    """Standard output; tables take 80 columns, or 100 where names are long; a pipe has no width of its own."""
+    """Standard output: 80 columns, or 100 where names are long; a pipe has no width of its own."""
     console = Console()
     return console if console.is_terminal and console.width < 100 else Console(width=100)
 

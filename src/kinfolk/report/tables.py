@@ -135,7 +135,7 @@ def _against(row: Mapping[str, Any], best: Mapping[str, Any], over: str) -> dict
 def comparison_table(
     runs: Iterable[Run], score: str | None = None, over: str = "macro"
 ) -> tuple[Table, list[str]]:
-    """The comparison as a table that fits 80 columns unless names are long, and notes on what a reader must know.
+    """The comparison as a table, of 80 columns unless names are long, and notes on what a reader must know.
 
     >>> scores = {"client": ["a", "b"], "value": [0.5, 0.75], "rows": [1, 3]}
     >>> run = Run.of({"title": "local", "seed": 0}, scores)

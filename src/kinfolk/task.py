@@ -74,7 +74,7 @@ class Plan:
     steps: int = 0  # > 0: exactly that many steps, going round the rows as often as needed
     shuffle: bool = True
     split: str = "train"
-    drop_single: bool = False  # a batch of one has no variance: BatchNorm can not train on it
+    drop_single: bool = False  # a batch of one has no variance: BatchNorm cannot train on it
     drop_last: bool = False  # rows that fill no batch are left out of this epoch, unless there are no others
     rows: int = 0  # > 0: of a client that has more, only so many, drawn anew for each pass
     augment: Augment | None = None  # what is done to the rows of a batch

@@ -86,7 +86,7 @@ def assign(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with a model for each group.")],
     data: Annotated[Path, typer.Option("--data", help="A store, a folder of clients, or one table.")],
     by: Annotated[
-        str | None, typer.Option("--by", help="loss or distance; left out: what the algorithm uses.")
+        str | None, typer.Option("--by", help="loss or distance; default: what the algorithm uses.")
     ] = None,
     client: Annotated[str | None, typer.Option(help="The client column of a table.")] = None,
     label: Annotated[str | None, typer.Option(help="The label column.")] = None,

@@ -74,7 +74,7 @@ class Plan:
     steps: int = 0  # > 0: exactly that many steps, going round the rows as often as needed
     shuffle: bool = True
     split: str = "train"
-    drop_single: bool = False  # a batch of one has no variance: BatchNorm can not train on it
+    drop_single: bool = False  # a batch of one has no variance: BatchNorm cannot train on it
     drop_last: bool = False  # rows that fill no batch are left out of this epoch, unless there are no others
     rows: int = 0  # > 0: of a client that has more, only so many, drawn anew for each pass
     augment: Augment | None = None  # what is done to the rows of a batch
@@ -174,7 +174,6 @@ class Task:
     passes: tuple[Fit | Scan, ...] = ()
     reply: Expected = field(default_factory=dict)
     stream: str = "batch"  # names the random stream that shuffles the rows
-    light: bool = False  # it does without the network that the clients train, which may be large
     # How often it is asked for in a run beyond the rounds' own local updates: the run's budget pays for it.
     extra: int = 0
     spares: Plan | None = None  # of an extra task: the local update whose place it takes, which is not extra

@@ -48,7 +48,7 @@ _SEARCH_LR, SEARCH_WEIGHT = 0.1, 0.1
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """Which images, how many, and when they are made anew: `[algorithm.images]`."""
+    """Which images, how many, and when they are made again: `[algorithm.images]`."""
 
     # "gan" is the paper's; "means" of rows of a class and "back_search" are ours, the others are controls.
     kind: Literal["gan", "noise", "back_search", "means", "held_out"] = "gan"
@@ -99,10 +99,9 @@ class ProbeImages:
             "held_out": (Scan(self._room, ONCE), Scan(self._hold, Plan(256, shuffle=False, split="valid"))),
         }
         guard = self._guard.passes() if self.guarded and self.images.kind in _GUARDED else ()
-        light = self.images.kind != "back_search"  # which looks through the client's own model
         work = [looking_inward(one, *self._range) for one in (*passes[self.images.kind], *guard)]
         every = (*find_reach(self.images.ranges), *work)
-        return Task(_begin, self._finish, every, {}, stream="gan", light=light)
+        return Task(_begin, self._finish, every, {}, stream="gan")
 
     def _networks(self, carry: Carry, batch: Batch) -> Carry:
         return {**carry, PART: self._gan.first(carry[KEY], batch.x[0].numel())}

@@ -26,13 +26,13 @@ from kinfolk.streams import Seed
 
 METHODS = {
     "fedavg_tuned": [],
-    "fesem": ["algorithm.k=2", "algorithm.warm_epochs=1", "run.rounds=4"],  # a start of one round, and three
+    "fesem": ["algorithm.k=2", "algorithm.start.warm_epochs=1", "run.rounds=4"],  # one round is the start
     "slfed": ["algorithm.images.kind=noise", "algorithm.images.count=20", "algorithm.shares.scheme=plain"],
     "fedem": [],
     "local": ["run.participation=0.5"],
     "mdicfl": [
-        "algorithm.k=2", "algorithm.start=shared", "algorithm.final_reassign=true", "algorithm.samples=2",
-        "algorithm.search_iterations=4", "run.participation=0.5",
+        "algorithm.k=2", "algorithm.start.name=random_partition", "algorithm.final_reassign=true",
+        "algorithm.pseudo.samples=2", "algorithm.search.iterations=4", "run.participation=0.5",
     ],
 }  # fmt: skip
 

@@ -214,7 +214,7 @@ costs = ["down", "up", "server", "effective"]
 pseudo = "Ours"
 [[tables.rows]]
 label = "Ours"
-run = "mdicfl,k=2,start=shared,samples=2,search_iterations=2,generator_iterations=2"
+run = "mdicfl,k=2,start.name=random_partition,pseudo.samples=2,search.iterations=2,generator.iterations=2"
 [[tables.rows]]
 label = "IFCA"
 run = "ifca,k=2"
@@ -245,7 +245,7 @@ def test_costs_and_pseudo_rows_stand_beside_what_was_obtained(tmp_path, monkeypa
     model = 4 * (64 * 8 + 8 + 8 * 10 + 10) / 1e6
     assert ours["costs"]["down"] == pytest.approx(model)
     assert ifca["costs"]["down"] == pytest.approx(2 * model), "all K models"
-    # Six numbers for the shape of rows and ten for the label law, once in two rounds.
+    # Six numbers for the shape of rows and ten for the label distribution, once in two rounds.
     assert ours["costs"]["up"] == pytest.approx(model + 4 * (6 + 10) / 2 / 1e6)
     seconds = [fact["seconds"]["server"] for fact in facts[0] if "cohort" in fact]
     assert ours["costs"]["server"] == pytest.approx(np.median(seconds))

@@ -14,13 +14,12 @@ from kinfolk.algorithms import build_algorithm
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.choose import arithmetic
 from kinfolk.engines.coordinator import Coordinator
-from kinfolk.engines.fast import capture
+from kinfolk.engines.fast import KERNELS, capture, prepare
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
 from kinfolk.federation.federation import Federation, client_names, pack
 from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.batchable import cost
-from kinfolk.learning.conv import TRIED
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
@@ -100,7 +99,7 @@ def setting(name: str, most: int = 10**6, half: bool = False, rows: int = 0):
         module = PflCNN() if name == "pfl_cnn" else build_model(name, shape, classes, {})
     plan = Plan(batch, EPOCHS.get(name, 1))
     loss = find_loss("cross_entropy")
-    return Learner(module, loss, classes, SGD(), plan, lr=0.05, half=half), federation, batch
+    return Learner(module, loss, classes, SGD(), plan, lr=0.05, half=half, prepare=prepare), federation, batch
 
 
 def engine(learner, federation, chunk: int, record: bool, lanes: int = 1):
@@ -136,7 +135,9 @@ def femnist(precisions: tuple[str, ...], clients: int = 3550, rows: int = 227) -
     federation = Federation(tuple(client_names(clients)), x, y, splits, 62, scale=(1 / 255, 0.0))
     with Seed(0).borrowed("init"):
         module = build_model("femnist_cnn_small", (1, 28, 28), 62, {})
-    learner = Learner(module, find_loss("cross_entropy"), 62, SGD(), Plan(10, epochs=5), lr=0.03)
+    learner = Learner(
+        module, find_loss("cross_entropy"), 62, SGD(), Plan(10, epochs=5), lr=0.03, prepare=prepare
+    )
     for precision in precisions:
         with arithmetic(torch.device("cuda"), precision):
             go = engine(learner, federation, 256, True)
@@ -259,7 +260,7 @@ def main() -> None:
             with arithmetic(torch.device("cuda"), precision):
                 line = measured(name, precision, options, top)
             print(name, precision, json.dumps({k: float(f"{v:.4g}") for k, v in line.items()}), flush=True)
-    for key, took in TRIED.items():
+    for key, took in KERNELS.milliseconds.items():
         print(key[0], key[1], key[3:], {n: round(t, 3) for n, t in took.items()})
 
 

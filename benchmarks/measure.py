@@ -22,6 +22,7 @@ from torch import nn
 from kinfolk.algorithms import build_algorithm
 from kinfolk.engines.choose import Choice, arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator
+from kinfolk.engines.fast import prepare
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.engines.workers import cores
@@ -167,7 +168,7 @@ class Work:
         with Seed(0).borrowed("init"):
             module = build_model(self.model, federation.shape, CLASSES, {})
         loss = find_loss("cross_entropy")
-        learner = Learner(module, loss, CLASSES, SGD(), Plan(self.batch), lr=0.05)
+        learner = Learner(module, loss, CLASSES, SGD(), Plan(self.batch), lr=0.05, prepare=prepare)
         x, y = federation.x[:2], federation.y[:2]
         return Ready(learner, federation, cost(learner, x[:1]), obstacle(learner, x, y))
 

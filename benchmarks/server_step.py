@@ -27,6 +27,7 @@ import torch
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.engines.choose import arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator, Engine
+from kinfolk.engines.fast import prepare
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.learning.batchable import cost
@@ -72,7 +73,9 @@ def measure(
     federation = toy("lenet", clients, rows)
     with Seed(0).borrowed("init"):
         module = build_model("lenet", federation.shape, CLASSES, {})
-    learner = Learner(module, find_loss("cross_entropy"), CLASSES, SGD(), Plan(50, epochs), lr=0.1)
+    learner = Learner(
+        module, find_loss("cross_entropy"), CLASSES, SGD(), Plan(50, epochs), lr=0.1, prepare=prepare
+    )
     method = MDICFL(learner, k=4, start="shared", **options)
     size = cost(learner, federation.x[:1])
     choice = choose(EngineSpec("workers"), size, 50, clients, "")

@@ -20,6 +20,7 @@ import torch
 from kinfolk.algorithms import build_algorithm
 from kinfolk.engines.choose import arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator
+from kinfolk.engines.fast import prepare
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.federation.federation import Federation, client_names, pack
@@ -85,7 +86,9 @@ def build(options):
     plan = Plan(options.batch, augment=find_augment(options.augment, 4, shape))
     sgd = SGD(momentum=0.9, weight_decay=5e-4)
     half = options.precision == "bf16"
-    learner = Learner(module, find_loss("cross_entropy"), CLASSES, sgd, plan, lr=0.01, half=half)
+    learner = Learner(
+        module, find_loss("cross_entropy"), CLASSES, sgd, plan, lr=0.01, half=half, prepare=prepare
+    )
     return learner, made_up(options.peers, options.rows, shape)
 
 

@@ -15,6 +15,7 @@ from kinfolk.algorithms import build_algorithm
 from kinfolk.clustering.agreement import agreement
 from kinfolk.engines.choose import arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator
+from kinfolk.engines.fast import prepare
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.experiment.compare import parse_algorithm
@@ -35,7 +36,7 @@ def round_of(clients: int, engine: str, name: str) -> dict[str, object]:
     federation = build(spec, Seed(0))
     with Seed(0).borrowed("init"):
         module = build_model("mlp", (60,), 10, {"hidden": [200]})
-    learner = Learner(module, find_loss("cross_entropy"), 10, SGD(), Plan(10), lr=0.05)
+    learner = Learner(module, find_loss("cross_entropy"), 10, SGD(), Plan(10), lr=0.05, prepare=prepare)
     chosen = parse_algorithm(name, Experiment())
     algorithm = build_algorithm(chosen.name, learner, chosen.options)
     choice = choose(EngineSpec(engine, "cpu"), cost(learner, torch.zeros(1, 60)), 10, clients, "", 3)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow  # each number is taken in a process of its own
 PATH = Path(__file__).parents[1] / "benchmarks" / "measure.py"
 
 

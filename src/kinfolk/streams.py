@@ -81,6 +81,7 @@ class RoundContext:
     round: int
     clients: tuple[Client, ...]
     participation: float = 1.0  # the fraction of them that takes part in a round
+    room: int = 0  # bytes of replies that the server can hold at once; 0: nobody has said
 
     @property
     def cohort(self) -> tuple[Client, ...]:

@@ -97,9 +97,7 @@ class Optimiser(Protocol):
     ) -> tuple[Tree, Message]:
         """Parameters and state after step number `step` (from 0); `rows` are the rows of the batch.
 
-        Where steps are recorded and replayed, `step` and `lr` are tensors on the device. An optimiser
-        may also have `update_`, with the same arguments, that writes into `params` and `state`; and `plain`,
-        which if true says that `update_` only takes `lr` times the gradient off, so that others may.
+        Where steps are recorded and replayed, `step` and `lr` are tensors on the device.
         """
         ...
 
@@ -176,7 +174,6 @@ class Task:
     passes: tuple[Fit | Scan, ...] = ()
     reply: Expected = field(default_factory=dict)
     stream: str = "batch"  # names the random stream that shuffles the rows
-    light: bool = False  # it does without the network that the clients train, which may be large
     # How often it is asked for in a run beyond the rounds' own local updates: the run's budget pays for it.
     extra: int = 0
     spares: Plan | None = None  # of an extra task: the local update whose place it takes, which is not extra

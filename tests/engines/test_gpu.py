@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fast_learner import Learner
+from small_runs import equal, go, saved
 
 from kinfolk.algorithms import ALGORITHMS
 from kinfolk.contract import toy
@@ -16,15 +20,15 @@ from kinfolk.contract.toy import Outcome
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.choose import arithmetic
 from kinfolk.engines.coordinator import Engine
-from kinfolk.engines.fast import capture
+from kinfolk.engines.fast import KERNELS, capture, conv
 from kinfolk.engines.fast.lanes import lanes_on
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
+from kinfolk.experiment.record import read_scores
 from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.sources import DataSpec, build
 from kinfolk.learning import recording
 from kinfolk.learning.augment import FlipCrop
-from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD, Adam
@@ -262,14 +266,46 @@ def test_graphs_of_an_earlier_run_may_be_garbage_while_another_is_recorded() -> 
     """Collected amid a recording they made it invalid: the third run of a process ended with an error."""
     tensor = torch.zeros(4, device="cuda")
     before = gc.get_threshold()
+
+    def steps() -> None:
+        made = [{"made": [tensor.add(1)]} for _ in range(50)]
+        tensor.add_(made[-1]["made"][0].sub_(tensor))
+
     try:
         for _ in range(3):
             old: list[Any] = [recording.recorded(lambda: tensor.add_(1).neg_())]
             old.append(old)  # a cycle, which only a collection ends
             del old
             gc.set_threshold(1)
-            recording.recorded(lambda: [{"made": [tensor.add(1)]} for _ in range(50)] and None)
+            graph = recording.recorded(steps)
             gc.set_threshold(*before)
+            graph.replay()
     finally:
         gc.set_threshold(*before)
-    torch.cuda.synchronize()
+    assert tensor.tolist() == [3.0] * 4, "each recording is whole and was replayed once"
+
+
+def test_a_resumed_run_keeps_its_kernels_and_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where trials end otherwise the second time, as they do when kernels are nearly as fast."""
+    words = ("model.name=tiny_cnn", "engine.name=batched", "engine.device=cuda", "local.batch=4")
+    monkeypatch.setattr(KERNELS, "chosen", {})
+    whole = tmp_path / "whole"
+    go(whole, *words, "run.rounds=4")
+    chosen = dict(KERNELS.chosen)
+    assert chosen, "convolutions were tried out"
+    broken = tmp_path / "broken"
+    go(broken, *words, "run.rounds=2")
+    trial, tried = conv._trial, []
+
+    def slowest(call: conv.Call) -> dict[str, float]:
+        tried.append(call)
+        return {name: -took if math.isfinite(took) else took for name, took in trial(call).items()}
+
+    monkeypatch.setattr(KERNELS, "chosen", {})
+    monkeypatch.setattr(conv, "_trial", slowest)
+    go(broken, *words, "run.rounds=4", resume=True)
+    assert chosen == KERNELS.chosen
+    assert not tried
+    (_, tensors, _), (_, wanted, _) = saved(broken), saved(whole)
+    assert all(equal(tensors[entry], wanted[entry]) for entry in wanted)
+    assert read_scores(broken).equals(read_scores(whole))

@@ -19,6 +19,7 @@ from torch import nn
 
 from kinfolk.algorithms.blocks import one_model
 from kinfolk.engines.coordinator import drop_outs
+from kinfolk.engines.fast.choices import KernelChoices
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.record import read_audit, read_scores
@@ -364,3 +365,18 @@ def test_a_run_hashes_its_data_once(tmp_path, monkeypatch):
     assert len(taken) == 1
     go(tmp_path / "other", "run.rounds=1", "algorithm.name=local", federation=rows)
     assert len(taken) == 1, "a comparison hashes each federation once"
+
+
+def test_kernels_that_were_chosen_by_timing_are_followed_when_a_run_is_resumed(tmp_path, monkeypatch):
+    """A trial on a GPU may end otherwise the next time, and another kernel rounds otherwise."""
+    conv, trials = "conv 2x3 by 2x3", ({"columns": 1.0, "grouped": 2.0}, {"columns": 2.0, "grouped": 1.0})
+    first, second = KernelChoices(), KernelChoices()
+    assert first.pick(conv, tuple(trials[0]), lambda: trials[0]) == "columns"
+    monkeypatch.setattr("kinfolk.experiment.run.KERNELS", first)
+    go(tmp_path / "run", "run.rounds=1")
+    monkeypatch.setattr("kinfolk.experiment.run.KERNELS", second)
+    go(tmp_path / "run", "run.rounds=2", resume=True)
+    assert second.pick(conv, tuple(trials[1]), lambda: trials[1]) == "columns", "slower now, but the same"
+    assert second.pick(conv, ("grouped",), lambda: {"grouped": 1.0}) == "grouped", (
+        "of what this machine can do"
+    )

@@ -16,6 +16,8 @@ from kinfolk.experiment.checkpoint import load_latest
 from kinfolk.experiment.record import read_audit, read_rounds, read_scores
 from kinfolk.types import leaves
 
+pytestmark = pytest.mark.slow
+
 COMMON = """
 [data]
 clients = 4

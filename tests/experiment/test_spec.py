@@ -51,7 +51,7 @@ OPTIONS = st.dictionaries(
 
 
 def chosen(name: str) -> st.SearchStrategy[str]:
-    return st.sampled_from({**engine_names(), **CHOICES}[name])
+    return st.sampled_from(list({**engine_names(), **CHOICES}[name]))
 
 
 SPECS = st.builds(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from kinfolk.engines.fast import prepare
 from kinfolk.engines.memory import Memories
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.own_data.arrays import from_arrays
@@ -38,7 +39,7 @@ def federation(sizes: Mapping[str, int] = SIZES, features: int = 4) -> Federatio
 def learner(*inside: nn.Module, plan: Plan = Plan(8, 2), **settings: Any) -> Learner:  # noqa: B008
     with Seed(1).borrowed("init"):
         network = nn.Sequential(nn.Linear(4, 5), *inside, nn.Tanh(), nn.Linear(5, 3))
-    return Learner(network, find_loss("cross_entropy"), 3, SGD(0.9), plan, **settings)
+    return Learner(network, find_loss("cross_entropy"), 3, SGD(0.9), plan, prepare=prepare, **settings)
 
 
 def turn(data: Federation, round: int = 0, run: int = 3) -> RoundContext:

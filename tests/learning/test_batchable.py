@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 import torch
+from fast_learner import Learner
 from torch import Tensor, nn
 
 from kinfolk.learning.batchable import Cost, cost, count, obstacle
-from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import MODELS, build_model
 from kinfolk.streams import Seed

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import CE, DATA, ENGINES, SIZES, asked, assert_models, by_hand, mlp, seeded
+from fast_learner import Learner
 from torch import Tensor, nn
 
 from kinfolk.algorithms.feddane import FedDANE
@@ -21,7 +22,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
-from kinfolk.learning.learner import Learner, keep_model, own_model
+from kinfolk.learning.learner import keep_model, own_model
 from kinfolk.learning.models import build_model
 from kinfolk.learning.optim import SGD, Adam
 from kinfolk.streams import Seed

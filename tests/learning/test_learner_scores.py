@@ -11,12 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from by_hand import CE, DATA, ENGINES, SIZES, asked, by_hand, federation, mlp, rows_of, seeded
+from fast_learner import Learner
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from kinfolk.engines.memory import Memories
 from kinfolk.learning import metrics
-from kinfolk.learning.learner import Learner, own_model
+from kinfolk.learning.learner import own_model
 from kinfolk.learning.optim import SGD, Adam
 from kinfolk.learning.plan import batches
 from kinfolk.streams import Seed

@@ -8,12 +8,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from fast_learner import Learner
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from kinfolk.learning.layers import exchange_layers
-from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
+from kinfolk.learning.network import exchange_layers
 from kinfolk.learning.norm import RowBatchNorm, has_batch_norm, row_weights, without_padding
 from kinfolk.streams import Seed
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_runs import go
 from torch.func import vmap
 
-from kinfolk.learning.optim import SGD, Adam, SumGradients, clip
+from kinfolk.errors import KinfolkError
+from kinfolk.learning import optim
+from kinfolk.learning.optim import SGD, Adam, SumGradients, build_optimiser, clip
 from kinfolk.types import Tree
 
 SHAPES = {"w": (4, 3), "b": (3,), "scale": ()}
@@ -119,3 +125,32 @@ def test_clip_goes_by_client_under_vmap():
         alone = clip({n: g[i] for n, g in stacked.items()}, 2.0)
         for n in alone:
             torch.testing.assert_close(together[n][i], alone[n], rtol=1e-12, atol=0)
+
+
+def test_a_name_in_the_registry_is_made_with_its_own_options():
+    settings = {"momentum": 0.5, "weight_decay": 0.1, "lr": 3.0}
+    assert build_optimiser("sgd", settings) == SGD(0.5, 0.1)
+    assert build_optimiser("adam", settings) == Adam(weight_decay=0.1)
+    with pytest.raises(KinfolkError, match=r"local\.optimiser = 'sdg'.*'sgd'"):
+        build_optimiser("sdg", settings)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_the_recipe_adds_an_optimiser_in_one_place(tmp_path, engine):
+    """As docs/recipes.md has it: every weight moves by the learning rate or not at all."""
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page.split("## An optimiser")[1], re.DOTALL)
+    try:
+        exec(code[1], {})
+        words = ("local.optimiser=signsgd", "local.lr=0.0625", "data.clients=1", "data.groups=1")
+        words += ("local.batch=99",)
+        before, after = (
+            go(tmp_path / f"{rounds}", *words, f"run.rounds={rounds}", f"engine.name={engine}").state.model
+            for rounds in (1, 2)
+        )
+    finally:
+        del optim.OPTIMISERS["signsgd"]
+    for name, leaf in after.items():
+        step = (leaf - before[name]).abs()
+        assert ((step - 0.0625).abs() < 1e-6).logical_or(step == 0).all(), name
+        assert step.any(), name

@@ -16,7 +16,6 @@ from kinfolk.algorithms.blocks.one_model import State
 from kinfolk.errors import at_least
 from kinfolk.fold import Mean, Weights
 from kinfolk.learning.learner import Learner, reply_model
-from kinfolk.learning.norm import row_weights
 from kinfolk.learning.optim import SumGradients
 from kinfolk.script import Script, fold
 from kinfolk.streams import RoundContext
@@ -75,8 +74,7 @@ class FedDANE:
 
     def loss_at_rest(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
         """F_i in scoring mode: BatchNorm by its running statistics, the same in every batch."""
-        with row_weights(batch.weight):
-            out = self.learner.apply(model, batch.x)
+        out = self.learner.apply(model, batch)
         return batch.mean(self.learner.loss.row_loss(out, batch.y))
 
     def objective(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:

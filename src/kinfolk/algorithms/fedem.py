@@ -27,7 +27,6 @@ from kinfolk.errors import at_least
 from kinfolk.fold import Mean, Weights
 from kinfolk.learning import metrics
 from kinfolk.learning.learner import Learner
-from kinfolk.learning.norm import row_weights
 from kinfolk.script import Script, fold
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Batch, Carry, ClientInfo, Fit, Plan, Scan, Table, Task
@@ -119,8 +118,7 @@ class FedEM:
 
     def outputs(self, components: Tree, batch: Batch) -> list[Tensor]:
         """What each component says of the rows, in scoring mode."""
-        with row_weights(batch.weight):
-            return [self.learner.apply(_one(components, j), batch.x) for j in range(self.k)]
+        return [self.learner.apply(_one(components, j), batch) for j in range(self.k)]
 
     def count(self, carry: Carry, batch: Batch) -> Carry:
         """Add the shares of a batch."""

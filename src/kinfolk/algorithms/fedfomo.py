@@ -24,7 +24,6 @@ from torch import Tensor
 from kinfolk.algorithms.blocks.many_models import copies
 from kinfolk.errors import at_least
 from kinfolk.learning.learner import Learner, own_model
-from kinfolk.learning.norm import row_weights
 from kinfolk.script import Script, ask
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Batch, Carry, ClientInfo, Expected, Fit, FloatSpec, IntSpec, Plan, Scan, Table, Task
@@ -130,8 +129,7 @@ class FedFomo:
         """Add the losses of a batch; the mixture by all batches so far is, after the last, the mixture."""
         models, apart = carry["models"], carry["apart"]
         each = [carry["before"], *({n: t[j] for n, t in models.items()} for j in range(len(apart)))]
-        with row_weights(batch.weight):
-            outs = [self.learner.apply(model, batch.x).double() for model in each]
+        outs = [self.learner.apply(model, batch).double() for model in each]
         losses = carry["losses"] + torch.stack(
             [batch.sum(self.learner.loss.row_loss(o, batch.y)) for o in outs]
         )

@@ -15,6 +15,7 @@ from kinfolk.algorithms.options import option_values
 from kinfolk.engines.choose import arithmetic
 from kinfolk.engines.choose import make as make_engine
 from kinfolk.engines.coordinator import Coordinator, Engine
+from kinfolk.engines.fast import prepare
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.experiment.budget import head_start
@@ -123,6 +124,7 @@ def learner(network: str, federation: Federation, **local: Any) -> Learner:
         plan=Plan(settings["batch"], settings["epochs"]),
         lr=settings["lr"],
         score_batch=4,  # so that clients differ in how many batches they are scored on
+        prepare=prepare,
     )
 
 

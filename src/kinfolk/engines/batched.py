@@ -19,32 +19,17 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from kinfolk.engines.fast.capture import Recorded
-from kinfolk.engines.fast.lanes import CudaLane, lanes_on
-from kinfolk.engines.fast.same_start import alike
-from kinfolk.engines.fast.trace import Traces
-from kinfolk.engines.memory import Memories, swap_in_process
-from kinfolk.engines.one import first_steps, on_device, optimiser_parts, train_rows
+from kinfolk.engines.fast import CudaLane, Passes, lanes_on
+from kinfolk.engines.memory import Memories, by_form, swap_in_process
+from kinfolk.engines.one import first_steps, on_device, opens_models, train_rows
 from kinfolk.engines.padded import Padded, padded
 from kinfolk.engines.spec import EngineSpec
-from kinfolk.engines.steps import (
-    Gradients,
-    first_states,
-    fit_in_place,
-    fit_step,
-    gradients,
-    sweep_step,
-    writes_over,
-)
 from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
-from kinfolk.task import Carry, ClientInfo, Fit, PeerTask, Scan, Table, Task
-from kinfolk.types import Client, Message, Stack, Tree, leaves, map_leaves, stack_messages
+from kinfolk.task import Carry, ClientInfo, PeerTask, Table, Task
+from kinfolk.types import Client, Message, Stack, map_leaves, stack_messages
 
-# A pass of fewer steps is not worth a recording, which costs about as much as four of them.
-WORTH_RECORDING = 4
-MOST_RECORDINGS = 16
 # Clients a call of a task that does without the large network which others have lanes for.
 LIGHT = 64
 # Plans made ahead, or that serve every round.
@@ -93,12 +78,10 @@ class Batched:
         self.lanes = lanes_on(self.device, lanes)
         self.note = f"batched: {self.chunk} clients a call on {self.device}"
         self.note += f", {len(self.lanes)} calls side by side" if len(self.lanes) > 1 else ""
-        self._record = record and self.device.type == "cuda"
-        traces = Traces() if self.device.type == "cpu" else None
-        self._gradients: Gradients = traces.gradients if traces else gradients
-        self._moves = traces.moves if traces else None
+        self._passes = Passes(self.device, record)
         self._ahead: dict[Any, Prepared] = {}
         self._asked: dict[str, list[tuple[Client, ...]]] = {}
+        self._light: dict[str, bool] = {}
 
     @classmethod
     def make(cls, spec: EngineSpec, federation: Federation, table: Table, memories: Memories) -> Batched:
@@ -109,7 +92,8 @@ class Batched:
         """The replies to a request, in chunks; within a chunk sorted by client."""
         task = self.table[request.task]
         assert isinstance(task, Task)
-        chunks = [chunk for some in alike(request.to, self.memories) for chunk in self._chunks(task, some)]
+        alike = by_form(request.to, self.memories)
+        chunks = [chunk for some in alike for chunk in self._chunks(task, some, request, turn)]
         ready = [self._prepare(request.task, chunk, turn) for chunk in chunks[:1]]
         under_way: deque[Underway] = deque()
         try:
@@ -131,14 +115,30 @@ class Batched:
                 left.lane.join()
         self._asked[request.task] = chunks
 
-    def _chunks(self, task: Task, who: list[Client]) -> list[tuple[Client, ...]]:
+    def _chunks(
+        self, task: Task, who: list[Client], request: Ask[Any], turn: RoundContext
+    ) -> list[tuple[Client, ...]]:
         by_length = sorted(who, key=lambda c: (first_steps(task, self.federation, c), c))
-        # Where a network is so large that clients do not share calls, those without it still gain by it.
-        most = max(self.chunk, LIGHT) if task.light and len(self.lanes) > 1 else self.chunk
+        # Where a network is so large that clients do not share calls, tasks without it still gain by it.
+        light = len(self.lanes) > 1 and self._is_light(task, request, by_length[-1], turn)
+        most = max(self.chunk, LIGHT) if light else self.chunk
         # Chunks of one size, as near as can be: each size is recorded once.
         calls = -(-len(by_length) // most)
         cuts = [len(by_length) * i // max(calls, 1) for i in range(calls + 1)]
         return [tuple(sorted(by_length[a:b])) for a, b in pairwise(cuts)]
+
+    def _is_light(self, task: Task, request: Ask[Any], who: Client, turn: RoundContext) -> bool:
+        """Whether a task goes over rows without the large network that clients train."""
+        if request.task not in self._light:
+            own = request.each.at((who,)).body if request.each else {}
+            message = {**request.shared, **map_leaves(lambda t: t[0], own)}
+            message, memory = (
+                map_leaves(lambda t: t.to(self.device), part) for part in (message, self.memories[who])
+            )
+            data = on_device(self.federation.among([who]), self.device)
+            opens = opens_models(task, message, memory, data, who, turn)
+            self._light[request.task] = bool(task.passes) and not opens
+        return self._light[request.task]
 
     def swap(
         self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
@@ -190,7 +190,8 @@ class Batched:
             with torch.no_grad():
                 carry: Carry = vmap(start)(own, memory, ready.rows.to(self.device), ready.steps)
             for one, plan in zip(task.passes, ready.plans, strict=True):
-                carry = self._pass(one, carry, plan, turn, lane)
+                made = plan.data is not self.federation
+                carry = self._passes.run(one, carry, plan, turn.round, lane, made)
             reply, kept = _finish(task, carry)
         return Underway(lane, ready, reply, kept, (shared, own, memory))
 
@@ -200,51 +201,6 @@ class Batched:
             for i, c in enumerate(chunk.ready.who):
                 self.memories[c] = map_leaves(lambda t, i=i: t[i].clone(), chunk.kept)  # type: ignore[misc]
         return Stack(chunk.ready.who, chunk.ready.rows, chunk.reply)
-
-    def _pass(self, one: Fit | Scan, carry: Carry, plan: Padded, turn: RoundContext, lane: CudaLane) -> Carry:
-        carry = dict(carry)
-        rates = [d.rate(turn.round) for d in one.descents] if isinstance(one, Fit) else []
-        if self._record and len(plan) >= WORTH_RECORDING:
-            carry, states = self._recorded(one, carry, plan, lane).run(carry, plan, rates)
-            return {**carry, **optimiser_parts(states)}
-        states = first_states(one, carry) if isinstance(one, Fit) else []
-        for step in range(len(plan)):
-            rows, whole = plan.batch(step), plan.whole[step]
-            active = None if plan.everyone[step] else plan.active[step]
-            # The first step makes the clients' own models out of one that they may all have been given.
-            if isinstance(one, Fit) and step and active is None and writes_over(one):
-                fit_in_place(one, carry, states, rows, whole, step, rates, self._gradients, self._moves)
-            elif isinstance(one, Fit):
-                carry, states = fit_step(
-                    one, carry, states, rows, active, whole, step, rates, self._gradients, self._moves
-                )
-                # A sum of two layouts may have either.
-                carry |= {d.part: _in_order(carry[d.part]) for d in one.descents if not step}
-            else:
-                carry = sweep_step(one, carry, rows, active, whole)
-        return {**carry, **optimiser_parts(states)}
-
-    def _recorded(self, one: Fit | Scan, carry: Carry, plan: Padded, lane: CudaLane) -> Recorded:
-        """The recording for chunks of this shape, kept for the rounds to come."""
-        made = plan.data is not self.federation
-        key = (id(one), plan.pool.shape[1:], _shape(carry))
-        known = lane.recordings.get(key)
-        if known is None or not known.fits(plan):
-            if known is None and len(lane.recordings) >= MOST_RECORDINGS:
-                lane.recordings.pop(next(iter(lane.recordings)))
-            known = lane.recordings[key] = Recorded(one, carry, plan, lane, made, known)
-        return known
-
-
-def _in_order(model: Tree) -> Tree:
-    return {name: t.contiguous() for name, t in model.items()}
-
-
-def _shape(carry: Carry) -> tuple[Any, ...]:
-    """What must be alike for a recording to serve: names, shapes, types, and what is shared by all."""
-    return tuple(
-        (key, name, t.shape, t.dtype, t.dim() > 0 and t.stride(0) == 0) for key, name, t in leaves(carry)
-    )
 
 
 def _finish(task: Task, carry: Carry) -> tuple[Message, Message | None]:

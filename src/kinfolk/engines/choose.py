@@ -12,7 +12,7 @@ import torch
 
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.coordinator import Engine
-from kinfolk.engines.fast.heap import keep_large_blocks
+from kinfolk.engines.fast import keep_large_blocks
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.spec import EngineSpec
@@ -136,6 +136,15 @@ def make(engine: EngineSpec, federation: Federation, table: Table, memories: Mem
     """The engine that a filled-in `[engine]` table describes."""
     made: Engine = ENGINES[engine.name].make(engine, federation, table, memories)
     return made
+
+
+def reply_room(device: torch.device) -> int:
+    """Bytes of replies that a server on this device can hold at once: an eighth of a GPU; 0: not known.
+
+    >>> reply_room(torch.device("cpu"))
+    0
+    """
+    return torch.cuda.get_device_properties(device).total_memory // 8 if device.type == "cuda" else 0
 
 
 @contextmanager

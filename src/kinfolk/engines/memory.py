@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from kinfolk.streams import RoundContext
 from kinfolk.task import Peer, PeerTask
-from kinfolk.types import Client, Message, nbytes
+from kinfolk.types import Client, Message, leaves, nbytes
 
 
 class RemoteMemories(Protocol):
@@ -136,6 +136,21 @@ class Memories(dict[Client, Message]):
             if isinstance(rows, Tensor):
                 self._keep(who, entry, rows)
         return {**memory, **self._kept.get(who, {})}
+
+
+def by_form(who: Iterable[Client], memories: Mapping[Client, Message]) -> list[list[Client]]:
+    """The clients in groups whose memories have the same names, shapes and types: those can share a call.
+
+    Where clients only talk to one another, whoever was never there does not hold yet what others hold.
+
+    >>> by_form(["a", "b", "c"], {"a": {}, "b": {"v": torch.zeros(2)}, "c": {}})
+    [['a', 'c'], ['b']]
+    """
+    groups: dict[Any, list[Client]] = {}
+    for client in who:
+        form = tuple((key, name, leaf.shape, leaf.dtype) for key, name, leaf in leaves(memories[client]))
+        groups.setdefault(form, []).append(client)
+    return list(groups.values())
 
 
 def swap_in_process(

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.engines.one import changes
-from kinfolk.engines.steps import Rows
 from kinfolk.federation.federation import Federation, Split
 from kinfolk.learning.plan import batches, few
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Augment, Fit, Plan, Scan
 from kinfolk.types import Client
+
+# (x, y, row, weight) of one step, each [clients, batch, ...].
+Rows = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)

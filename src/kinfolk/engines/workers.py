@@ -27,8 +27,7 @@ from kinfolk.codec import encode
 from kinfolk.engines import rpc
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.coordinator import Engine, Part
-from kinfolk.engines.fast import trace
-from kinfolk.engines.fast.heap import keep_large_blocks
+from kinfolk.engines.fast import keep_large_blocks, warm
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories, swap_in_process
 from kinfolk.engines.rpc import Header, Packed
@@ -223,7 +222,7 @@ class Workers:
                 "engine.name", "workers", "this system cannot fork processes; use 'loop' or 'batched'"
             )
         context = multiprocessing.get_context("fork")
-        trace.warm()
+        warm()
         down = mmap.mmap(-1, _SHARED)
         for _ in range(self.processes):
             ours, theirs = context.Pipe()

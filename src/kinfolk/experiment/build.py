@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from kinfolk.algorithms import build_algorithm, find_algorithm, options_of
 from kinfolk.algorithms.options import flat_options
+from kinfolk.engines.fast import accelerated
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.attack import Attack, planned
-from kinfolk.experiment.sections import Experiment, LocalSpec
+from kinfolk.experiment.sections import Experiment
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
 from kinfolk.learning.augment import find_augment
@@ -21,10 +22,10 @@ from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import Loss, find_loss
 from kinfolk.learning.metrics import names
 from kinfolk.learning.models import build_model
-from kinfolk.learning.optim import SGD, Adam
+from kinfolk.learning.optim import build_optimiser
 from kinfolk.script import Algorithm
 from kinfolk.streams import Seed
-from kinfolk.task import Augment, Optimiser, Plan
+from kinfolk.task import Augment, Plan
 
 # A user's network: one that is ready, or something that makes one.
 Network = nn.Module | Callable[[], nn.Module]
@@ -71,7 +72,7 @@ def build_parts(
         # Within the loan too: lazy layers draw their weights when they see the first row.
         _check_output(module, spec.model.name, federation, outputs)
     augment = find_augment(spec.local.augment, spec.local.augment_pad, federation.shape)
-    learner = _learner(spec, module, loss, outputs, augment).for_rows(first_rows(federation, 2)[0])
+    learner = accelerated(_learner(spec, module, loss, outputs, augment), first_rows(federation, 2)[0])
     _check_training(spec, learner)
     algorithm = build_algorithm(spec.algorithm.name, learner, spec.algorithm.options)
     attack = planned(spec.run, federation, seed)
@@ -99,7 +100,7 @@ def _learner(
         module,
         loss,
         outputs,
-        optimiser=_optimiser(local),
+        optimiser=build_optimiser(local.optimiser, vars(local)),
         plan=Plan(local.batch, local.epochs, local.steps, drop_last=local.drop_last, augment=augment),
         lr=local.lr,
         decay=local.decay,
@@ -108,12 +109,6 @@ def _learner(
         score_split=spec.run.split,
         half=spec.engine.precision == "bf16",
     )
-
-
-def _optimiser(local: LocalSpec) -> Optimiser:
-    if local.optimiser == "adam":
-        return Adam(weight_decay=local.weight_decay)
-    return SGD(local.momentum, local.weight_decay)
 
 
 def _loss(name: str, federation: Federation) -> Loss:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinfolk.engines.choose import Choice, arithmetic, make
+from kinfolk.engines.choose import Choice, arithmetic, make, reply_room
 from kinfolk.engines.coordinator import Coordinator, drop_outs
 from kinfolk.engines.distributed import Distributed
-from kinfolk.engines.fast.tune import tuned
+from kinfolk.engines.fast import KERNELS
 from kinfolk.engines.link import Link, linked
+from kinfolk.engines.tune import tuned
 from kinfolk.engines.work import Work
 from kinfolk.errors import BrokeDown, KinfolkError
 from kinfolk.experiment.budget import Budget, Spent, too_short
@@ -227,7 +228,8 @@ class Running:
 
     def turn(self) -> RoundContext:
         """The round that comes next."""
-        return RoundContext(self.parts.seed, self.done, self.clients, self.spec.run.participation)
+        share, room = self.spec.run.participation, reply_room(self.choice.device)
+        return RoundContext(self.parts.seed, self.done, self.clients, share, room)
 
     def played(self, script: Script[Any], turn: RoundContext) -> tuple[Any, Info]:
         """What a script ends with; time that was not spent on requests is the server's."""
@@ -333,6 +335,7 @@ class Running:
             "unheard": [i for i, c in enumerate(self.clients) if c in self.unheard],
             "summary": self.summary,
             "federation": self.parts.federation.fingerprint(),
+            "kernels": KERNELS.chosen,  # by timing, so that a resumed run might choose otherwise
         }
         save(
             self.folder / "checkpoints", self.done, {"state": tensors, "memory": held}, facts, dump(self.spec)
@@ -348,6 +351,7 @@ class Running:
         self.voids, self.summary = loaded.facts["voids"], loaded.facts["summary"]
         self.budget.extra = loaded.facts.get("extra", 0)
         self.unheard = {self.clients[i] for i in loaded.facts.get("unheard", ())}
+        KERNELS.follow(loaded.facts.get("kernels", {}))
 
     def _restore(self) -> bool:
         """Go back to the newest sound checkpoint; whatever was recorded after it is forgotten."""

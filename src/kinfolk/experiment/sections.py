@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, get_type_hints
 
@@ -12,6 +12,7 @@ from kinfolk.engines import spec as engine
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.federation.sources import DataSpec
 from kinfolk.learning.augment import NAMES as AUGMENTS
+from kinfolk.learning.optim import OPTIMISERS
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,9 @@ class Experiment:
 
 SECTIONS: dict[str, type[Any]] = get_type_hints(Experiment)
 
-CHOICES = {
+CHOICES: dict[str, Collection[str]] = {
     **engine.CHOICES,
-    "local.optimiser": ("sgd", "adam"),
+    "local.optimiser": OPTIMISERS,
     "local.augment": AUGMENTS,
     "local.loss": ("auto", "cross_entropy", "mse"),
     "run.split": ("test", "valid"),

@@ -12,6 +12,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from kinfolk.learning.learner import Learner
+from kinfolk.learning.network import ReluPool2
 from kinfolk.learning.norm import row_weights
 
 # Operations of a layer in one step. On an H200 a ResNet18 with batches of 50 (8e9 a layer) trains faster
@@ -132,7 +133,8 @@ def count(module: nn.Module, x: Tensor) -> Cost:
     products: list[nn.Module] = []
 
     def note(layer: nn.Module, given: object, out: object) -> None:
-        made.append(out.numel() if isinstance(out, Tensor) else 0)
+        # What is pooled right after it was made takes hardly any memory of its own.
+        made.append(out.numel() if isinstance(out, Tensor) and not isinstance(layer, ReluPool2) else 0)
         if any(p.dim() > 1 for p in layer.parameters(recurse=False)):
             products.append(layer)
 

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from kinfolk.learning import conv, linear, metrics
-from kinfolk.learning.layers import exchange_layers
+from kinfolk.learning import metrics
 from kinfolk.learning.losses import Loss
-from kinfolk.learning.norm import RowBatchNorm, has_batch_norm, in_any_order, row_weights, without_padding
+from kinfolk.learning.network import Prepare, call, plain
+from kinfolk.learning.norm import RowBatchNorm, has_batch_norm
 from kinfolk.learning.optim import SGD
-from kinfolk.learning.pool import fast_pool, join_relu_and_pool
 from kinfolk.task import (
     Batch,
     Carry,
@@ -77,7 +75,7 @@ class Learner:
     score_split: str = "test"
     score_batch: int = 256
     half: bool = False  # products in bfloat16; parameters, gradients, norms and losses stay float32
-    in_order: bool = False  # what convolutions give lies in memory as usual, not as is fastest
+    prepare: Prepare = plain  # whoever runs many clients may have layers that are faster
 
     # One copy of the network in each mode, since switching modes walks the whole network.
     _training: nn.Module = field(init=False, repr=False)
@@ -86,16 +84,13 @@ class Learner:
     _coarse: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        plain = exchange_layers(copy.deepcopy(self.module), _for_many)
-        for layer in plain.modules():
-            if isinstance(layer, conv.ClientConv2d):
-                layer.in_order = self.in_order
-        object.__setattr__(self, "_training", plain.train())
-        object.__setattr__(self, "_scoring", copy.deepcopy(plain).eval())
-        known = plain.state_dict()
-        constants = {name: b for name, b in plain.named_buffers() if name not in known}
+        ready = self.prepare(copy.deepcopy(self.module))
+        object.__setattr__(self, "_training", ready.train())
+        object.__setattr__(self, "_scoring", copy.deepcopy(ready).eval())
+        known = ready.state_dict()
+        constants = {name: b for name, b in ready.named_buffers() if name not in known}
         object.__setattr__(self, "_constants", constants)
-        object.__setattr__(self, "_coarse", frozenset(_products(plain)) if self.half else frozenset())
+        object.__setattr__(self, "_coarse", frozenset(_products(ready)) if self.half else frozenset())
         if has_batch_norm(self.module):
             object.__setattr__(self, "plan", replace(self.plan, drop_single=True))
 
@@ -122,51 +117,31 @@ class Learner:
                 return name or type(m).__name__
         return ""
 
-    def for_rows(self, x: Tensor) -> Learner:
-        """This learner, or one `in_order` if the network can not do with the layouts that are fastest.
-
-        A `view` of what a convolution gives takes the usual one for granted.
-
-        >>> from kinfolk.learning.losses import find_loss
-        >>> class View(nn.Module):
-        ...     def forward(self, x):
-        ...         return x.view(len(x), -1)
-        >>> for last in (nn.Flatten(), View()):
-        ...     learner = Learner(nn.Sequential(nn.Conv2d(3, 2, 3), last), find_loss("cross_entropy"), 8)
-        ...     learner.for_rows(torch.zeros(2, 3, 4, 4)).in_order
-        False
-        True
-        """
-        try:
-            with torch.no_grad():
-                self.apply(self.first, x)
-        except RuntimeError as problem:
-            if "view size is not compatible" in str(problem):
-                return replace(self, in_order=True)
-        return self
-
     @property
     def training_module(self) -> nn.Module:
         """The network in training mode, as `objective` runs it."""
         return self._training
 
-    def apply(self, model: Tree, x: Tensor) -> Tensor:
-        """The network's output in scoring mode (BatchNorm by its running statistics)."""
-        return self._call(self._scoring, model, x)
+    def apply(self, model: Tree, rows: Tensor | Batch) -> Tensor:
+        """The network's output in scoring mode (BatchNorm by its running statistics, if it has any).
+
+        Of rows that are all real, or of a batch, in which some may be padding.
+        """
+        return self._call(self._scoring, model, rows)
 
     def objective(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
         """The mean loss of a batch in training mode; BatchNorm's buffers in `model` are updated."""
-        with row_weights(batch.weight):
-            out = self._call(self._training, model, batch.x)
+        out = self._call(self._training, model, batch)
         return batch.mean(self.loss.row_loss(out, batch.y))
 
-    def _call(self, network: nn.Module, model: Tree, x: Tensor) -> Tensor:
+    def _call(self, network: nn.Module, model: Tree, rows: Tensor | Batch) -> Tensor:
+        x, weight = (rows, None) if isinstance(rows, Tensor) else (rows.x, rows.weight)
         # Buffers outside of the state (a mask, say) do not travel, but must be where the rows are.
         here = {name: b.to(x.device) for name, b in self._constants.items()}
         if self._coarse:
             model = {n: t.bfloat16() if n in self._coarse else t for n, t in model.items()}
             x = x.bfloat16()
-        out: Tensor = functional_call(network, {**here, **model}, (x,))
+        out = call(network, {**here, **model}, x, weight)
         return out.float() if self._coarse else out
 
     def params(self, model: Tree) -> Tree:
@@ -214,9 +189,7 @@ class Learner:
             return {**start(message, memory, facts), "tally": metrics.blank(classes, facts.rows.device)}
 
         def count(carry: Carry, batch: Batch) -> Carry:
-            # BatchNorm without running statistics normalises by the batch in scoring too.
-            with row_weights(batch.weight):
-                out = self.apply(carry["model"], batch.x)
+            out = self.apply(carry["model"], batch)
             tally = metrics.count(carry["tally"], out, batch, self.loss.row_loss(out, batch.y))
             return {**carry, "tally": tally}
 
@@ -235,12 +208,6 @@ def _products(module: nn.Module) -> Iterator[str]:
             yield from (
                 f"{path}.{name}" if path else name for name, _ in layer.named_parameters(recurse=False)
             )
-
-
-def _for_many(layer: nn.Module) -> nn.Module:
-    """The layer, or its equal for many clients in one call."""
-    normed = in_any_order(without_padding(layer))
-    return linear.for_clients(conv.for_clients(fast_pool(join_relu_and_pool(normed))))
 
 
 def _tally(carry: Carry) -> tuple[Message, None]:

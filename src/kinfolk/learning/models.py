@@ -14,18 +14,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kinfolk.by_path import by_path, one_line
 from kinfolk.errors import KinfolkError, near
-from kinfolk.learning.pool import relu_pool
+from kinfolk.learning.network import ReluPool2
 
 NORMS = ("bn", "batch", "gn", "none")
-
-
-# Whoever traces a network sees this as one step.
-fx.wrap("relu_pool")
 
 
 def _norm(kind: str, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> nn.Module:
@@ -58,6 +54,7 @@ class LeNet(nn.Module):
         self.border = 2 if pad and side == 28 else 0
         self.conv1 = nn.Conv2d(channels, 6, 5)
         self.conv2 = nn.Conv2d(6, 16, 5)
+        self.pool = ReluPool2()
         left = ((side + 2 * self.border - 4) // 2 - 4) // 2
         self.fc1 = nn.Linear(16 * left * left, 120)
         self.fc2 = nn.Linear(120, 84)
@@ -67,8 +64,8 @@ class LeNet(nn.Module):
         """Logits [rows, classes]."""
         if self.border:
             x = F.pad(x, [self.border] * 4, mode="replicate")
-        x = relu_pool(self.conv1(x))
-        x = relu_pool(self.conv2(x))
+        x = self.pool(self.conv1(x))
+        x = self.pool(self.conv2(x))
         x = F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))
         return self.head(x)  # type: ignore[no-any-return]
 
@@ -80,13 +77,14 @@ class FemnistCNN(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(channels, 32, 5, padding=2)
         self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
+        self.pool = ReluPool2()
         self.fc1 = nn.Linear(64 * (side // 4) ** 2, hidden)
         self.head = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [rows, classes]."""
-        x = relu_pool(self.conv1(x))
-        x = relu_pool(self.conv2(x))
+        x = self.pool(self.conv1(x))
+        x = self.pool(self.conv2(x))
         return self.head(F.relu(self.fc1(x.flatten(1))))  # type: ignore[no-any-return]
 
 
@@ -123,13 +121,14 @@ class TinyCNN(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(channels, width, 3, padding=1)
         self.norm1 = _norm(norm, width)
+        self.pool = ReluPool2()
         self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1)
         self.norm2 = _norm(norm, 2 * width)
         self.head = nn.Linear(2 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [rows, classes]."""
-        x = relu_pool(self.norm1(self.conv1(x)))
+        x = self.pool(self.norm1(self.conv1(x)))
         x = F.relu(self.norm2(self.conv2(x)))
         return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
 

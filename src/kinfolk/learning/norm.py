@@ -97,25 +97,6 @@ class RowBatchNorm(nn.Module):
         return out.to(given.dtype)
 
 
-class OrderedGroupNorm(nn.GroupNorm):
-    """GroupNorm of rows in whatever order in memory: of what convolutions of many clients give, too."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """As PyTorch's, whose rule for vmap fails where channels lie innermost."""
-        return super().forward(x.contiguous())
-
-
-def in_any_order(layer: nn.Module) -> nn.Module:
-    """The layer, or if it is a GroupNorm one that takes any layout; it keeps its numbers and names.
-
-    >>> type(in_any_order(nn.GroupNorm(2, 4))).__name__
-    'OrderedGroupNorm'
-    """
-    if type(layer) is nn.GroupNorm:
-        layer.__class__ = OrderedGroupNorm
-    return layer
-
-
 def without_padding(layer: nn.Module) -> nn.Module:
     """The layer, or if it is a BatchNorm one that leaves padding out.
 

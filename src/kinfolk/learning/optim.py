@@ -1,14 +1,21 @@
-"""Optimisers as pairs of pure functions, element-wise so that one model and a stack of models go alike."""
+"""Optimisers as pairs of pure functions, element-wise so that one model and a stack of models go alike.
+
+An optimiser is a frozen dataclass: its fields are its options, `init` gives its state, `update` takes a step.
+It is added to OPTIMISERS and nowhere else.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfolk.task import Count, Number
+from kinfolk.errors import KinfolkError, near
+from kinfolk.task import Count, Number, Optimiser
 from kinfolk.types import Message, Tree
 
 
@@ -39,11 +46,6 @@ class SGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
 
-    @property
-    def plain(self) -> bool:
-        """Whether a step subtracts the gradient times the rate and does nothing else."""
-        return not (self.momentum or self.weight_decay)
-
     def init(self, params: Tree) -> Message:
         """A velocity of zero, if there is momentum."""
         return {"velocity": _zeros(params)} if self.momentum else {}
@@ -59,29 +61,6 @@ class SGD:
             move = list(velocity)
             state = {"velocity": _named(params, move)}
         return _named(params, _moved(list(params.values()), move, lr)), state
-
-    def update_(
-        self, params: Tree, grads: Tree, state: Message, step: Count, lr: Number, rows: Number
-    ) -> None:
-        """The same step, written into the parameters and the state."""
-        p = list(params.values())
-        g = [
-            new if new.stride() == old.stride() else new.contiguous()
-            for old, new in zip(p, grads.values(), strict=True)
-        ]
-        velocity = list(state["velocity"].values()) if self.momentum else []
-        torch._fused_sgd_(
-            p,
-            g,
-            velocity,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            lr=lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-        )
 
 
 def _moved(params: list[Tensor], move: list[Tensor], lr: float | Tensor) -> list[Tensor]:
@@ -144,6 +123,23 @@ class SumGradients:
             return g * (rows.reshape(-1, *[1] * (g.dim() - 1)) if isinstance(rows, Tensor) else rows)
 
         return params, {"sum": {name: state["sum"][name] + weighted(g) for name, g in grads.items()}}
+
+
+# By the name that `local.optimiser` gives. Options that the [local] table has too are taken from there.
+OPTIMISERS: dict[str, type[Any]] = {"sgd": SGD, "adam": Adam}
+
+
+def build_optimiser(name: str, settings: Mapping[str, Any]) -> Optimiser:
+    """The optimiser of this name, with those of the settings that are its options.
+
+    >>> build_optimiser("sgd", {"momentum": 0.9, "batch": 20})
+    SGD(momentum=0.9, weight_decay=0.0)
+    """
+    if name not in OPTIMISERS:
+        raise KinfolkError("local.optimiser", name, near(name, OPTIMISERS))
+    kind = OPTIMISERS[name]
+    found: Optimiser = kind(**{f.name: settings[f.name] for f in fields(kind) if f.name in settings})
+    return found
 
 
 def clip(grads: Tree, limit: float) -> Tree:

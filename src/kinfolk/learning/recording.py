@@ -1,4 +1,4 @@
-"""Work recorded as a CUDA graph."""
+"""Work recorded as a CUDA graph: the one place where graphs are made."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ def recorded(body: Callable[[], None], **where: Any) -> torch.cuda.CUDAGraph:
     with no_collection(), torch.cuda.graph(graph, **where):
         body()
     return graph
+
+
+def warm_up(body: Callable[[], None], times: int = 1, stream: torch.cuda.Stream | None = None) -> None:
+    """Run a body some times before it is recorded, since libraries choose and load their kernels then.
+
+    On a stream of its own, or on one that is given: libraries hold room to work in for each stream, and two
+    recordings that are replayed at the same time must not share it.
+    """
+    side = stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(times):
+            body()
+    torch.cuda.current_stream().wait_stream(side)
 
 
 @contextmanager

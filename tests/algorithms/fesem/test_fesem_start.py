@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kinfolk.algorithms.blocks.warm_start import warm_kmeans
+from kinfolk.algorithms.blocks import warm_start
+from kinfolk.algorithms.blocks.warm_start import sketch_for, warm_kmeans
 from kinfolk.algorithms.fesem.fesem import FeSEM
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
@@ -54,7 +55,7 @@ def test_the_warm_start_compares_what_it_is_told_to_and_weighs_as_it_is_told(
 ):
     """The groups that clients are trained in, and the centres they get, in the first round."""
     if way != "held":
-        monkeypatch.setattr("kinfolk.algorithms.blocks.warm_start._fit", lambda first, clients, sketch: False)
+        monkeypatch.setattr("kinfolk.algorithms.blocks.warm_start._fit", lambda *given: False)
     if way == "sampled":
         monkeypatch.setattr("kinfolk.algorithms.blocks.warm_start.MOST", 5)
     learner = toy.learner("mlp", toy.ragged())
@@ -111,7 +112,7 @@ GONE = {
 )
 def test_among_clients_of_unlike_size_the_start_goes_by_direction(sizes, start_on, wanted, way, monkeypatch):
     if way != "held":
-        monkeypatch.setattr("kinfolk.algorithms.blocks.warm_start._fit", lambda first, clients, sketch: False)
+        monkeypatch.setattr("kinfolk.algorithms.blocks.warm_start._fit", lambda *given: False)
     if way == "sampled":
         monkeypatch.setattr("kinfolk.algorithms.blocks.warm_start.MOST", 5)
     monkeypatch.setattr(f"{__name__}.SIZES", sizes)
@@ -156,3 +157,13 @@ def test_groups_of_clients_that_train_are_found_whatever_their_size(engine, star
     method = FeSEM(learner, k=3, start_on=start_on, warm_epochs=1)
     groups = toy.play_rounds(method, federation, engine, rounds=1, score=False).groups
     assert least <= agreement(list(groups), turns)["ari"] <= most
+
+
+def test_models_are_held_for_the_start_if_the_server_has_room_for_them():
+    first = {"w": torch.zeros(250)}  # 1,000 bytes
+    assert warm_start._fit(first, 8, None, room=8_000)
+    assert not warm_start._fit(first, 9, None, room=8_000)
+    sketch = sketch_for({"w": torch.zeros(warm_start.EXACT // 4 // 64)}, ["w"], 65, Seed(0))
+    assert warm_start._fit(first, 8, sketch, room=8_000), "sketched or not"
+    assert not warm_start._fit(first, 8, sketch, room=0)
+    assert warm_start._fit(first, 8, None, room=0)

@@ -13,7 +13,6 @@ from kinfolk.algorithms.fesem.matched import (
 )
 from kinfolk.algorithms.fesem.matching import Prior
 from kinfolk.errors import KinfolkError
-from kinfolk.learning.layers import exchange_layers
 from kinfolk.learning.models import (
     MLP,
     CelebaCNN,
@@ -24,6 +23,7 @@ from kinfolk.learning.models import (
     ResNet18,
     TinyCNN,
 )
+from kinfolk.learning.network import exchange_layers
 from kinfolk.learning.norm import without_padding
 from kinfolk.streams import Seed
 

@@ -14,9 +14,9 @@ from kinfolk.contract.compare import message_difference
 from kinfolk.engines.fast import capture
 from kinfolk.engines.fast.capture import Recorded, _fixed, changing
 from kinfolk.engines.fast.lanes import CudaLane
+from kinfolk.engines.fast.steps import scan_step
 from kinfolk.engines.one import perform
 from kinfolk.engines.padded import padded
-from kinfolk.engines.steps import sweep_step
 from kinfolk.federation.sources import DataSpec, build
 from kinfolk.learning.augment import FlipCrop
 from kinfolk.learning.optim import SGD, Adam
@@ -63,7 +63,7 @@ def test_what_a_sweep_changes_is_each_clients_own_and_the_model_stays_one():
     # By the same steps as a recording takes: each client ends with the sum of its own rows.
     for step in range(len(plan)):
         active = None if plan.everyone[step] else plan.active[step]
-        new = sweep_step(sweep, held, plan.batch(step), active, plan.whole[step])
+        new = scan_step(sweep, held, plan.batch(step), active, plan.whole[step])
         assert all(new["model"][n] is t for n, t in held["model"].items())
         held["sum"].copy_(new["sum"])
     split = data.splits["train"]

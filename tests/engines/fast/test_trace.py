@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fast_learner import Learner
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from kinfolk.engines.fast import trace
+from kinfolk.engines.fast.steps import gradients
 from kinfolk.engines.fast.trace import WORTH_TRACING, Traces, move_by_products
-from kinfolk.engines.steps import gradients
-from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
 from kinfolk.streams import Seed

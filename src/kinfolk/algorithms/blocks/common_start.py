@@ -28,7 +28,6 @@ from torch import Tensor
 
 from kinfolk.fold import Fold
 from kinfolk.learning.learner import Learner
-from kinfolk.learning.norm import row_weights
 from kinfolk.task import Batch, Carry, ClientInfo, FloatSpec, Plan, Scan, Task
 from kinfolk.types import Message, Stack
 
@@ -84,8 +83,7 @@ def telling(learner: Learner, update: Task) -> Task:
 
 def _answers(learner: Learner, carry: Carry, batch: Batch) -> Tensor:
     """What the model says of every row: probabilities, or numbers in a regression."""
-    with row_weights(batch.weight):
-        out = learner.apply(carry["model"], batch.x)
+    out = learner.apply(carry["model"], batch)
     out = out.reshape(len(out), -1)
     return out.softmax(1) if learner.loss.classification else out
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from kinfolk.algorithms.blocks.many_models import State
 from kinfolk.errors import KinfolkError
 from kinfolk.learning.learner import Learner, received_model
-from kinfolk.learning.norm import row_weights
 from kinfolk.script import Script, ask
 from kinfolk.streams import RoundContext
 from kinfolk.task import Batch, Carry, ClientInfo, Fit, FloatSpec, IntSpec, Plan, Scan, Task
@@ -44,9 +43,7 @@ def pick(models: Tree, which: Tensor) -> Tree:
 
 def summed_loss(learner: Learner, model: Tree, batch: Batch) -> Tensor:
     """The sum of a batch's losses in scoring mode, so that BatchNorm judges all models alike."""
-    with row_weights(batch.weight):
-        out = learner.apply(model, batch.x)
-    return batch.sum(learner.loss.row_loss(out, batch.y))
+    return batch.sum(learner.loss.row_loss(learner.apply(model, batch), batch.y))
 
 
 def choose_task(learner: Learner, k: int) -> Task:

@@ -28,8 +28,6 @@ from kinfolk.types import Client, Stack, Tree
 
 # Bytes of client models that are held for an exact k-means; beyond, distances are taken on sketches.
 EXACT = 1 << 30
-# Of a GPU's memory, the part that client models may take in which k-means starts, sketched or not.
-GPU_SHARE = 8
 # Clients whose models k-means sees; of more, a sample decides and the others join the nearest centre.
 MOST = 4096
 
@@ -89,7 +87,7 @@ def warm_kmeans(
     # By the number of all clients: a sample of many is sketched too, so that memory does not grow with them.
     sketch = sketch_for(first, names, len(turn.clients), turn.seed)
     points = Points(tuple(names), sketch)
-    who, size, table, held = yield from _trained(first, points, asked)
+    who, size, table, held = yield from _trained(first, points, asked, turn.room)
     far = outlying(table, aside)
     table, who = table[~far], tuple(c for c, out in zip(who, far.tolist(), strict=True) if not out)
     if len(who) < k:
@@ -126,10 +124,10 @@ def directions_from(origin: Tensor | None, table: Tensor) -> Tensor:
 
 
 def _trained(
-    first: Tree, points: Points, asked: Sequence[Client]
+    first: Tree, points: Points, asked: Sequence[Client], room: int
 ) -> Generator[Request, Any, tuple[tuple[Client, ...], Tensor, Tensor, Stack | None]]:
     """(clients, their rows of data, what each made of `first` as a row, the models if held), by name."""
-    if not _fit(first, len(asked), points.sketch):
+    if not _fit(first, len(asked), points.sketch, room):
         who, size, table = yield from fold(points, "warm", asked, {"model": first})
         return who, size, table, None
     got = yield from ask("warm", asked, {"model": first})
@@ -139,14 +137,11 @@ def _trained(
     return held.clients, held.size, points.rows(held), held
 
 
-def _fit(first: Tree, clients: int, sketch: Sketch | None) -> bool:
+def _fit(first: Tree, clients: int, sketch: Sketch | None, room: int) -> bool:
     """Whether the models of so many clients are held, which spares training them twice."""
     # By the whole models: those that are compared may be a small part of them.
     size = 4 * clients * sum(t.numel() for t in first.values())
-    here = next(iter(first.values())).device
-    if here.type == "cuda":
-        return size <= torch.cuda.get_device_properties(here).total_memory // GPU_SHARE
-    return size <= EXACT and sketch is None
+    return size <= room if room else size <= EXACT and sketch is None
 
 
 def sketch_for(model: Tree, names: Sequence[str], clients: int, seed: Seed) -> Sketch | None:

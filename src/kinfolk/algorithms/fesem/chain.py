@@ -15,12 +15,12 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from kinfolk.errors import KinfolkError
+from kinfolk.learning.network import ReluPool2
 
 # Functions and methods that treat every unit alike and keep their order; `flatten` makes blocks of them.
 EVEN = {
     *(
         "relu",
-        "relu_pool",
         "relu_",
         "relu6",
         "leaky_relu",
@@ -57,7 +57,7 @@ EVEN_MODULES = (
         nn.Hardtanh,
     ),
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.ZeroPad2d, nn.Flatten),
-    *(nn.Dropout, nn.Dropout2d, nn.Identity, nn.Softmax, nn.LogSoftmax),
+    *(nn.Dropout, nn.Dropout2d, nn.Identity, nn.Softmax, nn.LogSoftmax, ReluPool2),
 )
 
 

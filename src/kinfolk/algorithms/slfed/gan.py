@@ -9,21 +9,19 @@ which an engine adds numbers up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from kinfolk.errors import at_least
-from kinfolk.learning.layers import exchange_layers
-from kinfolk.learning.linear import ClientLinear
+from kinfolk.learning.network import Prepare, call, plain
 from kinfolk.learning.noise import normal, uniform
-from kinfolk.learning.norm import RowBatchNorm, row_weights, without_padding
+from kinfolk.learning.norm import RowBatchNorm
 from kinfolk.learning.optim import Adam
 from kinfolk.task import Batch, Carry, Fit, Objective, Plan, TrainStep
 from kinfolk.types import Tree
@@ -111,46 +109,71 @@ class Gan:
 
     def _fakes(self, model: Tree, batch: Batch, key: Tensor, use: int) -> Tensor:
         z = normal(key, (len(batch.row), _LATENT), use, model["step"])
-        with row_weights(batch.weight):
-            return self._call("generator", model, z, True)
+        return self._call("generator", model, z, True, batch.weight)
 
     def _judged(self, model: Tree, x: Tensor) -> Tensor:
         return self._call("discriminator", model, x, True).squeeze(1)
 
     def _call(
-        self, side: Literal["generator", "discriminator"], model: Tree, x: Tensor, train: bool
+        self,
+        side: Literal["generator", "discriminator"],
+        model: Tree,
+        x: Tensor,
+        train: bool,
+        weight: Tensor | None = None,
     ) -> Tensor:
         pixels = model["discriminator.0.weight"].shape[-1]
         network = self._networks(pixels, train).get_submodule(side)
         tree = {n.removeprefix(f"{side}."): t for n, t in model.items() if n.startswith(side)}
-        out: Tensor = functional_call(network, tree, (x,))
-        return out
+        return call(network, tree, x, weight)
 
     def _networks(self, pixels: int, train: bool) -> nn.Module:
-        return _networks(pixels, self.width, train)
+        return _networks(pixels, self.width, train, self._prepare())
+
+    def _prepare(self) -> Prepare:
+        return plain
+
+    def prepared(self, prepare: Prepare) -> Gan:
+        """The same GAN, its networks prepared as those of a learner are."""
+        return _Prepared(**{f.name: getattr(self, f.name) for f in fields(Gan)}, how=prepare)
 
 
-class _Dense(ClientLinear):
+@dataclass(frozen=True)
+class _Prepared(Gan):
+    how: Prepare = plain
+
+    def _prepare(self) -> Prepare:
+        return self.how
+
+
+class _Blank(nn.Linear):
     """A layer that is not given first weights: they are the tree's, and to draw them is not allowed here."""
 
     def reset_parameters(self) -> None:
         """Leave everything as it is."""
 
 
+def _dense(into: int, out: int) -> nn.Linear:
+    layer: nn.Module = _Blank(into, out)
+    layer.__class__ = nn.Linear
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
 @lru_cache(maxsize=16)
-def _networks(pixels: int, width: float, train: bool) -> nn.Module:
+def _networks(pixels: int, width: float, train: bool, prepare: Prepare) -> nn.Module:
     """Both networks, without numbers: they say what is done, the tree says with what."""
     g = [_LATENT, *(max(2, round(width * n)) for n in (128, 256, 512, 1024)), pixels]
     d = [pixels, *(max(2, round(width * n)) for n in (512, 256)), 1]
     with torch.device("meta"):
-        making: list[nn.Module] = [_Dense(g[0], g[1]), nn.LeakyReLU(0.2)]
+        making: list[nn.Module] = [_dense(g[0], g[1]), nn.LeakyReLU(0.2)]
         for a, b in pairwise(g[1:5]):
-            making += [_Dense(a, b), nn.BatchNorm1d(b), nn.LeakyReLU(0.2)]
-        making += [_Dense(g[4], g[5]), nn.Tanh()]
-        judging: list[nn.Module] = [_Dense(d[0], d[1]), nn.LeakyReLU(0.2)]
-        judging += [_Dense(d[1], d[2]), nn.LeakyReLU(0.2), _Dense(d[2], d[3])]
+            making += [_dense(a, b), nn.BatchNorm1d(b), nn.LeakyReLU(0.2)]
+        making += [_dense(g[4], g[5]), nn.Tanh()]
+        judging: list[nn.Module] = [_dense(d[0], d[1]), nn.LeakyReLU(0.2)]
+        judging += [_dense(d[1], d[2]), nn.LeakyReLU(0.2), _dense(d[2], d[3])]
         both = nn.ModuleDict({"generator": nn.Sequential(*making), "discriminator": nn.Sequential(*judging)})
-    return exchange_layers(both, without_padding).train(train)
+    return prepare(both).train(train)
 
 
 def to_unit(x: Tensor, low: float, high: float) -> Tensor:

@@ -92,23 +92,22 @@ class ProbeImages:
     def task(self) -> Task:
         """Make images and keep them; nothing is replied."""
         passes: Mapping[str, tuple[Fit | Scan, ...]] = {
-            "gan": (Scan(self._networks, ONCE), self.gan.fit(*self._range), Scan(self._generate, ONCE)),
+            "gan": (Scan(self._networks, ONCE), self._gan.fit(*self._range), Scan(self._generate, ONCE)),
             "noise": (Scan(self._noise, ONCE),),
             "back_search": (Scan(self._somewhere, ONCE), self._search(), Scan(self._searched, ONCE)),
             "means": self._means(),
             "held_out": (Scan(self._room, ONCE), Scan(self._hold, Plan(256, shuffle=False, split="valid"))),
         }
         guard = self._guard.passes() if self.guarded and self.images.kind in _GUARDED else ()
-        light = self.images.kind != "back_search"  # which looks through the client's own model
         work = [looking_inward(one, *self._range) for one in (*passes[self.images.kind], *guard)]
         every = (*find_reach(self.images.ranges), *work)
-        return Task(_begin, self._finish, every, {}, stream="gan", light=light)
+        return Task(_begin, self._finish, every, {}, stream="gan")
 
     def _networks(self, carry: Carry, batch: Batch) -> Carry:
-        return {**carry, PART: self.gan.first(carry[KEY], batch.x[0].numel())}
+        return {**carry, PART: self._gan.first(carry[KEY], batch.x[0].numel())}
 
     def _generate(self, carry: Carry, batch: Batch) -> Carry:
-        made = to_bytes(self.gan.images(carry[PART], carry[KEY], self.images.count))
+        made = to_bytes(self._gan.images(carry[PART], carry[KEY], self.images.count))
         return self._watched({**carry, "images": made.reshape(self.images.count, *batch.x.shape[1:])})
 
     def _watched(self, carry: Carry) -> Carry:
@@ -180,6 +179,10 @@ class ProbeImages:
     @property
     def _range(self) -> tuple[float, float]:
         return self.images.low, self.images.high
+
+    @property
+    def _gan(self) -> Gan:
+        return self.gan.prepared(self.learner.prepare)
 
     @property
     def _guard(self) -> CopyGuard:

@@ -18,10 +18,17 @@ import torch
 from torch import Tensor
 
 from kinfolk.engines.fast.lanes import CudaLane
+from kinfolk.engines.fast.steps import (
+    first_states,
+    fit_in_place,
+    fit_step,
+    gradients,
+    scan_step,
+    writes_over,
+)
 from kinfolk.engines.padded import Padded, seen
-from kinfolk.engines.steps import first_states, fit_in_place, fit_step, gradients, sweep_step, writes_over
 from kinfolk.federation.federation import Federation
-from kinfolk.learning.recording import recorded
+from kinfolk.learning.recording import recorded, warm_up
 from kinfolk.task import Carry, Fit, Scan
 from kinfolk.types import Message
 
@@ -133,16 +140,13 @@ class Recorded:
     def _warm_up(self, body: Callable[[], None]) -> None:
         """Run a step, then bring back what it wrote over."""
         kept = [t.clone() for t in self._fixed_tensors()]
-        # On the lane's own stream: libraries hold room to work in for each stream, and two recordings that
-        # are replayed at a time must not share it.
-        side = self.side
-        assert side is not None, "recordings are for CUDA devices"
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):
-                self.step.zero_()  # a step beyond the plan would read outside it
-                body()
-        torch.cuda.current_stream().wait_stream(side)
+        assert self.side is not None, "recordings are for CUDA devices"
+
+        def first_step() -> None:
+            self.step.zero_()  # a step beyond the plan would read outside it
+            body()
+
+        warm_up(first_step, _WARM_UP, self.side)
         for tensor, old in zip(self._fixed_tensors(), kept, strict=True):
             tensor.copy_(old)
 
@@ -160,7 +164,7 @@ class Recorded:
         rows = (*seen(self.data, self.augment, pool, *way), row, weight)
         idle = None if everyone else active
         if isinstance(self.one, Scan):
-            _copy(self.carry, sweep_step(self.one, self.carry, rows, idle, whole))
+            _copy(self.carry, scan_step(self.one, self.carry, rows, idle, whole))
         elif everyone and writes_over(self.one):
             fit_in_place(self.one, self.carry, self.states, rows, whole, self.step, self.rates, gradients)
         else:
@@ -181,14 +185,14 @@ def _place_for(data: Federation, least: int) -> Federation:
 
 
 def changing(one: Fit | Scan, carry: Carry, plan: Padded) -> tuple[set[str], Carry]:
-    """(the parts of a carry that a pass changes, parts that it adds); of a sweep by trying one step of it.
+    """(the parts of a carry that a pass changes, parts that it adds); of a scan by trying one step of it.
 
     Clients may begin with one tensor for all, a model or a tally of zeros; whatever changes must be each
     client's own.
     """
     if isinstance(one, Fit):
         return {d.part for d in one.descents}, {}
-    tried = sweep_step(one, carry, plan.batch(0), None, plan.whole[0])
+    tried = scan_step(one, carry, plan.batch(0), None, plan.whole[0])
     added = {key: value for key, value in tried.items() if key not in carry}
     return {key for key, value in tried.items() if value is not carry.get(key)}, _fixed(added, set(added))
 

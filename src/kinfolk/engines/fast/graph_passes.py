@@ -30,7 +30,7 @@ _MAKERS = {
 _MOST_KEPT = 1 << 16
 
 
-def alike(t: Tensor) -> Tensor:
+def clone_as_laid_out(t: Tensor) -> Tensor:
     """A copy of the same layout: one tensor that stands for all clients still does."""
     return t[:1].clone().expand_as(t) if t.dim() and len(t) > 1 and t.stride(0) == 0 else t.clone()
 
@@ -87,7 +87,7 @@ def keep_constants(made: GraphModule, given: Sequence[Tensor]) -> None:
             values[node] = value  # as it lies in memory: its layout may decide that of a result
 
     with torch.no_grad():
-        _Watched(made, note).run(*(alike(t) for t in given))
+        _Watched(made, note).run(*(clone_as_laid_out(t) for t in given))
     for number, (node, value) in enumerate(values.items()):
         # A plain attribute: looking up a buffer of a module takes longer.
         setattr(made, f"kept{number}", value)
@@ -134,7 +134,7 @@ def by_methods(made: GraphModule, given: Sequence[Any]) -> None:
             swaps[node] = name if method else short
 
     with torch.no_grad():
-        _Watched(made, tried).run(*(alike(t) if isinstance(t, Tensor) else t for t in given))
+        _Watched(made, tried).run(*(clone_as_laid_out(t) if isinstance(t, Tensor) else t for t in given))
     for node, short in swaps.items():
         with made.graph.inserting_before(node):
             call = made.graph.call_method if isinstance(short, str) else made.graph.call_function

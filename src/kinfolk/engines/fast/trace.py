@@ -18,8 +18,16 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kinfolk.engines.fast.graph_passes import alike, by_methods, copied, keep_constants, remove_noops, shown
-from kinfolk.engines.steps import Rows, gradients
+from kinfolk.engines.fast.graph_passes import (
+    by_methods,
+    clone_as_laid_out,
+    copied,
+    keep_constants,
+    remove_noops,
+    shown,
+)
+from kinfolk.engines.fast.steps import gradients
+from kinfolk.engines.padded import Rows
 from kinfolk.task import Carry, TrainStep
 from kinfolk.types import Tree, leaves
 
@@ -134,7 +142,7 @@ def _trace(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: b
     # On copies: buffers are written to on the way, and that must not count twice. What is trained is in order
     # after its first step, however it came.
     held = [
-        t.clone(memory_format=torch.contiguous_format) if key == descent.part else alike(t)
+        t.clone(memory_format=torch.contiguous_format) if key == descent.part else clone_as_laid_out(t)
         for key, _, t in leaves(carry)
     ]
     given = [*(t.clone() for t in buffers.values()), *held, *rows]

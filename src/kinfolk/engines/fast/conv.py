@@ -11,24 +11,50 @@ import importlib
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kinfolk.learning.recording import recorded
+from kinfolk.engines.fast.choices import KERNELS
+from kinfolk.learning.recording import recorded, warm_up
 
 Form = Callable[[Tensor, Tensor, Tensor | None, int, int], Tensor]
+
+
+class Call(NamedTuple):
+    """All that the speed of a form depends on."""
+
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    bias: bool
+    stride: int
+    pad: int
+    want: tuple[bool, bool]  # gradients of x and w
+    dtype: torch.dtype
+    tf32: bool
+
+    def text(self) -> str:
+        """A name for it in records.
+
+        >>> Call((4, 20, 1, 28, 28), (4, 6, 1, 5, 5), True, 1, 0, (False, True), torch.float32, False).text()
+        'conv 4x20x1x28x28 by 4x6x1x5x5, bias, stride 1, pad 0, gradients w, float32'
+        """
+        x, w = ("x".join(map(str, shape)) for shape in (self.x, self.w))
+        wanted = "".join(name for name, is_wanted in zip("xw", self.want, strict=True) if is_wanted) or "none"
+        kind = str(self.dtype).removeprefix("torch.") + (" as tf32" if self.tf32 else "")
+        bias = ", bias" if self.bias else ""
+        return f"conv {x} by {w}{bias}, stride {self.stride}, pad {self.pad}, gradients {wanted}, {kind}"
 
 
 class ClientConv2d(nn.Conv2d):
     """A convolution that takes the fastest form for its shape within vmap, and is PyTorch's own elsewhere.
 
-    What it gives lies in memory as is fastest, or with `in_order` as PyTorch's does.
+    What it gives lies in memory as is fastest, or with `usual_layout` as PyTorch's does.
     """
 
-    in_order = False
+    usual_layout = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve."""
@@ -38,13 +64,13 @@ class ClientConv2d(nn.Conv2d):
             out = _alone(x, self.weight, self.bias, stride, pad)
         else:
             out = _ManyClients.apply(x, self.weight, self.bias, stride, pad)  # type: ignore[no-untyped-call]
-        return out.contiguous() if self.in_order else out
+        return out.contiguous() if self.usual_layout else out
 
 
-def for_clients(layer: nn.Module) -> nn.Module:
+def fast_conv(layer: nn.Module) -> nn.Module:
     """The layer, or if it is a plain convolution one for many clients; it keeps its numbers and names.
 
-    >>> for_clients(nn.Conv2d(3, 8, 3))
+    >>> fast_conv(nn.Conv2d(3, 8, 3))
     ClientConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
     """
     if (
@@ -124,8 +150,8 @@ def client_conv(x: Tensor, w: Tensor, bias: Tensor | None, stride: int = 1, pad:
         return torch.stack(each)
     want = torch.is_grad_enabled() and x.requires_grad, torch.is_grad_enabled() and w.requires_grad
     tf32 = torch.backends.cudnn.allow_tf32
-    name = _fastest(tuple(x.shape), tuple(w.shape), bias is not None, stride, pad, want, x.dtype, tf32)
-    return FORMS[name](x, w, bias, stride, pad)
+    call = Call(tuple(x.shape), tuple(w.shape), bias is not None, stride, pad, want, x.dtype, tf32)
+    return FORMS[_fastest(call)](x, w, bias, stride, pad)
 
 
 def grouped(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, pad: int) -> Tensor:
@@ -195,7 +221,7 @@ FORMS: dict[str, Form] = {"grouped": grouped, "columns": columns, "turned": turn
 
 @lru_cache(maxsize=1)
 def _kernels() -> Any:
-    return importlib.import_module("kinfolk.learning.conv_kernels")
+    return importlib.import_module("kinfolk.engines.fast.conv_kernels")
 
 
 @lru_cache(maxsize=8)
@@ -213,40 +239,27 @@ def _usable(dtype: torch.dtype) -> tuple[str, ...]:
     return tuple(FORMS)
 
 
-# Milliseconds of every form, by shape: what was measured, for whoever wants to know.
-TRIED: dict[tuple[Any, ...], dict[str, float]] = {}
+def _fastest(call: Call) -> str:
+    usable = _usable(call.dtype)
+    name = call.text()
+    if KERNELS.chosen.get(name) not in usable and torch.cuda.is_current_stream_capturing():
+        return usable[-1]  # no room for trials now; whoever captures has warmed up before
+    return KERNELS.pick(name, usable, lambda: _trial(call))
 
 
-def _fastest(*key: Any) -> str:
-    if key not in TRIED:
-        if torch.cuda.is_current_stream_capturing():
-            return _usable(key[-2])[-1]  # no room for trials now; whoever captures has warmed up before
-        TRIED[key] = _trial(*key)
-    tried = TRIED[key]
-    return min(tried, key=tried.__getitem__)
-
-
-def _trial(
-    x: tuple[int, ...],
-    w: tuple[int, ...],
-    bias: bool,
-    stride: int,
-    pad: int,
-    want: tuple[bool, bool],
-    dtype: torch.dtype,
-    tf32: bool,
-) -> dict[str, float]:
+def _trial(call: Call) -> dict[str, float]:
     """Milliseconds of one call and its gradients, for every form; one that fails takes for ever."""
 
     def ones(shape: tuple[int, ...], wanted: bool = False) -> Tensor:
-        return torch.ones(shape, device="cuda", dtype=dtype, requires_grad=wanted)
+        return torch.ones(shape, device="cuda", dtype=call.dtype, requires_grad=wanted)
 
-    images, weight, shift = ones(x, want[0]), ones(w, want[1]), ones(w[:2]) if bias else None
+    images, weight = ones(call.x, call.want[0]), ones(call.w, call.want[1])
+    shift = ones(call.w[:2]) if call.bias else None
     took = {}
-    for name in _usable(dtype):
+    for name in _usable(call.dtype):
 
         def go(form: Form = FORMS[name]) -> None:
-            out = form(images, weight, shift, stride, pad)
+            out = form(images, weight, shift, call.stride, call.pad)
             if wanted := [t for t in (images, weight) if t.requires_grad]:
                 torch.autograd.grad(out, wanted, torch.ones_like(out))
 
@@ -259,11 +272,7 @@ def _trial(
 
 def _milliseconds(go: Callable[[], None]) -> float:
     """The device's own time for some work: recorded and replayed, so that the host's does not count."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        go()
-    torch.cuda.current_stream().wait_stream(side)
+    warm_up(go)
     graph = recorded(go)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     times = []

@@ -1,4 +1,9 @@
-"""Max-pooling, and with a ReLU beside it, in as few passes over memory as can be."""
+"""Layers that are fast when every client has weights of its own, exchanged for PyTorch's.
+
+Pooling, also with a ReLU beside it, goes over memory as few times as possible. For a fully connected layer,
+PyTorch's batching rule gives the gradient of the weights transposed, and an update that reads one layout and
+writes another takes several times as long as one that runs straight through memory.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +13,9 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-def relu_pool(x: Tensor) -> Tensor:
-    """The larger of 0 and the largest of every two by two values of x [rows, channels, height, width].
-
-    >>> relu_pool(torch.tensor([[[[1.0, 5.0], [-2.0, 0.0]]]]))
-    tensor([[[[5.]]]])
-    """
-    # Pooled first: the same numbers and gradients, and a quarter of them to cut off at 0.
-    return _pooled(x, True) if x.is_cuda and _kernels() else _innermost(F.relu(F.max_pool2d(x, 2)))
+from kinfolk.learning.network import ReluPool2
 
 
 class Pool2(nn.MaxPool2d):
@@ -31,22 +27,24 @@ class Pool2(nn.MaxPool2d):
 
 
 def fast_pool(layer: nn.Module) -> nn.Module:
-    """The layer, or if it pools by two one that is fast.
+    """The layer, or if it pools by two, with a ReLU or not, one that is fast.
 
     >>> fast_pool(nn.MaxPool2d(2))
     Pool2(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)
     """
+    if type(layer) is ReluPool2:
+        layer.__class__ = FastReluPool2
     if _by_two(layer):
         layer.__class__ = Pool2
     return layer
 
 
-class ReluPool2(nn.Module):
-    """A ReLU and max-pooling by two in one."""
+class FastReluPool2(ReluPool2):
+    """A ReLU and max-pooling by two in one pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The larger of 0 and the largest of every two by two values."""
-        return relu_pool(x)
+        return _pooled(x, True) if x.is_cuda and _kernels() else _innermost(super().forward(x))
 
 
 def join_relu_and_pool(layer: nn.Module) -> nn.Module:
@@ -55,13 +53,13 @@ def join_relu_and_pool(layer: nn.Module) -> nn.Module:
     >>> join_relu_and_pool(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)))
     Sequential(
       (0): Identity()
-      (1): ReluPool2()
+      (1): FastReluPool2()
     )
     """
     if type(layer) is nn.Sequential:
         for (here, relu), (there, pool) in pairwise(list(layer._modules.items())):
             if type(relu) is nn.ReLU and _by_two(pool) and not any(_watched(m) for m in (relu, pool)):
-                layer._modules[here], layer._modules[there] = nn.Identity(), ReluPool2()
+                layer._modules[here], layer._modules[there] = nn.Identity(), FastReluPool2()
     return layer
 
 
@@ -142,6 +140,89 @@ class _Pooled(torch.autograd.Function):
 def _kernels() -> Any:
     """The kernels, or None where Triton is missing: it comes with most of PyTorch's CUDA builds."""
     try:
-        return importlib.import_module("kinfolk.learning.pool_kernels")
+        return importlib.import_module("kinfolk.engines.fast.pool_kernels")
     except ImportError:
         return None
+
+
+class ClientLinear(nn.Linear):
+    """A fully connected layer; within vmap over clients, where each has weights of its own, our own rule."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x @ weight.T + bias."""
+        if x.dim() != 2 or not torch._C._functorch.is_batchedtensor(self.weight):
+            return super().forward(x)
+        out: Tensor = _ManyLinear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return out
+
+
+def fast_linear(layer: nn.Module) -> nn.Module:
+    """The layer, or if it is fully connected one for many clients; it keeps its numbers and names.
+
+    >>> fast_linear(nn.Linear(2, 3))
+    ClientLinear(in_features=2, out_features=3, bias=True)
+    """
+    if type(layer) is nn.Linear:
+        layer.__class__ = ClientLinear
+    return layer
+
+
+class _ManyLinear(torch.autograd.Function):
+    """Hands a vmapped layer, clients in front, to `_Products`."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.nn.functional.linear(x, w, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: gradients are taken outside vmap, of what `_Products` recorded."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
+        """All clients' rows at once."""
+
+        def in_front(t: Tensor, dim: int | None) -> Tensor:
+            return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+
+        shift = None if bias is None else in_front(bias, in_dims[2])
+        return _Products.apply(in_front(x, in_dims[0]), in_front(w, in_dims[1]), shift), 0  # type: ignore[no-untyped-call]
+
+
+class _Products(torch.autograd.Function):
+    """One matrix product per client: x [clients, rows, in], w [clients, out, in], bias [clients, out]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.bias = bias is not None
+        if bias is None:
+            return x.bmm(w.transpose(1, 2))
+        return torch.baddbmm(bias[:, None], x, w.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        gy = grads[0]
+        gx = gy.bmm(w) if ctx.needs_input_grad[0] else None
+        gw = gy.transpose(1, 2).bmm(x) if ctx.needs_input_grad[1] else None
+        return gx, gw, gy.sum(1) if ctx.bias else None
+
+
+class OrderedGroupNorm(nn.GroupNorm):
+    """GroupNorm of rows in whatever order in memory: of what convolutions of many clients give, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As PyTorch's, whose rule for vmap fails where channels lie innermost."""
+        return super().forward(x.contiguous())
+
+
+def in_any_order(layer: nn.Module) -> nn.Module:
+    """The layer, or if it is a GroupNorm one that takes any layout; it keeps its numbers and names.
+
+    >>> type(in_any_order(nn.GroupNorm(2, 4))).__name__
+    'OrderedGroupNorm'
+    """
+    if type(layer) is nn.GroupNorm:
+        layer.__class__ = OrderedGroupNorm
+    return layer

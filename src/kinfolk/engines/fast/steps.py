@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from kinfolk.learning.optim import clip
-from kinfolk.task import Batch, Carry, Fit, Scan, TrainStep
+from kinfolk.engines.padded import Rows
+from kinfolk.learning.optim import SGD, clip
+from kinfolk.task import Batch, Carry, Fit, Optimiser, Scan, TrainStep
 from kinfolk.types import Message, Tree
 
-# (x, y, row, weight) of one step, each [clients, batch, ...].
-Rows = tuple[Tensor, Tensor, Tensor, Tensor]
 # (descent, carry, buffers, rows, whole) -> (parameters, gradients): `gradients`, or a faster way to the same.
 Gradients = Callable[[TrainStep, Carry, Tree, Rows, bool], tuple[Tree, Tree]]
 # The same, a rate, and whether to write over parameters: some may be moved at once and come third.
@@ -78,12 +77,35 @@ def fit_in_place(
         params, grads, _ = _towards(descent, carry, buffers, rows, whole, rate, True, by, moves)
         if params:
             with torch.no_grad():
-                descent.optimiser.update_(params, grads, state, step, rate, rows[3].sum(1))  # type: ignore[attr-defined]
+                IN_PLACE[type(descent.optimiser)](descent.optimiser, params, grads, state, rate)
 
 
 def writes_over(fit: Fit) -> bool:
     """Whether all optimisers of a loop can work in place."""
-    return all(hasattr(d.optimiser, "update_") for d in fit.descents)
+    return all(type(d.optimiser) in IN_PLACE for d in fit.descents)
+
+
+def _sgd_in_place(sgd: SGD, params: Tree, grads: Tree, state: Message, rate: float | Tensor) -> None:
+    """A step of SGD, written into the parameters and the state."""
+    p = list(params.values())
+    g = [
+        new if new.stride() == old.stride() else new.contiguous()
+        for old, new in zip(p, grads.values(), strict=True)
+    ]
+    velocity = list(state["velocity"].values()) if sgd.momentum else []
+    torch._fused_sgd_(
+        p, g, velocity, weight_decay=sgd.weight_decay, momentum=sgd.momentum, lr=rate,
+        dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+    )  # fmt: skip
+
+
+# Optimisers whose steps can be written over what they change. Others need nothing here.
+IN_PLACE: dict[type, Callable[[Any, Tree, Tree, Message, float | Tensor], None]] = {SGD: _sgd_in_place}
+
+
+def _only_subtracts(optimiser: Optimiser) -> bool:
+    """Whether a step takes the gradient times the rate off the parameters and does nothing else."""
+    return type(optimiser) is SGD and not (optimiser.momentum or optimiser.weight_decay)
 
 
 def _towards(
@@ -98,12 +120,7 @@ def _towards(
     moves: Moves | None,
 ) -> tuple[Tree, Tree, Tree]:
     """(parameters, gradients, parameters that are moved already, if a step is so plain that they can be)."""
-    if (
-        moves is None
-        or isinstance(rate, Tensor)
-        or descent.clip
-        or not getattr(descent.optimiser, "plain", False)
-    ):
+    if moves is None or isinstance(rate, Tensor) or descent.clip or not _only_subtracts(descent.optimiser):
         return *by(descent, carry, buffers, rows, whole), {}
     return moves(descent, carry, buffers, rows, whole, rate, over)
 
@@ -153,11 +170,11 @@ def _each(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     return change(value)
 
 
-def sweep_step(sweep: Scan, carry: Carry, rows: Rows, active: Tensor | None, whole: bool) -> Carry:
+def scan_step(scan: Scan, carry: Carry, rows: Rows, active: Tensor | None, whole: bool) -> Carry:
     """One step without gradients."""
 
     def one(carry: Carry, x: Tensor, y: Tensor, row: Tensor, weight: Tensor) -> Carry:
-        return sweep.step(carry, Batch(x, y, row, None if whole else weight))
+        return scan.step(carry, Batch(x, y, row, None if whole else weight))
 
     shared = {key: _shared(value) for key, value in carry.items()}
     given = {key: _one(value, shared[key]) for key, value in carry.items()}

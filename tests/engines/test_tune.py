@@ -8,10 +8,10 @@ from dataclasses import asdict, replace
 import pytest
 from small_spec import SPEC
 
+from kinfolk.engines import tune
 from kinfolk.engines.choose import Choice
-from kinfolk.engines.fast import tune
-from kinfolk.engines.fast.tune import LONG, tuned
 from kinfolk.engines.spec import EngineSpec
+from kinfolk.engines.tune import LONG, tuned
 from kinfolk.experiment import run as module
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.choice import kept

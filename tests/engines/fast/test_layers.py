@@ -16,15 +16,15 @@ from torch.func import functional_call, vmap
 
 import kinfolk
 from kinfolk.engines.batched import Batched
+from kinfolk.engines.fast import accelerated, conv, prepare
+from kinfolk.engines.fast.layers import FastReluPool2, Pool2, fast_linear, fast_pool, join_relu_and_pool
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
 from kinfolk.federation.own_data.arrays import from_arrays
-from kinfolk.learning import conv, linear
 from kinfolk.learning.batchable import obstacle
-from kinfolk.learning.layers import exchange_layers
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
-from kinfolk.learning.pool import Pool2, ReluPool2, fast_pool, join_relu_and_pool, relu_pool
+from kinfolk.learning.network import ReluPool2, exchange_layers
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
@@ -82,7 +82,7 @@ def test_every_form_is_the_convolution_of_each_client(form, shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_vmapped_layer_is_the_layer_of_each_client(shape):
     g, n, ci, co, h, w_, k, stride, pad = shape
-    layer = conv.for_clients(nn.Conv2d(ci, co, k, stride, pad).to(DEVICE))
+    layer = conv.fast_conv(nn.Conv2d(ci, co, k, stride, pad).to(DEVICE))
     x, w, bias = normal(g, n, ci, h, w_), normal(g, co, ci, k, k), normal(g, co)
     expected, weight = one_by_one(x, w, bias, stride, pad)
     given = [t.requires_grad_() for t in (x, w, bias)]
@@ -101,11 +101,11 @@ SKIPPING = """
 import torch
 import torch.nn.functional as F
 from torch import nn
-from kinfolk.learning.conv import for_clients
+from kinfolk.engines.fast.conv import fast_conv
 torch.manual_seed(0)
 worst = 0.0
 for channels in (3, 4, 8) * 30:
-    layer = for_clients(nn.Conv2d(channels, 8, 1, stride=2))
+    layer = fast_conv(nn.Conv2d(channels, 8, 1, stride=2))
     x = torch.randn(4, channels, 16, 16)
     given = layer.weight, layer.bias
     exact = [t.detach().double().requires_grad_() for t in given]
@@ -134,15 +134,15 @@ def test_layers_that_are_not_plain_are_left_alone():
         nn.Conv2d(4, 4, 3, padding_mode="circular", padding=1),
         nn.Conv2d(4, 4, 3, stride=(1, 2)),
     ):
-        assert type(conv.for_clients(layer)) is nn.Conv2d
-    net = exchange_layers(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(2, 2)), conv.for_clients)
+        assert type(conv.fast_conv(layer)) is nn.Conv2d
+    net = exchange_layers(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(2, 2)), conv.fast_conv)
     assert type(net[0]) is conv.ClientConv2d
     assert list(net.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_vmapped_linear_layer_gives_gradients_in_the_weights_own_layout(bias):
-    layer = linear.for_clients(nn.Linear(5, 3, bias=bias).to(DEVICE))
+    layer = fast_linear(nn.Linear(5, 3, bias=bias).to(DEVICE))
     x, w, b = (
         normal(4, 6, 5).requires_grad_(),
         normal(4, 3, 5).requires_grad_(),
@@ -164,6 +164,7 @@ def test_a_vmapped_linear_layer_gives_gradients_in_the_weights_own_layout(bias):
 @pytest.mark.parametrize("shape", [(3, 2, 8, 6), (2, 3, 7, 9)])
 def test_pooling_keeps_the_first_of_equals_and_what_is_not_a_number(shape):
     x = normal(*shape).round().requires_grad_()  # many are equal
+    relu_pool = fast_pool(ReluPool2())
     out, wanted = relu_pool(x), F.max_pool2d(F.relu(x), 2)
     weight = torch.sin(torch.arange(out.numel(), device=DEVICE).float()).reshape(out.shape)
     assert torch.equal(out, wanted)
@@ -179,7 +180,7 @@ def test_pooling_keeps_the_first_of_equals_and_what_is_not_a_number(shape):
 
 def test_a_pool_on_a_cpu_answers_in_the_layout_of_convolutions():
     x = torch.randn(3, 4, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
-    for pool in (relu_pool, fast_pool(nn.MaxPool2d(2))):
+    for pool in (fast_pool(ReluPool2()), fast_pool(nn.MaxPool2d(2))):
         (got,) = torch.autograd.grad(pool(x).flatten(1).square().sum(), x)
         assert got.is_contiguous(memory_format=torch.channels_last)
 
@@ -189,7 +190,7 @@ def test_a_relu_and_a_pool_in_a_sequence_become_one_with_the_same_gradients():
         DEVICE
     )
     joined = join_relu_and_pool(copy.deepcopy(plain))
-    assert [type(m) for m in joined][1:] == [nn.Identity, ReluPool2, nn.ReLU, nn.MaxPool2d]
+    assert [type(m) for m in joined][1:] == [nn.Identity, FastReluPool2, nn.ReLU, nn.MaxPool2d]
     assert list(joined.state_dict()) == list(plain.state_dict())
     x = normal(2, 2, 12, 12)
     found = []
@@ -223,8 +224,10 @@ def test_networks_that_view_what_a_convolution_gives_train_in_every_engine():
         module = Viewing()
     rows = [(normal(n, 3, 6, 6).cpu(), torch.arange(n) % 3) for n in (12, 9)]
     federation = from_arrays(rows, test={}, classes=3)
-    learner = Learner(module, find_loss("cross_entropy"), 3, plan=Plan(4), lr=0.1).for_rows(rows[0][0][:2])
-    assert learner.in_order
+    learner = accelerated(
+        Learner(module, find_loss("cross_entropy"), 3, plan=Plan(4), lr=0.1), rows[0][0][:2]
+    )
+    assert learner.prepare is not prepare, "the usual layout"
     assert torch.allclose(learner.apply(learner.first, rows[0][0]), module(rows[0][0]), atol=1e-6)
     assert obstacle(learner, *(part[:2] for part in rows[0])) == ""
     table, ask = {"t": learner.train()}, Ask("t", federation.clients, {"model": learner.first})

@@ -1,0 +1,91 @@
+"""A pass over rows for a chunk of clients, the fastest way there is: recorded, traced, or step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kinfolk.engines.fast.capture import Recorded
+from kinfolk.engines.fast.lanes import CudaLane
+from kinfolk.engines.fast.steps import (
+    Gradients,
+    first_states,
+    fit_in_place,
+    fit_step,
+    gradients,
+    scan_step,
+    writes_over,
+)
+from kinfolk.engines.fast.trace import Traces
+from kinfolk.engines.one import optimiser_parts
+from kinfolk.engines.padded import Padded
+from kinfolk.task import Carry, Fit, Scan
+from kinfolk.types import Tree, leaves
+
+# A pass of fewer steps is not worth a recording, which costs about as much as four of them.
+WORTH_RECORDING = 4
+MOST_RECORDINGS = 16
+
+
+class Passes:
+    """Runs passes on a device. On a CUDA device they are recorded unless `record` is False."""
+
+    def __init__(self, device: torch.device, record: bool = True) -> None:
+        self._record = record and device.type == "cuda"
+        traces = Traces() if device.type == "cpu" else None
+        self._gradients: Gradients = traces.gradients if traces else gradients
+        self._moves = traces.moves if traces else None
+
+    def run(
+        self, one: Fit | Scan, carry: Carry, plan: Padded, round: int, lane: CudaLane, made: bool
+    ) -> Carry:
+        """The carry of all clients, in front of every leaf, after a pass over their rows.
+
+        `made`: the rows of the plan were made for this chunk and lie elsewhere the next time.
+        """
+        rates = [d.rate(round) for d in one.descents] if isinstance(one, Fit) else []
+        if self._record and len(plan) >= WORTH_RECORDING:
+            carry, states = _recorded(one, carry, plan, lane, made).run(carry, plan, rates)
+            return {**carry, **optimiser_parts(states)}
+        return self._step_by_step(one, dict(carry), plan, rates)
+
+    def _step_by_step(self, one: Fit | Scan, carry: Carry, plan: Padded, rates: list[float]) -> Carry:
+        states = first_states(one, carry) if isinstance(one, Fit) else []
+        for step in range(len(plan)):
+            rows, whole = plan.batch(step), plan.whole[step]
+            active = None if plan.everyone[step] else plan.active[step]
+            # The first step makes the clients' own models out of one that they may all have been given.
+            if isinstance(one, Fit) and step and active is None and writes_over(one):
+                fit_in_place(one, carry, states, rows, whole, step, rates, self._gradients, self._moves)
+            elif isinstance(one, Fit):
+                carry, states = fit_step(
+                    one, carry, states, rows, active, whole, step, rates, self._gradients, self._moves
+                )
+                # A sum of two layouts may have either.
+                carry |= {d.part: _contiguous(carry[d.part]) for d in one.descents if not step}
+            else:
+                carry = scan_step(one, carry, rows, active, whole)
+        return {**carry, **optimiser_parts(states)}
+
+
+def _recorded(one: Fit | Scan, carry: Carry, plan: Padded, lane: CudaLane, made: bool) -> Recorded:
+    """The lane's recording for chunks of this shape, kept for the rounds to come."""
+    key = (id(one), plan.pool.shape[1:], _form(carry))
+    known = lane.recordings.get(key)
+    if known is None or not known.fits(plan):
+        if known is None and len(lane.recordings) >= MOST_RECORDINGS:
+            lane.recordings.pop(next(iter(lane.recordings)))
+        known = lane.recordings[key] = Recorded(one, carry, plan, lane, made, known)
+    return known
+
+
+def _contiguous(model: Tree) -> Tree:
+    return {name: t.contiguous() for name, t in model.items()}
+
+
+def _form(carry: Carry) -> tuple[Any, ...]:
+    """What must be the same for a recording to serve: names, shapes, types, and what all clients share."""
+    return tuple(
+        (key, name, t.shape, t.dtype, t.dim() > 0 and t.stride(0) == 0) for key, name, t in leaves(carry)
+    )

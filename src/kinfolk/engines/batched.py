@@ -92,8 +92,8 @@ class Batched(InProcess):
         """The replies to a request, in chunks; within a chunk sorted by client."""
         task = self.table[request.task]
         assert isinstance(task, Task)
-        alike = by_form(request.to, self.memories)
-        chunks = [chunk for some in alike for chunk in self._chunks(task, some, request, turn)]
+        forms = by_form(request.to, self.memories)
+        chunks = [chunk for some in forms for chunk in self._chunks(task, some, request, turn)]
         ready = [self._prepare(request.task, chunk, turn) for chunk in chunks[:1]]
         under_way: deque[Underway] = deque()
         try:

@@ -65,7 +65,7 @@ class Memories(dict[Client, Message]):
             self.far.tell("snapshot")
 
     def rollback(self) -> None:
-        """Go back to the last mark: models and memories of a void round stay as they were, but what lasts."""
+        """Go back to the last snapshot, but for what lasts: a void round changes no model or memory."""
         self._hold(self._marked)
         if self.far is not None:
             self.far.tell("rollback")

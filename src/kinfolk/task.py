@@ -174,7 +174,6 @@ class Task:
     passes: tuple[Fit | Scan, ...] = ()
     reply: Expected = field(default_factory=dict)
     stream: str = "batch"  # names the random stream that shuffles the rows
-    light: bool = False  # it does without the network that the clients train, which may be large
     # How often it is asked for in a run beyond the rounds' own local updates: the run's budget pays for it.
     extra: int = 0
     spares: Plan | None = None  # of an extra task: the local update whose place it takes, which is not extra

@@ -25,10 +25,12 @@ from toys import (
     turn,
 )
 
+from kinfolk.algorithms.slfed.gan import Gan
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.fast import steps, trace
 from kinfolk.engines.fast.lanes import CudaLane
 from kinfolk.engines.loop import Loop
+from kinfolk.engines.one import opens_models
 from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.optim import SGD, Adam
 from kinfolk.script import Ask
@@ -235,9 +237,13 @@ def test_chunks_under_way_come_in_order_and_once() -> None:
 
 
 def test_a_task_without_the_large_network_shares_calls_where_others_have_lanes() -> None:
+    """Whether it does is found out: by whether its passes look into a model that it began with."""
     data, one = DATA, learner()
-    train = one.train()
-    table = {"t": train, "light": replace(train, light=True)}
+    count = Scan(lambda carry, batch: {**carry, "n": carry["n"] + batch.sum(batch.y)}, Plan(3))
+    start = lambda message, memory, facts: {"model": message["model"], "n": facts.rows}  # noqa: E731
+    light = Task(start, lambda carry: ({"n": carry["n"]}, None), (count,), {})
+    look = Scan(lambda carry, batch: {**carry, "n": carry["n"] + len(carry["model"]["0.bias"])}, Plan(3))
+    table = {"t": one.train(), "light": light, "looks": replace(light, passes=(count, look))}
 
     def sizes(task: str, lanes: int) -> list[int]:
         engine = Batched(data, table, empty(), 1)
@@ -247,10 +253,18 @@ def test_a_task_without_the_large_network_shares_calls_where_others_have_lanes()
         ]
 
     each = [1] * len(data.clients)
-    assert sizes("t", 3) == sizes("t", 1) == sizes("light", 1) == each, "as asked"
+    assert sizes("t", 3) == sizes("t", 1) == sizes("light", 1) == sizes("looks", 3) == each, "as asked"
     assert sizes("light", 3) == [len(data.clients)]
-    assert probe(one, "gan").task().light
-    assert not probe(one, "back_search").task().light
+
+
+@pytest.mark.parametrize("kind", ["gan", "noise", "means", "back_search"])
+def test_only_a_search_backwards_looks_into_the_clients_model_for_images(kind: str) -> None:
+    data, one = DATA, learner()
+    task, who = probe(one, kind, 4, Gan(width=0.125, steps=2)).task(), data.clients[-1]
+    memory = {"model": one.first, "pam": one.first, "key": torch.tensor(7)}
+    before = {name: leaf.clone() for name, leaf in one.first.items()}
+    assert opens_models(task, {}, memory, data, who, turn(data)) == (kind == "back_search")
+    assert all(torch.equal(memory["model"][name], leaf) for name, leaf in before.items())
 
 
 def test_a_caller_who_leaves_early_waits_for_what_is_under_way() -> None:

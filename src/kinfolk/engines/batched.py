@@ -21,7 +21,7 @@ from torch.func import vmap
 
 from kinfolk.engines.fast import CudaLane, Passes, lanes_on
 from kinfolk.engines.memory import Memories, by_form, swap_in_process
-from kinfolk.engines.one import first_steps, on_device, train_rows
+from kinfolk.engines.one import first_steps, on_device, opens_models, train_rows
 from kinfolk.engines.padded import Padded, padded
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.federation.federation import Federation
@@ -81,6 +81,7 @@ class Batched:
         self._passes = Passes(self.device, record)
         self._ahead: dict[Any, Prepared] = {}
         self._asked: dict[str, list[tuple[Client, ...]]] = {}
+        self._light: dict[str, bool] = {}
 
     @classmethod
     def make(cls, spec: EngineSpec, federation: Federation, table: Table, memories: Memories) -> Batched:
@@ -91,7 +92,8 @@ class Batched:
         """The replies to a request, in chunks; within a chunk sorted by client."""
         task = self.table[request.task]
         assert isinstance(task, Task)
-        chunks = [chunk for some in by_form(request.to, self.memories) for chunk in self._chunks(task, some)]
+        alike = by_form(request.to, self.memories)
+        chunks = [chunk for some in alike for chunk in self._chunks(task, some, request, turn)]
         ready = [self._prepare(request.task, chunk, turn) for chunk in chunks[:1]]
         under_way: deque[Underway] = deque()
         try:
@@ -113,14 +115,30 @@ class Batched:
                 left.lane.join()
         self._asked[request.task] = chunks
 
-    def _chunks(self, task: Task, who: list[Client]) -> list[tuple[Client, ...]]:
+    def _chunks(
+        self, task: Task, who: list[Client], request: Ask[Any], turn: RoundContext
+    ) -> list[tuple[Client, ...]]:
         by_length = sorted(who, key=lambda c: (first_steps(task, self.federation, c), c))
-        # Where a network is so large that clients do not share calls, those without it still gain by it.
-        most = max(self.chunk, LIGHT) if task.light and len(self.lanes) > 1 else self.chunk
+        # Where a network is so large that clients do not share calls, tasks without it still gain by it.
+        light = len(self.lanes) > 1 and self._is_light(task, request, by_length[-1], turn)
+        most = max(self.chunk, LIGHT) if light else self.chunk
         # Chunks of one size, as near as can be: each size is recorded once.
         calls = -(-len(by_length) // most)
         cuts = [len(by_length) * i // max(calls, 1) for i in range(calls + 1)]
         return [tuple(sorted(by_length[a:b])) for a, b in pairwise(cuts)]
+
+    def _is_light(self, task: Task, request: Ask[Any], who: Client, turn: RoundContext) -> bool:
+        """Whether a task goes over rows without the large network that clients train."""
+        if request.task not in self._light:
+            own = request.each.at((who,)).body if request.each else {}
+            message = {**request.shared, **map_leaves(lambda t: t[0], own)}
+            message, memory = (
+                map_leaves(lambda t: t.to(self.device), part) for part in (message, self.memories[who])
+            )
+            data = on_device(self.federation.among([who]), self.device)
+            opens = opens_models(task, message, memory, data, who, turn)
+            self._light[request.task] = bool(task.passes) and not opens
+        return self._light[request.task]
 
     def swap(
         self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext

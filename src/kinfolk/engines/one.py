@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,3 +128,68 @@ def _scan(scan: Scan, carry: Carry, rows: Iterator[Batch]) -> Carry:
         for batch in rows:
             carry = scan.step(carry, batch)
     return carry
+
+
+class _Watched(dict[str, Tensor]):
+    """A model that knows whether anybody has looked into it."""
+
+    opened = False
+
+    def _look(self) -> None:
+        self.opened = True
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._look()
+        return super().__getitem__(name)
+
+    def __iter__(self) -> Iterator[str]:
+        self._look()
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        self._look()
+        return super().keys()
+
+    def values(self) -> Any:
+        self._look()
+        return super().values()
+
+    def items(self) -> Any:
+        self._look()
+        return super().items()
+
+
+def opens_models(
+    task: Task, message: Message, memory: Message, federation: Federation, who: Client, turn: RoundContext
+) -> bool:
+    """Whether the passes of a task look into a model that the client was given or kept.
+
+    Tried out on one batch of a client's rows for each pass; nothing is changed. Where a pass finds no rows
+    they are taken to.
+    """
+    device = federation.x.device
+    rows, steps = train_rows(federation, who), first_steps(task, federation, who)
+    facts = ClientInfo(torch.tensor(rows, device=device), torch.tensor(steps, device=device), turn.round)
+    with torch.no_grad():
+        begun = task.start(message, memory, facts)
+    models = {key: _Watched(value) for key, value in begun.items() if isinstance(value, dict)}
+    carry: Carry = {**begun, **models}
+    for number, one in enumerate(task.passes):
+        batch = next(client_batches(one, number, task.stream, federation, who, turn), None)
+        if batch is None or (isinstance(one, Fit) and any(d.part in models for d in one.descents)):
+            return True
+        carry = _tried(one, carry, batch)
+        if any(model.opened for model in models.values()):
+            return True
+    return False
+
+
+def _tried(one: Fit | Scan, carry: Carry, batch: Batch) -> Carry:
+    """A carry after one batch, in which what is trained has not moved."""
+    if isinstance(one, Scan):
+        with torch.no_grad():
+            return one.step(carry, batch)
+    states = [d.optimiser.init({n: carry[d.part][n] for n in d.names}) for d in one.descents]
+    for descent in one.descents:
+        gradient(descent, {**carry, descent.part: owned(carry[descent.part])}, batch)
+    return {**carry, **optimiser_parts(states)}

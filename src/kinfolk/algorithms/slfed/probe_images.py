@@ -99,10 +99,9 @@ class ProbeImages:
             "held_out": (Scan(self._room, ONCE), Scan(self._hold, Plan(256, shuffle=False, split="valid"))),
         }
         guard = self._guard.passes() if self.guarded and self.images.kind in _GUARDED else ()
-        light = self.images.kind != "back_search"  # which looks through the client's own model
         work = [looking_inward(one, *self._range) for one in (*passes[self.images.kind], *guard)]
         every = (*find_reach(self.images.ranges), *work)
-        return Task(_begin, self._finish, every, {}, stream="gan", light=light)
+        return Task(_begin, self._finish, every, {}, stream="gan")
 
     def _networks(self, carry: Carry, batch: Batch) -> Carry:
         return {**carry, PART: self._gan.first(carry[KEY], batch.x[0].numel())}

@@ -1,6 +1,6 @@
 """Clients of two kinds, whose labels contradict each other: FeSEM finds who belongs together.
 
-    python examples/find_groups.py
+python examples/find_groups.py
 """
 
 import numpy as np

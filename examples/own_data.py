@@ -1,6 +1,6 @@
 """Four clinics, one CSV file each: is one model for all better than one of their own?
 
-    python examples/own_data.py
+python examples/own_data.py
 """
 
 from pathlib import Path
@@ -14,10 +14,10 @@ CLINICS = Path(__file__).parent / "clinics"
 
 def main() -> None:
     """Look at the data, then compare three methods over two seeds."""
-    found = kinfolk.load_own(CLINICS)
-    print(kinfolk.inspect(found).balance)
-    clinics = kinfolk.federate(found)
-    print(kinfolk.compare(lambda: nn.Linear(3, 2), clinics, ["local", "fedavg", "fedavg_tuned"], rounds=5, seeds=2))
+    clinics, report = kinfolk.load_own(CLINICS)
+    print(report.balance)
+    methods = ["local", "fedavg", "fedavg_tuned"]
+    print(kinfolk.compare(lambda: nn.Linear(3, 2), clinics, methods, rounds=5, seeds=2))
 
 
 if __name__ == "__main__":

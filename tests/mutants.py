@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-# What tests import that is not ours: loaded once, then every break is tried in a process forked from this one.
+# What tests import that is not ours, loaded once: every break is tried in a process forked from this one.
 import matplotlib  # noqa: F401
 import pandas  # noqa: F401
 import pytest
@@ -46,7 +46,8 @@ class Notes:
 def tried(mutant: dict[str, Any]) -> tuple[str, bool]:
     """(what became of a mutant, whether it was caught); in a process of its own."""
     path, old, new = (str(mutant[key]) for key in ("file", "old", "new"))
-    text = (ROOT / "src/kinfolk" / path).read_text()
+    place = ROOT / "src/kinfolk" / path
+    text = place.read_text() if place.exists() else ""
     if text.count(old) != 1:
         return f"stands {text.count(old)} times in {path}, expected once", False
     with tempfile.TemporaryDirectory() as folder:

@@ -35,7 +35,7 @@ def test_compare_tells_personal_from_common_models(tmp_path):
         Small, two_kinds(), ["local", "fedavg"], rounds=15, seeds=2, folder=tmp_path / "c"
     )
     frame = table.frame.set_index("algorithm")
-    # The two kinds disagree on half of all rows, so one linear model can not be right for both.
+    # The two kinds disagree on half of all rows, so one linear model cannot be right for both.
     assert frame.loc["local", "macro"] > frame.loc["fedavg", "macro"] + 0.05
     assert "local" in str(table)
     assert table.figure(tmp_path / "f.png").stat().st_size > 10_000

@@ -119,7 +119,7 @@ class Placed:
 
 
 def _printed(table: Any, notes: Sequence[str]) -> str:
-    """A table and its notes as text of 100 columns."""
+    """A table and its notes as text of at most 100 columns."""
     from rich.console import Console
 
     console = Console(width=100)
@@ -271,7 +271,7 @@ def assign(
     Args:
         folder: the run folder of an algorithm with a model for each group.
         newcomers: as the clients of `compare`; or the path of a store, a folder of clients or a table.
-        network: the network of the run, if it was one of yours that can not be imported by name.
+        network: the network of the run, if it was one of yours that cannot be imported by name.
         by: `"loss"` or `"distance"`; what the algorithm uses if not given.
         test: test rows of each newcomer; without them a fifth of each newcomer's rows is held out.
 

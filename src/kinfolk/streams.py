@@ -1,7 +1,7 @@
 """Named random streams: every draw follows from (run seed, purpose, round, client), none from a global one.
 
 A client derives its own numbers from its own name, so the order in which clients are visited, the
-engine that visits them and the draws of everybody else can not change what it sees.
+engine that visits them and the draws of everybody else cannot change what it sees.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class RoundContext:
     round: int
     clients: tuple[Client, ...]
     participation: float = 1.0  # the fraction of them that takes part in a round
+    room: int = 0  # bytes of replies that the server can hold at once; 0: nobody has said
 
     @property
     def cohort(self) -> tuple[Client, ...]:

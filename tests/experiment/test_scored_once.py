@@ -31,7 +31,7 @@ def asked(monkeypatch):
 METHODS = {
     "fedavg": ([], {"centre": 2}),
     "fedavg_tuned": ([], {"centre": 2, "fine-tuned": 6}),
-    "fesem": (["algorithm.k=3", "algorithm.warm_epochs=1"], {"personal": 6, "fine-tuned": 6}),
+    "fesem": (["algorithm.k=3", "algorithm.start.warm_epochs=1"], {"personal": 6, "fine-tuned": 6}),
     "ifca": (["algorithm.k=2"], {}),
     "local": ([], {"personal": 6}),
     "slfed": (["algorithm.images.kind=noise", "algorithm.images.count=20"], {"centre": 6, "personal": 6}),

@@ -92,8 +92,8 @@ class Batched:
         """The replies to a request, in chunks; within a chunk sorted by client."""
         task = self.table[request.task]
         assert isinstance(task, Task)
-        alike = by_form(request.to, self.memories)
-        chunks = [chunk for some in alike for chunk in self._chunks(task, some, request, turn)]
+        forms = by_form(request.to, self.memories)
+        chunks = [chunk for some in forms for chunk in self._chunks(task, some, request, turn)]
         ready = [self._prepare(request.task, chunk, turn) for chunk in chunks[:1]]
         under_way: deque[Underway] = deque()
         try:
@@ -143,7 +143,7 @@ class Batched:
     def swap(
         self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
     ) -> dict[tuple[Client, Client], int]:
-        """Let clients send to one another; the bytes of every letter."""
+        """Let clients send to one another; the bytes of every message."""
         return swap_in_process(swap, among, turn, self.memories)
 
     def close(self) -> None:

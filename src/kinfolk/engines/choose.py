@@ -138,6 +138,15 @@ def make(engine: EngineSpec, federation: Federation, table: Table, memories: Mem
     return made
 
 
+def reply_room(device: torch.device) -> int:
+    """Bytes of replies that a server on this device can hold at once: an eighth of a GPU; 0: not known.
+
+    >>> reply_room(torch.device("cpu"))
+    0
+    """
+    return torch.cuda.get_device_properties(device).total_memory // 8 if device.type == "cuda" else 0
+
+
 @contextmanager
 def arithmetic(device: torch.device, precision: str) -> Iterator[None]:
     """One thread on a CPU, exact float32 and repeatable kernels on a GPU; put back afterwards.

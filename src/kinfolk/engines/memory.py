@@ -1,4 +1,4 @@
-"""What clients keep between requests, and letters from client to client within one process."""
+"""What clients keep between requests, and messages from client to client within one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RemoteMemories(Protocol):
     """Other processes that hold the memories of some clients."""
 
     def tell(self, word: str) -> None:
-        """Let them `mark` or `rollback` as well."""
+        """Let them `snapshot` or `rollback` as well."""
         ...
 
     def fetch(self) -> dict[Client, Message]:
@@ -64,7 +64,7 @@ class Memories(dict[Client, Message]):
             self.far.tell("snapshot")
 
     def rollback(self) -> None:
-        """Go back to the last mark: models and memories of a void round stay as they were, but what lasts."""
+        """Go back to the last snapshot, but for what lasts: a void round changes no model or memory."""
         self._hold(self._marked)
         if self.far is not None:
             self.far.tell("rollback")
@@ -158,7 +158,7 @@ def swap_in_process(
 ) -> dict[tuple[Client, Client], int]:
     """Every client sends before any receives, so nobody hears of this exchange in what it sends.
 
-    Nothing is copied: letters stay on the device that they were written on. One that was read is let go.
+    Nothing is copied: messages stay on the device that they were made on. One that was read is let go.
     """
     inbox: dict[Client, dict[Client, Message]] = {c: {} for c in among}
     sent: dict[tuple[Client, Client], int] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kinfolk.engines.choose import Choice, arithmetic, make
+from kinfolk.engines.choose import Choice, arithmetic, make, reply_room
 from kinfolk.engines.coordinator import Coordinator, drop_outs
 from kinfolk.engines.distributed import Distributed
 from kinfolk.engines.fast import KERNELS
@@ -228,7 +228,8 @@ class Running:
 
     def turn(self) -> RoundContext:
         """The round that comes next."""
-        return RoundContext(self.parts.seed, self.done, self.clients, self.spec.run.participation)
+        share, room = self.spec.run.participation, reply_room(self.choice.device)
+        return RoundContext(self.parts.seed, self.done, self.clients, share, room)
 
     def played(self, script: Script[Any], turn: RoundContext) -> tuple[Any, Info]:
         """What a script ends with; time that was not spent on requests is the server's."""

@@ -110,7 +110,7 @@ def _text(path: Path) -> str:
     except FileNotFoundError as error:
         raise KinfolkError("spec", str(path), "no such file") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise KinfolkError("spec", str(path), f"can not be read ({error})") from error
+        raise KinfolkError("spec", str(path), f"cannot be read ({error})") from error
     if len(data) > MOST_BYTES:
         raise _too_large(str(path))
     try:

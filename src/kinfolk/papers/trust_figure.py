@@ -34,7 +34,7 @@ def read_trust(folder: str | Path) -> list[dict[str, Any]]:
     try:
         found = [json.loads(path.read_text()) for path in paths if path.exists()]
     except (OSError, ValueError) as error:
-        raise KinfolkError("trust", str(folder), f"can not be read: {error}") from error
+        raise KinfolkError("trust", str(folder), f"cannot be read: {error}") from error
     if not found:
         raise KinfolkError("trust", str(folder), "has no trust.json; name a folder of kinfolk trust")
     return sorted(found, key=lambda trace: int(trace["direct"]))

@@ -1,4 +1,4 @@
-"""What a member has answered, for ever: each state of its model is part of one sum and of no other.
+"""What a member has answered, forever: each state of its model is part of one sum and of no other.
 
 Two sums over lists that differ in one member give that member away, whoever asks for them: one requester
 twice, two that work together, or one whose round was undone after the answer had left. So a member notes

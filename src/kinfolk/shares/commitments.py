@@ -15,7 +15,7 @@ it saw; both are named, and nobody is blamed.
 
 Not caught: a member who shares another model than its own, within the range, or adds to its response
 what such a model would; somebody who forges a whole response, hash and all, where channels are not
-authenticated; a requester who lies to all members alike.
+authenticated; a requester who lies to all members in the same way.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def open_shares(
 
     >>> open_shares({}, "bob", Context("ann", 0, ("bob",), (1.0,), ()), lambda sender: True)
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask anew
+    kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask again
     """
     check_senders(shares, ctx.members)
     place = ctx.place(me)
@@ -106,7 +106,7 @@ def checked_sums(
 
     >>> checked_sums({}, Context("ann", 0, ("bob",), (1.0,), ()), 1, print)
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask anew
+    kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask again
     """
     heard = {who: responses[who] for who in ctx.members if who in responses}
     check_senders(heard, ctx.members if len(heard) < need else ())

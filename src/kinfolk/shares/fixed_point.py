@@ -57,7 +57,7 @@ def decode(whole: NDArray[np.int64], n: int, bits: int, limit: float) -> Tensor:
     values = np.ldexp(whole.astype(np.float64), -bits)
     largest = float(np.abs(values).max(initial=0.0))
     if largest > n * (limit + 2.0**-bits):
-        remedy = f"{n} models can not sum to this: a share was wrong; abort and ask anew"
+        remedy = f"{n} models cannot sum to this: a share was wrong; abort and ask again"
         raise KinfolkError("sum", largest, remedy)
     return torch.from_numpy(values)
 

@@ -138,7 +138,7 @@ class Negotiation(SessionBase):
         opened = {key: t.clone() for key, t in memory["open"].items()}
         opened["mask"][i], opened["lost"][i], opened["go"][i] = False, False, False
         request_log, request = self._request_log(memory, ctx.requester), self._request(memory, ctx)
-        if request.id == ctx.id and request.state == "open":  # what was answered can not be taken back
+        if request.id == ctx.id and request.state == "open":  # what was answered cannot be taken back
             request_log = request_log.abort(ctx)
         kept = {key: value for key, value in memory.items() if key != f"answer.{i}"}
         return {**self._noted(kept, ctx.requester, request_log), "open": opened}

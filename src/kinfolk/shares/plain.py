@@ -67,7 +67,7 @@ def parts_of(
 
     >>> parts_of({}, ["bob"], "sum", Context("ann", 0, ("bob",), (1.0,), (("w", 1),)))
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask anew
+    kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask again
     """
     check_senders(messages, senders)
     found: list[Tensor] = []
@@ -85,10 +85,10 @@ def check_senders(messages: Mapping[Client, Share], needed: Sequence[Client]) ->
 
     >>> check_senders({"eve": {}}, ["bob"])
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask anew
+    kinfolk.errors.KinfolkError: message of 'bob': is missing; abort and ask again
     """
     for sender in sorted(set(needed) - set(messages)):
-        raise KinfolkError(f"message of {sender!r}", None, "is missing; abort and ask anew")
+        raise KinfolkError(f"message of {sender!r}", None, "is missing; abort and ask again")
 
 
 def total(parts: Sequence[Tensor]) -> Tensor:

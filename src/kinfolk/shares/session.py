@@ -6,7 +6,7 @@ once for each retry, `deal` / `respond`, `ready` / `judge`, `judged` / `take_bac
 the first writes messages out of a memory, the second reads those that came.
 
 With a scheme that hides, every state of a model is part of one sum and of no other: a member accepts one
-request of a round, the first in its order, and notes for ever what it is part of (`.answer_log`). A sum is
+request of a round, the first in its order, and notes forever what it is part of (`.answer_log`). A sum is
 passed on to its members, who take it if they have none of their own.
 
 Whoever does not accept (absent, not free, or it refuses) is left out; the shorter list is confirmed. Whoever
@@ -110,11 +110,11 @@ class SecureSumSession(Negotiation):
         return self._word(memory, "verdict") if self._awaits(memory, "verdict") else {}
 
     def take_back(self, inbox: Inbox, memory: Message) -> Message:
-        """Drop what is void, and share anew where a shorter list is tried."""
+        """Drop what is void, and share again where a shorter list is tried."""
         return self._dealt(self._told(inbox, memory, int(memory["wave"]), go=True))
 
     def respond_at_last(self, inbox: Inbox, memory: Message) -> Message:
-        """As `respond`; what can be answered now is noted as answered, all else is void for ever."""
+        """As `respond`; what can be answered now is noted as answered, all else is void forever."""
         memory = self.respond(inbox, memory)
         for i, ctx in list(self._open(memory, int(memory["wave"]))):
             with self.rejections.by(ctx.requester):

@@ -20,7 +20,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.task import Peer
 from kinfolk.types import Client, Tree
 
-# Equal uncertainties must not be told apart from their own mean by rounding.
+# Equal uncertainties must not be separated from their own mean by rounding.
 SLACK = 1e-9
 
 

@@ -29,7 +29,7 @@ def local_training(learner: Learner, of: Literal["model", "pam"], stream: str) -
     """Train the own model or the PAM, and go on from there."""
 
     def start(message: Message, memory: Message, facts: ClientInfo) -> Carry:
-        # Training that diverged, or a sum with somebody's NaN in it, must not stay for ever.
+        # Training that diverged, or a sum with somebody's NaN in it, must not stay forever.
         other = memory["model" if of == "pam" else "pam"]
         model = finite_or(memory[of], other)
         return {**memory, "model": model, "pam": model}
@@ -57,7 +57,7 @@ def begin_round(learner: Learner, mixes_pam: bool, memory: Message, me: Peer) ->
 
 
 def _last_finite(learner: Learner, memory: Message) -> Tree:
-    """What the client began its last training from; if that is spoilt as well, the common first model."""
+    """What the client began its last training from; if that is not finite either, the common first model."""
     first = {name: leaf.to(memory["model"][name].device) for name, leaf in learner.first.items()}
     return finite_or(memory["model"], memory["pam"], first)
 

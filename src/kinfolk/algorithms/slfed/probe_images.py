@@ -48,7 +48,7 @@ _SEARCH_LR, SEARCH_WEIGHT = 0.1, 0.1
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """Which images, how many, and when they are made anew: `[algorithm.images]`."""
+    """Which images, how many, and when they are made again: `[algorithm.images]`."""
 
     # "gan" is the paper's; "means" of rows of a class and "back_search" are ours, the others are controls.
     kind: Literal["gan", "noise", "back_search", "means", "held_out"] = "gan"

@@ -59,29 +59,6 @@ def checked_counts(field: str, counts: Tensor, images: int) -> Tensor:
     return values
 
 
-def similarity(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], images: int, peer: str) -> Tensor:
-    """lambda = (cos over my images + cos over theirs) / 2, in [0, 1].
-
-    `mine` are my model's and the peer's counts [..., classes] on my images, `theirs` the two on the
-    peer's images. Which of a pair comes first does not matter.
-
-    >>> same, other = torch.tensor([3, 1]), torch.tensor([1, 3])
-    >>> similarity((same, same), (same, other), 4, "bob")
-    tensor(0.8000, dtype=torch.float64)
-    """
-    rows = [_cosine(pair, where, images, peer) for pair, where in ((mine, "my"), (theirs, "their"))]
-    return ((rows[0] + rows[1]) / 2).clamp(0, 1)
-
-
-def _cosine(pair: tuple[Tensor, Tensor], where: str, images: int, peer: str) -> Tensor:
-    if pair[0].shape[-1:] != pair[1].shape[-1:]:
-        shapes = [tuple(part.shape) for part in pair]
-        raise KinfolkError(f"counts with {peer!r} on {where} images", shapes, "must have the same classes")
-    x, y = (checked_counts(f"counts with {peer!r} on {where} images", part, images) for part in pair)
-    # Never 0: counts sum to at least one image.
-    return (x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt()
-
-
 def checked_labels(field: str, labels: Tensor, classes: int, images: int) -> Tensor:
     """Classes [..., images] in int64, or an error naming `field`: one for each image, in 0 ... classes - 1.
 
@@ -95,40 +72,24 @@ def checked_labels(field: str, labels: Tensor, classes: int, images: int) -> Ten
         raise KinfolkError(field, str(labels.dtype), "must be whole numbers")
     if labels.shape[-1:] != (images,):
         raise KinfolkError(field, tuple(labels.shape), f"give one class for each of the {images} images")
-    values = labels.long()  # bytes can not be compared with 256 classes
+    values = labels.long()  # bytes cannot be compared with 256 classes
     bad = (values < 0) | (values >= classes)
     if bool(bad.any()):
         raise KinfolkError(field, int(values[bad][0]), f"must lie in 0 ... {classes - 1}")
     return values
 
 
-def agreement(
-    mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], classes: int, images: int, peer: str
-) -> Tensor:
-    """lambda = (share of my images that both models put into one class + share of theirs) / 2, in [0, 1].
-
-    `mine` are the classes [..., images] that my model and the peer's give my images, `theirs` the two on
-    the peer's images. Which of a pair comes first does not matter.
-
-    >>> same, other = torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0, 1, 2])
-    >>> agreement((same, same), (same, other), classes=3, images=4, peer="bob")
-    tensor(0.7500, dtype=torch.float64)
-    """
-    shares = []
-    for pair, where in ((mine, "my"), (theirs, "their")):
-        named = f"classes with {peer!r} on {where} images"
-        x, y = (checked_labels(named, part, classes, images) for part in pair)
-        # Not a mean, which may multiply by 1 / images: 49 of 49 would be less than 1.
-        shares.append((x == y).sum(-1).double() / images)
-    return (shares[0] + shares[1]) / 2
-
-
 @dataclass(frozen=True)
 class Counts:
     """As published: how many images fall into each class, and the cosine of such counts.
 
-    >>> Counts(classes=3, images=4).note(torch.tensor([0, 2, 2, 2]))
-    tensor([1, 0, 3])
+    `mine` are my model's and the peer's notes on my images, `theirs` the two on the peer's images. Which of a
+    pair comes first does not matter.
+
+    >>> counts = Counts(classes=2, images=4)
+    >>> same, other = counts.note(torch.tensor([0, 0, 0, 1])), torch.tensor([1, 3])
+    >>> counts.similarity((same, same), (same, other), "bob")
+    tensor(0.8000, dtype=torch.float64)
     """
 
     classes: int
@@ -144,8 +105,17 @@ class Counts:
         return histogram(labels, self.classes)
 
     def similarity(self, mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], peer: str) -> Tensor:
-        """lambda by counts, as `similarity` has it."""
-        return similarity(mine, theirs, self.images, peer)
+        """lambda = (cos over my images + cos over theirs) / 2, in [0, 1]."""
+        my, their = (self._cosine(*pair, peer) for pair in ((mine, "my"), (theirs, "their")))
+        return ((my + their) / 2).clamp(0, 1)
+
+    def _cosine(self, pair: tuple[Tensor, Tensor], where: str, peer: str) -> Tensor:
+        named = f"counts with {peer!r} on {where} images"
+        if pair[0].shape[-1:] != pair[1].shape[-1:]:
+            raise KinfolkError(named, [tuple(part.shape) for part in pair], "must have the same classes")
+        x, y = (checked_counts(named, part, self.images) for part in pair)
+        # Never 0: counts sum to at least one image.
+        return (x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt()
 
 
 @dataclass(frozen=True)
@@ -156,8 +126,9 @@ class Images:
     partner learns the predicted class of every image, of its own as well, which it may have chosen; counts
     tell only how many were of each.
 
-    >>> Images(classes=3, images=4).note(torch.tensor([0, 2, 2, 2]))
-    tensor([0, 2, 2, 2], dtype=torch.uint8)
+    >>> same, other = torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0, 1, 2])
+    >>> Images(classes=3, images=4).similarity((same, same), (same, other), "bob")
+    tensor(0.7500, dtype=torch.float64)
     """
 
     classes: int
@@ -173,8 +144,14 @@ class Images:
         return checked_labels("labels", labels, self.classes, self.images).to(self.form[0])
 
     def similarity(self, mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], peer: str) -> Tensor:
-        """lambda by classes, as `agreement` has it."""
-        return agreement(mine, theirs, self.classes, self.images, peer)
+        """lambda = (share of my images that both models put into one class + share of theirs) / 2."""
+        shares = []
+        for pair, where in ((mine, "my"), (theirs, "their")):
+            named = f"classes with {peer!r} on {where} images"
+            x, y = (checked_labels(named, part, self.classes, self.images) for part in pair)
+            # Not a mean, which may multiply by 1 / images: 49 of 49 would be less than 1.
+            shares.append((x == y).sum(-1).double() / self.images)
+        return (shares[0] + shares[1]) / 2
 
 
 Measure = Counts | Images

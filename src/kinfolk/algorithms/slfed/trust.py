@@ -137,7 +137,7 @@ def add_hearsay(trust: Tree, told: Mapping[int, Opinion], me: int, options: Trus
 
     A teller's weight is its s by own contacts and hearsay ("all"), or by contacts alone ("direct").
     "recompute": who was heard of has this round's hearsay and no older one; who is known by hearsay alone
-    keeps what there was. "accumulate": all hearsay adds up for ever. What is told of oneself, and what a
+    keeps what there was. "accumulate": all hearsay adds up forever. What is told of oneself, and what a
     teller says of itself, is not heard. "capped": what is told of a peer weighs at most one own contact.
 
     >>> sure = Opinion(*torch.tensor([[0.5, 0.5], [0.0, 0.0], [0.5, 0.5]], dtype=torch.float64))

@@ -29,7 +29,11 @@ CONFIG = Path(__file__).parents[1] / "configs" / "digits.toml"
 ATTACKS = ("sign_flip", "scaled", "noise", "label_flip")
 SHARES = (0.1, 0.2)
 # A group has 6 members: a share below 1 in 6 would cut nobody.
-MEANS = {"mean": "", "trimmed": ",mean=trimmed,trim=0.2", "median": ",mean=median"}
+MEANS = {
+    "mean": "",
+    "trimmed": ",aggregate.name=trimmed,aggregate.trim=0.2",
+    "median": ",aggregate.name=median",
+}
 CLUSTERED = ("fesem,k=4", "ifca,k=4")
 
 
@@ -95,7 +99,7 @@ def main() -> None:
     methods |= {f"{m} {mean}": m + more for m in CLUSTERED for mean, more in MEANS.items()}
     methods["fesem,k=5 mean"] = "fesem,k=5"  # room for a group of attackers
     # Attackers far away have no say in where the centres begin.
-    methods["fesem,k=4 aside median"] = "fesem,k=4,set_aside=2,mean=median"
+    methods["fesem,k=4 aside median"] = "fesem,k=4,start.set_aside=2,aggregate.name=median"
     if asked.methods:
         methods = {"fedavg mean": "fedavg", **{name: name for name in asked.methods}}
     accuracy = table("Accuracy of honest clients in %", list(methods))

@@ -4,7 +4,7 @@ python benchmarks/randomised_answers.py [--rounds 15] [--seeds 3] [--search 20] 
 
 A client answers the truth with probability e^epsilon / (e^epsilon + K - 1), else one of the other clusters.
 The budget is spent anew in every round: `all rounds` is what a client has told in the end, as records say.
-Clusters do not wait for sure models (`confidence = 0`): everyone is asked in every round after the start.
+Clusters do not wait for confident models (`start.confidence = 0`): everyone is asked in every later round.
 Who is put into a wrong cluster trains its model from there on, so that errors of one round outlast it: `ARI`
 after the first answers and after the last.
 """
@@ -62,8 +62,8 @@ def main() -> None:
     asked = given.parse_args()
     sets = [f"run.{key}={asked.rounds}" for key in ("rounds", "evaluate_every", "checkpoint_every")]
     sets += ["algorithm.name=mdicfl", "algorithm.privacy=strong", f"algorithm.k={GROUPS}"]
-    sets += ["algorithm.confidence=0.0"]
-    sets += [f"algorithm.search_iterations={asked.search}", "engine.name=batched", "engine.device=cpu"]
+    sets += ["algorithm.start.confidence=0.0"]
+    sets += [f"algorithm.search.iterations={asked.search}", "engine.name=batched", "engine.device=cpu"]
     spec = override(load(CONFIG), sets)
     title = f"{asked.rounds} rounds, {asked.seeds} seeds, mean ± sample std"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="")

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
+from kinfolk.algorithms.options import options_of, with_options
 from kinfolk.engines.choose import arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator, Engine
 from kinfolk.engines.fast import prepare
@@ -76,7 +77,7 @@ def measure(
     learner = Learner(
         module, find_loss("cross_entropy"), CLASSES, SGD(), Plan(50, epochs), lr=0.1, prepare=prepare
     )
-    method = MDICFL(learner, k=4, start="shared", **options)
+    method = with_options(MDICFL, learner, {"k": 4, "start.name": "random_partition", **options})
     size = cost(learner, federation.x[:1])
     choice = choose(EngineSpec("workers"), size, 50, clients, "")
     engine = Gathering(make(choice.engine, federation, client_tasks(method), Memories(lambda who: {})))
@@ -105,9 +106,9 @@ def _processes() -> float:
 
 def main() -> int:
     given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    usual = {"search": "search_iterations", "samples": "samples", "warm": "warm_rows"}
+    usual = {"search": "search.iterations", "samples": "pseudo.samples", "warm": "search.warm_steps"}
     numbers = {"clients": 48, "rows": 1000, "epochs": 2, "rounds": 3}
-    numbers |= {name: MDICFL.__dataclass_fields__[option].default for name, option in usual.items()}
+    numbers |= {name: options_of(MDICFL)[option] for name, option in usual.items()}
     for name, number in numbers.items():
         given.add_argument(f"--{name}", type=int, default=number)
     asked = given.parse_args()

@@ -3,7 +3,7 @@
 python benchmarks/warm_rows.py configs/mdicfl/rotated-mnist-small.toml data.alpha=3.0 run.seed=1
 
 A run of MD-ICFL goes on by the paper's rows (100 steps from fresh noise, M = 30). In every round, the one in
-which clients are parted included, the same models of clusters and clients are also looked at with other rows,
+which clients are split included, the same models of clusters and clients are also looked at with other rows,
 each kind going on from its own of the round before. One line a round: the part of the clients for which a
 kind chooses as the paper's rows do, the agreement of its choices with the true groups, and its confidence.
 """
@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from kinfolk.algorithms.blocks.output_distance import confidence, nearest_cluster
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
-from kinfolk.algorithms.mdicfl.model_distance import Probe
+from kinfolk.algorithms.mdicfl.output_distance import Probe, confidence, nearest_cluster
+from kinfolk.algorithms.options import option_values, with_options
 from kinfolk.clustering.agreement import agreement
 from kinfolk.engines.choose import arithmetic, make
 from kinfolk.engines.coordinator import Coordinator
@@ -32,13 +32,19 @@ from kinfolk.script import Ask, client_tasks, play
 from kinfolk.streams import RoundContext
 from kinfolk.types import IndexedMessages, Stack
 
-PAPER = {"samples": 30, "search_iterations": 100, "warm_rows": 0}
+PAPER = {"pseudo.samples": 30, "search.iterations": 100, "search.warm_steps": 0}
 OTHERS = {
-    "warm 5, M 10": {"samples": 10, "warm_rows": 5},
-    "warm 10, M 10": {"samples": 10, "warm_rows": 10},
-    "warm 5, M 30": {"samples": 30, "warm_rows": 5},
-    "fresh 15, M 10": {"samples": 10, "search_iterations": 15, "warm_rows": 0},
+    "warm 5, M 10": {"pseudo.samples": 10, "search.warm_steps": 5},
+    "warm 10, M 10": {"pseudo.samples": 10, "search.warm_steps": 10},
+    "warm 5, M 30": {"pseudo.samples": 30, "search.warm_steps": 5},
+    "fresh 15, M 10": {"pseudo.samples": 10, "search.iterations": 15, "search.warm_steps": 0},
 }
+
+
+def changed(method: MDICFL, options: dict[str, int]) -> MDICFL:
+    """The method with other options."""
+    made: MDICFL = with_options(MDICFL, method.learner, {**option_values(method), **options})
+    return made
 
 
 class Onlooker:
@@ -48,14 +54,14 @@ class Onlooker:
         method = parts.algorithm
         assert isinstance(method, MDICFL)
         self.stage, self.federation = stage, parts.federation
-        self.kinds = {"paper": method} | {name: replace(method, **how) for name, how in OTHERS.items()}
+        self.kinds = {"paper": method} | {name: changed(method, how) for name, how in OTHERS.items()}
         self.kept: dict[str, Any] = {name: {} for name in self.kinds}
         self.line: dict[str, Any] = {}
         self.state: Any = None
         train, y = parts.federation.splits["train"], parts.federation.y
         counts = [torch.bincount(y[train.rows(i)].cpu(), minlength=method.learner.outputs)
                   for i in range(len(parts.federation.clients))]  # fmt: skip
-        self.laws = torch.stack(counts).double() / torch.stack(counts).sum(1, keepdim=True)
+        self.labels = torch.stack(counts).double() / torch.stack(counts).sum(1, keepdim=True)
 
     def perform(self, request: Any, turn: RoundContext) -> Any:
         """What a stage gives."""
@@ -79,7 +85,7 @@ class Onlooker:
             began = time.perf_counter()
             state, probe = method.probe(state, turn)
             apart = probe.distances(method.learner, got.tree("model"))
-            choices[name] = nearest_cluster(apart, self.laws[rows].to(apart.device)).cpu()
+            choices[name] = nearest_cluster(apart, self.labels[rows].to(apart.device)).cpu()
             self.kept[name] = state.kept
             self.line[name] = self.facts(choices, name, probe, truth, rows)
             self.line[name]["seconds"] = round(time.perf_counter() - began, 3)

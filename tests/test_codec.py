@@ -101,7 +101,7 @@ def test_decoded_tensors_can_be_written() -> None:
         {"a": torch.eye(2).to_sparse()},
     ],
 )
-def test_what_can_not_travel_is_refused(message: Message) -> None:
+def test_what_cannot_travel_is_refused(message: Message) -> None:
     with pytest.raises(KinfolkError, match="message"):
         encode(message)
 

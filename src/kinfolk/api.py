@@ -119,7 +119,7 @@ class Placed:
 
 
 def _printed(table: Any, notes: Sequence[str]) -> str:
-    """A table and its notes as text of 100 columns."""
+    """A table and its notes as text of at most 100 columns."""
     from rich.console import Console
 
     console = Console(width=100)
@@ -137,11 +137,7 @@ def _spec(network: Network, rounds: int, settings: Mapping[str, Any]) -> Experim
         model=ModelSpec(f"{source.__module__}:{getattr(source, '__qualname__', type(source).__name__)}"),
     )
     named = replace(named, run=replace(named.run, rounds=rounds))
-    return override(named, [f"{key}={_toml(value)}" for key, value in flat_options(settings).items()])
-
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return override(named, flat_options(settings))
 
 
 def compare(
@@ -271,7 +267,7 @@ def assign(
     Args:
         folder: the run folder of an algorithm with a model for each group.
         newcomers: as the clients of `compare`; or the path of a store, a folder of clients or a table.
-        network: the network of the run, if it was one of yours that can not be imported by name.
+        network: the network of the run, if it was one of yours that cannot be imported by name.
         by: `"loss"` or `"distance"`; what the algorithm uses if not given.
         test: test rows of each newcomer; without them a fifth of each newcomer's rows is held out.
 

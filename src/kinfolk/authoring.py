@@ -1,4 +1,4 @@
-"""What an author of an algorithm or a score needs, in one place."""
+"""What an author of an algorithm, a score or an optimiser needs, in one place."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.fold import Fold, Mean
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.metrics import RULES, Rule, mean_of
+from kinfolk.learning.optim import OPTIMISERS
 from kinfolk.scores import SCORES, Score
 from kinfolk.script import (
     Algorithm,
@@ -39,6 +40,7 @@ from kinfolk.task import (
 from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tree
 
 __all__ = [
+    "OPTIMISERS",
     "RULES",
     "SCORES",
     "Algorithm",

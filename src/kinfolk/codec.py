@@ -52,7 +52,7 @@ def encode(message: Message, header: Mapping[str, str] | None = None) -> bytes:
         own = {name: _own(leaf, seen) for name, leaf in flat.items()}
         return to_safetensors(own, {_ENTRY: entry})
     except Exception as error:  # torch and safetensors agree on no type: a KeyError for a dtype, for one
-        remedy = f"can not be stored ({_brief(error)}); send dense tensors of an ordinary type"
+        remedy = f"cannot be stored ({_brief(error)}); send dense tensors of an ordinary type"
         raise KinfolkError("message", list(message), remedy) from error
 
 

@@ -22,7 +22,7 @@ class KinfolkError(Exception):
 
 
 class BrokeDown(KinfolkError):
-    """A run that can not go on, since its clients send nothing of use any more; others beside it can.
+    """A run that cannot go on, since its clients send nothing of use any more; others beside it can.
 
     >>> str(BrokeDown("run", "runs/a", "3 rounds in a row brought 0 usable replies of 4"))
     "run = 'runs/a': 3 rounds in a row brought 0 usable replies of 4"

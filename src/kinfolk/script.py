@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -99,6 +99,10 @@ class Algorithm(Protocol[S]):
         ...
 
 
+# How newcomers are assigned to groups.
+AssignBy = Literal["loss", "distance"]
+
+
 @runtime_checkable
 class Remembers(Protocol):
     """An algorithm whose clients keep something between rounds."""
@@ -138,7 +142,11 @@ class Complains(Protocol):
 
 @runtime_checkable
 class Groups(Protocol):
-    """An algorithm that assigns clients to groups."""
+    """An algorithm that assigns clients to groups.
+
+    Newcomers are assigned by the loss of the groups' models on their rows, unless the class says
+    `assign_by: ClassVar[AssignBy] = "distance"`: by the distance of these models to what a newcomer trains.
+    """
 
     def groups(self, state: Any) -> Tensor:
         """The group of every client, [clients], in sorted order of names."""

@@ -1,7 +1,7 @@
 """Named random streams: every draw follows from (run seed, purpose, round, client), none from a global one.
 
 A client derives its own numbers from its own name, so the order in which clients are visited, the
-engine that visits them and the draws of everybody else can not change what it sees.
+engine that visits them and the draws of everybody else cannot change what it sees.
 """
 
 from __future__ import annotations

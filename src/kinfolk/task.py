@@ -74,9 +74,9 @@ class Plan:
     steps: int = 0  # > 0: exactly that many steps, going round the rows as often as needed
     shuffle: bool = True
     split: str = "train"
-    drop_single: bool = False  # a batch of one has no variance: BatchNorm can not train on it
+    drop_single: bool = False  # a batch of one has no variance: BatchNorm cannot train on it
     drop_last: bool = False  # rows that fill no batch are left out of this epoch, unless there are no others
-    rows: int = 0  # > 0: of a client that has more, only so many, drawn anew for each pass
+    rows: int = 0  # > 0: of a client that has more, only so many, drawn again for each pass
     augment: Augment | None = None  # what is done to the rows of a batch
 
 
@@ -86,7 +86,7 @@ Count = int | Tensor
 
 
 class Optimiser(Protocol):
-    """How gradients move parameters: element-wise, so that one tree and a stack of trees go alike."""
+    """How gradients move parameters: element-wise, so that a stack of trees goes as each tree does."""
 
     def init(self, params: Tree) -> Message:
         """The state before the first step; zeros of the parameters' shapes."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 # An identity, never a position: rows of a stack are found by name, so a missing or reordered
-# client can not be mistaken for its neighbour.
+# client cannot be mistaken for its neighbour.
 Client = NewType("Client", str)
 
 # One model: parameters and buffers under the names `state_dict` gives them.

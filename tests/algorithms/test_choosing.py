@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.hypcluster import HypCluster
 from kinfolk.algorithms.ifca import IFCA
@@ -78,7 +79,9 @@ def test_one_model_to_choose_from_is_fedavg(weights, engine):
     plain = toy.play_rounds(
         FedAvg(learner, weights), federation, engine, participation=0.8, score=False
     ).state.model
-    methods = [IFCA(learner, 1, weights)] + ([HypCluster(learner, 1)] if weights == "size" else [])
+    methods = [IFCA(learner, 1, Aggregator(weights=weights))] + (
+        [HypCluster(learner, 1)] if weights == "size" else []
+    )
     for method in methods:
         got = toy.play_rounds(method, federation, engine, participation=0.8, score=False).state.centres
         assert message_difference(of(got, 0), plain, 1e-5) == ""
@@ -137,7 +140,7 @@ def test_a_model_without_a_loss_is_never_chosen():
 def test_ifca_takes_the_mean_of_those_who_chose_alike(engine):
     federation = toy.ragged()
     learner = toy.learner("mlp", federation, batch=64)
-    method = IFCA(learner, 3, "size")
+    method = IFCA(learner, 3, Aggregator(weights="size"))
     before = method.init(learner.first, CLIENTS, Seed(0)).centres
     got = perform(method, federation, "update", {"models": before})
     choice, rows = got.tensor("choice").numpy(), got.size.numpy()

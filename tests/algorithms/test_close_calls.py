@@ -17,16 +17,16 @@ from kinfolk.types import Stack
 
 
 @pytest.mark.parametrize(("total", "fine"), [(0.98, False), (0.9995, True), (1.0005, True), (1.02, False)])
-def test_a_label_law_may_miss_one_by_a_rounding_and_no_more(total, fine):
+def test_a_label_distribution_may_miss_one_by_a_rounding_and_no_more(total, fine):
     federation, _ = turned(3)
     method = MDICFL(toy.learner("mlp", federation), k=3)
     state = replace(method.init(method.learner.first, federation.clients, Seed(0)), shape=(1, 8, 8))
     odd = federation.clients[5]
-    law = torch.tensor([0.4, 0.3, 0.2, 0.1])
-    told = {c: (1, {"law": law * total if c == odd else law}) for c in federation.clients}
+    labels = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    told = {c: (1, {"labels": labels * total if c == odd else labels}) for c in federation.clients}
     new, facts = play(method.hear(state, federation.clients), lambda request: Stack.of(told))
-    assert facts["bad_laws"] == ([] if fine else [odd])
-    assert new.told(federation.clients) == [c != odd or fine for c in federation.clients]
+    assert facts["bad_labels"] == ([] if fine else [odd])
+    assert new.has_labels(federation.clients) == [c != odd or fine for c in federation.clients]
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def test_a_label_law_may_miss_one_by_a_rounding_and_no_more(total, fine):
 def test_a_spread_has_settled_when_it_changes_by_less_than_a_ten_thousandth(change, calm):
     federation, _ = turned(3)
     learner = toy.learner("mlp", federation)
-    method = FeSEM(learner, k=2, reseed_after=0, settle=4)
+    method = FeSEM(learner, k=2, reseed_after=0, patience=4)
     state = method.init(learner.first, federation.clients, Seed(0))
     who, name = federation.clients, method.names[0]
     centres = {n: t.clone() for n, t in state.centres.items()}
     centres[name][1] += 100.0  # far away: everybody stays with the first
     member = torch.zeros(len(who), dtype=torch.int64)
-    state = replace(state, centres=centres, member=member, parted=True, rows=1.0, spread=1.0, calm=3)
+    state = replace(state, centres=centres, member=member, split=True, rows=1.0, spread=1.0, stable_rounds=3)
     # A model lies at a squared distance of 1 + change from the centre, so the spread becomes that.
     model = {n: t[0].clone() for n, t in centres.items()}
     model[name].view(-1)[0] += (1 + change) ** 0.5
@@ -53,5 +53,5 @@ def test_a_spread_has_settled_when_it_changes_by_less_than_a_ten_thousandth(chan
     new, facts = play(method.round(state, who, RoundContext(Seed(0), 1, who)), answer)
     assert facts["spread"] == pytest.approx(1 + change, abs=1e-5)
     assert new.member.tolist() == [0] * len(who)
-    assert new.calm == calm
+    assert new.stable_rounds == calm
     assert bool(method.finished(new)) == (calm == 4)

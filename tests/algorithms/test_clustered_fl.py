@@ -7,6 +7,7 @@ import pytest
 import torch
 from turned import turned
 
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.blocks.many_models import copies
 from kinfolk.algorithms.clustered_fl import ClusteredFL
 from kinfolk.algorithms.fedavg import FedAvg
@@ -28,7 +29,7 @@ def test_without_a_split_it_is_fedavg(options, weights):
     federation = toy.ragged()
     learner = toy.learner("tiny_cnn", federation)
     plain = toy.play_rounds(FedAvg(learner, weights), federation, "batched", score=False).state.model
-    method = ClusteredFL(learner, weights=weights, **options)
+    method = ClusteredFL(learner, aggregate=Aggregator(weights=weights), **options)
     got = toy.play_rounds(method, federation, "batched", score=False).state.centres
     assert message_difference({n: t[0] for n, t in got.items()}, plain, 1e-5) == ""
 
@@ -37,7 +38,7 @@ def test_successive_splits_end_with_the_true_groups():
     federation, truth = turned(4, seed=5)
     method = ClusteredFL(toy.learner("mlp", federation, epochs=2), **ALWAYS, min_size=3)
     found = {r: toy.play_rounds(method, federation, "batched", rounds=r) for r in (1, 2, 5)}
-    assert [outcome.state.models.k for outcome in found.values()] == [1, 2, 4]
+    assert [outcome.state.k for outcome in found.values()] == [1, 2, 4]
     assert agreement(list(found[5].groups), truth)["ari"] == 1.0
     loop = toy.play_rounds(method, federation, "loop", rounds=5)
     assert outcome_difference(found[5], loop, 1e-4) == ""
@@ -99,7 +100,7 @@ def test_every_condition_counts(options, splits):
 def test_a_group_with_a_missing_member_is_not_split():
     truth = {"a": EAST, "b": WEST, "c": WEST, "d": EAST}
     method, state, names, delta = by_hand(truth)
-    assert method.split(state, names[:3], delta[:3]).models.k == 1
+    assert method.split(state, names[:3], delta[:3]).k == 1
 
 
 def test_updates_of_length_zero_are_split_from_nobody_in_particular():
@@ -155,6 +156,6 @@ def test_a_run_goes_on_with_the_groups_that_it_had(tmp_path):
     whole = toy.run_toy(make, tmp_path / "whole", {"rounds": 4}).state
     toy.run_toy(make, tmp_path / "halves", {"rounds": 2})
     halves = toy.run_toy(make, tmp_path / "halves", {"rounds": 4}, resume=True).state
-    assert whole.models.k > 2
+    assert whole.k > 2
     assert torch.equal(halves.member, whole.member)
     assert message_difference(halves.centres, whole.centres, 0) == ""

@@ -85,7 +85,7 @@ def test_who_is_not_heard_stays_in_its_group():
     before = toy.play_rounds(method, federation, rounds=1, score=False)
     few = federation.clients[:4]
     after = toy.play_rounds(
-        method, federation, 2, cohort=lambda t: few if t else federation.clients, score=False
+        method, federation, rounds=2, cohort=lambda t: few if t else federation.clients, score=False
     )
     assert after.groups[4:] == before.groups[4:]
     for k in set(before.groups) - set(after.groups[:4]):

@@ -1,4 +1,4 @@
-"""Clients are parted by where they go from a common model: not by how far, nor by their labels alone."""
+"""Clients are split by where they go from a common model: not by how far, nor by their labels alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from mdicfl_options import WARM, changed, mdicfl
 
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.blocks.common_start import WithBlind
 from kinfolk.algorithms.blocks.warm_start import Points, directions_from, warm_kmeans, without_head
-from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
 from kinfolk.contract.spoil import Passing
@@ -19,7 +20,8 @@ from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Client, Stack
 
 NAMES = tuple(Client(f"c{i:02}") for i in range(12))
-FEW = {"k": 2, "shared_rounds": 2, "plateau": 0.0, "samples": 3, "search_iterations": 5}
+FEW = {"k": 2, "start.shared_rounds": 2, "start.plateau": 0.0, "pseudo.samples": 3, "search.iterations": 5}
+STANDS, SHORT = {"start.confidence": 1.0}, {"start.warm_epochs": 3}
 
 
 def unequal():
@@ -47,25 +49,23 @@ def test_rows_are_directions_of_length_one():
 def test_clients_with_many_rows_and_with_few_are_of_one_group():
     federation, truth = unequal()
     learner = toy.learner("mlp", federation, momentum=0.0, weight_decay=0.0)
-    method = MDICFL(learner, confidence=1.0, warm_epochs=3, **FEW)
+    method = mdicfl(learner, **STANDS, **SHORT, **FEW)
     held = toy.play_rounds(method, federation, "batched", rounds=3, score=False)
     assert agreement(list(held.groups), truth)["ari"] == 1.0
-    by_length = toy.play_rounds(
-        replace(method, start="warm_kmeans"), federation, "batched", rounds=1, score=False
-    )
+    by_length = toy.play_rounds(changed(method, **WARM), federation, "batched", rounds=1, score=False)
     assert agreement(list(by_length.groups), truth)["ari"] < 0.5, "whose lengths count"
 
 
 def test_a_sample_decides_and_the_others_join_the_nearest_direction(monkeypatch):
     federation, truth = unequal()
     learner = toy.learner("mlp", federation, momentum=0.0, weight_decay=0.0)
-    method = MDICFL(learner, warm_epochs=3, **FEW)
+    method = mdicfl(learner, **SHORT, **FEW)
     monkeypatch.setattr("kinfolk.algorithms.blocks.warm_start.MOST", 8)
     turn = RoundContext(Seed(0), 0, federation.clients)
 
     def script():
         found = yield from warm_kmeans(
-            learner.first, without_head(learner), 2, 5, "uniform", turn, directions=True
+            learner.first, without_head(learner), 2, 5, turn, Aggregator(), directions=True
         )
         return found, {}
 
@@ -80,11 +80,11 @@ def test_the_last_layer_has_no_part_in_it():
     learner = toy.learner("mlp", federation)
     assert without_head(learner) == tuple(n for n in learner.names if not n.startswith("head."))
     assert len(without_head(learner)) < len(learner.names)
-    method = MDICFL(learner, confidence=1.0, **FEW)
+    method = mdicfl(learner, **STANDS, **FEW)
     plain = toy.play_rounds(method, federation, rounds=3, score=False).groups
 
     def shuffled(request, reply):
-        """Last layers that would part clients otherwise."""
+        """Last layers that would split clients in another way."""
         if request.task != "warm":
             return reply
         far = 100.0 * (1 if reply.clients[0] in NAMES[:6] else -1)

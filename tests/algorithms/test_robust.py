@@ -5,6 +5,8 @@ import pytest
 import torch
 from turned import turned
 
+from kinfolk.algorithms import with_options
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.robust import Robust, State
 from kinfolk.clustering.agreement import agreement
@@ -21,11 +23,15 @@ def test_one_group_without_trimming_is_fedavg(engine):
     federation = toy.ragged()
     learner = toy.learner("tiny_cnn", federation)
     plain = toy.play_rounds(FedAvg(learner, "uniform"), federation, engine, score=False).state.model
-    method = Robust(learner, k=1, first_epochs=1, cluster_trim=0.0, trim=0.0)
+    method = Robust(learner, k=1, first_epochs=1, cluster_trim=0.0, aggregate=Aggregator("trimmed", trim=0.0))
     got = toy.play_rounds(method, federation, engine, score=False).state.centres
     assert message_difference({n: t[0] for n, t in got.items()}, plain, 1e-5) == ""
     longer = toy.play_rounds(
-        Robust(learner, k=1, trim=0.0), federation, engine, rounds=1, score=False
+        Robust(learner, k=1, aggregate=Aggregator("trimmed", trim=0.0)),
+        federation,
+        engine,
+        rounds=1,
+        score=False,
     ).state.centres
     assert message_difference({n: t[0] for n, t in longer.items()}, plain, 1e-3) != ""
 
@@ -83,7 +89,7 @@ def test_a_poisoned_client_is_trimmed():
     learner = toy.learner("mlp", federation)
 
     def centre(trim, bad):
-        method = Robust(learner, k=1, trim=trim)
+        method = Robust(learner, k=1, aggregate=Aggregator("trimmed", trim=trim))
         outcome = toy.play_rounds(method, federation, rounds=2, wrap=poisoned(bad), score=False)
         return torch.cat([t.flatten() for t in outcome.state.centres.values()])
 
@@ -100,7 +106,7 @@ def test_the_models_of_groups_against_numpy(mean):
     models = {"w": torch.from_numpy(points).float(), "n": torch.arange(25)}
     keep = {"w": torch.full((3, 2, 3), 7.0), "n": torch.tensor([1, 2, 3])}
     state = State(keep, torch.from_numpy(group), names, torch.ones(25, dtype=torch.int64), torch.zeros(3, 1))
-    method = Robust(toy.learner("mlp", toy.alike()), k=3, mean=mean, trim=0.2)
+    method = Robust(toy.learner("mlp", toy.alike()), k=3, aggregate=Aggregator(mean, trim=0.2))
     got = method.means(state, Stack(names, torch.arange(1, 26), {"model": models}))
     for g in range(2):
         ranked = np.sort(points[group == g], axis=0)
@@ -119,13 +125,13 @@ def test_the_models_of_groups_against_numpy(mean):
     [
         ({"k": 0}, "algorithm.k = 0: give 1 or more"),
         ({"first_epochs": 0}, "algorithm.first_epochs = 0: give 1 or more"),
-        ({"trim": 0.5}, "algorithm.trim = 0.5: give 0 or more and less than 0.5"),
+        ({"aggregate.trim": 0.5}, "algorithm.aggregate.trim = 0.5: give 0 or more and less than 0.5"),
         ({"cluster_trim": -0.1}, "algorithm.cluster_trim = -0.1: give 0 or more and less than 0.5"),
     ],
 )
 def test_options_out_of_range_are_refused(options, words):
     with pytest.raises(KinfolkError, match=words):
-        Robust(toy.learner("mlp", toy.ragged()), **options)
+        with_options(Robust, toy.learner("mlp", toy.ragged()), options)
 
 
 def test_more_groups_than_clients_are_refused():

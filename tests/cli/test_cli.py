@@ -187,7 +187,7 @@ def test_bad_input_is_one_line_and_writes_nothing(kinfolk, tmp_path, words, fiel
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == before
 
 
-def test_a_network_that_can_not_be_batched_falls_back_with_a_warning(kinfolk, tmp_path):
+def test_a_network_that_cannot_be_batched_falls_back_with_a_warning(kinfolk, tmp_path):
     (tmp_path / "net.py").write_text(NET)
     sys.modules.pop("net", None)
     words = ("--set", "run.rounds=1", "--set", "data.clients=4", "--set", "model.name=net:Branch")
@@ -231,7 +231,7 @@ def test_an_unwritable_place_is_one_line(kinfolk, tmp_path):
     (tmp_path / "file").write_text("in the way")
     code, _, err = kinfolk("run", *SMALL, "--out", "file/run")
     assert code == 2
-    assert "can not be written" in err
+    assert "cannot be written" in err
     assert (tmp_path / "file").read_text() == "in the way"
 
 

@@ -43,8 +43,8 @@ def test_choose_k_prints_a_table_a_reason_and_where_things_are(kinfolk, tmp_path
         (("--criterion", "silhouete"), "did you mean 'silhouette'"),
         (("--set", "algorithm.name=fedavg"), "use one of fesem"),
         (("--seeds", 0), "--seeds = 0"),
-        (("--set", "algorithm.warm_epochs=0"), "algorithm.warm_epochs = 0: give 1 or more"),
-        (("--set", "algorithm.warm_epoch=2"), "did you mean 'warm_epochs'"),
+        (("--set", "algorithm.start.warm_epochs=0"), "algorithm.start.warm_epochs = 0: give 1 or more"),
+        (("--set", "algorithm.start.warm_epoch=2"), "did you mean 'start.warm_epochs'"),
         (("--k", "2,7"), "--k = 7: give at most 6, the number of clients"),
     ],
 )

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 from gossip import Gossip
+from mdicfl_options import DISTINCT
 from nearest import Nearest
 
 from kinfolk.algorithms import ALGORITHMS, with_options
@@ -15,7 +16,7 @@ METHODS |= {"gossip": (Gossip, {}), "nearest": (Nearest, {})}
 # Fewer steps of its search for rows: none of the checks is about how good these are.
 METHODS["mdicfl"] = (
     ALGORITHMS["mdicfl"],
-    {"samples": 4, "search_iterations": 5, "shared_most": 1, "confidence": 0.0},
+    {"pseudo.samples": 4, "search.iterations": 5, "start.shared_most": 1, "start.confidence": 0.0},
 )
 # A small GAN that makes few images: none of the checks is about how good these are.
 SMALL = {"images.count": 8, "gan.epochs": 1, "gan.width": 0.0625}
@@ -32,11 +33,11 @@ VARIANTS = {
     "nearest of 5": (Nearest, {"k": 5}),
     "mdicfl strong": (
         ALGORITHMS["mdicfl"],
-        {"privacy": "strong", "epsilon": 1.0, "start": "distinct", "samples": 4, "search_iterations": 5},
+        {"privacy": "strong", "epsilon": 1.0, **DISTINCT, "pseudo.samples": 4, "search.iterations": 5},
     ),
     "mdicfl generator": (
         ALGORITHMS["mdicfl"],
-        {"sampler": "generator", "warm_generators": True, "generator_iterations": 5, "start": "distinct"},
+        {"pseudo.sampler": "generator", "generator.warm": True, "generator.iterations": 5, **DISTINCT},
     ),
 }
 # Engines treat the others' tasks like those of one of these; they go on larger images among the slow tests.

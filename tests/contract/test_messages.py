@@ -20,9 +20,9 @@ def test_the_page_has_the_table_that_the_tasks_declare():
 def test_what_tells_of_labels_is_listed():
     lines = {line.split("`")[1]: line for line in messages.table().splitlines()[2:]}
     assert "`count`: labels (C numbers)" in lines["fesem_ma"]
-    assert "`law`: law (C numbers)" in lines["mdicfl"]
+    assert "`labels`: labels (C numbers)" in lines["mdicfl"]
     assert "labels" not in lines["fesem"]
-    assert "law" not in lines["ifca"]
+    assert "labels" not in lines["ifca"]
 
 
 def test_replies_in_words():

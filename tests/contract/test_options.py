@@ -14,9 +14,14 @@ from kinfolk.learning.learner import Learner
 
 # Cheap settings of costly methods; none of the checks is about how good they are.
 CHEAP = {name: dict(METHODS[name][1]) for name in ALGORITHMS}
-CHEAP["mdicfl"] |= {"generator_iterations": 3, "samples": 2, "search_iterations": 2, "restarts": 2}
+CHEAP["mdicfl"] |= {
+    "generator.iterations": 3,
+    "pseudo.samples": 2,
+    "search.iterations": 2,
+    "start.restarts": 2,
+}
 for clustered in ("fesem", "fesem_ma", "fesem_shared"):
-    CHEAP[clustered] |= {"warm_epochs": 1, "restarts": 2}
+    CHEAP[clustered] |= {"start.warm_epochs": 1, "start.restarts": 2}
 for serverless in ("slfed", "slfed_similar"):
     CHEAP[serverless] |= {"images.kind": "noise"}
 CASES = [

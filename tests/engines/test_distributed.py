@@ -46,7 +46,7 @@ pytestmark = pytest.mark.skipif(no_gloo, reason="this PyTorch has no gloo")
 
 # Starts that leave some rounds to play.
 SHORT = {
-    **{name: ["algorithm.warm_epochs=1"] for name in ("fesem", "fesem_ma", "fesem_shared", "mdicfl")},
+    **{name: ["algorithm.start.warm_epochs=1"] for name in ("fesem", "fesem_ma", "fesem_shared", "mdicfl")},
     "robust": ["algorithm.first_epochs=1"],
     "hypcluster": [],
 }

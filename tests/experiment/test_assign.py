@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from kinfolk.algorithms import ALGORITHMS
+from kinfolk.algorithms.blocks.many_models import in_use
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.asking import middle
 from kinfolk.experiment.assign import assign
 from kinfolk.experiment.build import build_parts
-from kinfolk.experiment.newcomers import _in_use, in_terms_of, open_run, read_newcomers
+from kinfolk.experiment.newcomers import in_terms_of, open_run, read_newcomers
 from kinfolk.experiment.run import run
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
@@ -104,12 +105,12 @@ def test_losses_and_scores_are_those_of_the_models(runs, newcomers):
 # Every algorithm with a model for each group, and what parts eight clients in seven rounds with the start.
 CLUSTERED = {
     "fesem": ("distance", "k=4"),
-    "fesem_shared": ("distance", "k=4", "shared_most=1"),
+    "fesem_shared": ("distance", "k=4", "start.shared_most=1"),
     "fesem_ma": ("distance", "k=4"),
     "robust": ("distance", "k=4"),
     "ifca": ("loss", "k=4"),
     "hypcluster": ("loss", "k=4"),
-    "mdicfl": ("loss", "k=4", "shared_rounds=1"),
+    "mdicfl": ("loss", "k=4", "start.shared_rounds=1"),
     "clustered_fl": ("loss", "eps1=1e9", "eps2=0", "split_after=1"),
     "clustered_hdbscan": ("loss",),
 }
@@ -150,7 +151,7 @@ def test_places_without_members_are_no_groups(runs, newcomers):
     }
     for name, leaf in trained.centres.items():
         state["centres"][name][list(left)] = leaf[list(left)]
-    centres, groups = _in_use(state)
+    centres, groups = in_use(state)
     assert groups == left
     found = assign(replace(trained, centres=centres, groups=groups), newcomers)
     for row in found["newcomers"]:
@@ -161,7 +162,7 @@ def test_places_without_members_are_no_groups(runs, newcomers):
         before = whole[row["newcomer"]]
         if before["group"] != gone:
             assert row["centre"] == before["centre"], "the same model under the same number"
-    assert _in_use({"model": {}}) == ({}, ())
+    assert in_use({"model": {}}) == ({}, ())
 
 
 def test_a_run_with_everybody_in_one_group_has_nothing_to_choose(runs, newcomers):

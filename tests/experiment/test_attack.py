@@ -238,7 +238,13 @@ def test_a_run_without_attackers_is_the_run_it_was(tmp_path):
 
 
 def test_engines_agree_under_attack_and_only_the_honest_are_scored(tmp_path):
-    changes = [*RUN, "run.attack=noise", "algorithm.name=fesem", "algorithm.k=2", "algorithm.mean=median"]
+    changes = [
+        *RUN,
+        "run.attack=noise",
+        "algorithm.name=fesem",
+        "algorithm.k=2",
+        "algorithm.aggregate.name=median",
+    ]
     changes += ["run.rounds=7"]  # five go into the start
     ends = {name: go(tmp_path / name, *changes, f"engine.name={name}") for name in ENGINES}
     bad = json.loads((tmp_path / "loop" / "run.json").read_text())["attackers"]

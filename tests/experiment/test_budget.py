@@ -13,6 +13,7 @@ from small_runs import SPEC, digits, go, rounds_of, saved
 
 from kinfolk.algorithms.blocks import one_model
 from kinfolk.algorithms.blocks import warm_start as warm
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.cli.progress import ProgressReporter
 from kinfolk.contract import toy
 from kinfolk.engines.work import trained_by
@@ -32,7 +33,8 @@ from kinfolk.task import Plan, Table
 from kinfolk.types import Client
 
 ROWS = 4 * 12  # training rows of the tiny federation
-FESEM = ("algorithm.name=fesem", "algorithm.k=2", "algorithm.warm_epochs=5", "algorithm.settle=0")
+FESEM = ("algorithm.name=fesem", "algorithm.k=2", "algorithm.start.warm_epochs=5", "algorithm.patience=0")
+SHARED = ("algorithm.start.name=shared_kmeans", "algorithm.start.plateau=0")
 
 
 def trained(facts: list[dict[str, Any]]) -> dict[str, int]:
@@ -74,14 +76,15 @@ def test_the_example_of_the_page_plays_27_rounds_after_a_start_of_two_and_a_half
         (["algorithm.name=fedprox", "local.epochs=3"], 12, {}),
         (FESEM, 7, {"warm": 5 * ROWS}),
         ([*FESEM, "local.epochs=0", "local.steps=7", "local.batch=8"], 10, {"warm": 5 * ROWS}),
-        ([*FESEM, "algorithm.shared_rounds=3"], 7, {"warm": 5 * ROWS}),
-        ([*FESEM, "algorithm.start=random_partition"], 12, {}),
+        ([*FESEM, *SHARED, "algorithm.start.shared_rounds=3"], 7, {"warm": 5 * ROWS}),
+        ([*FESEM, "algorithm.start.name=random_partition"], 12, {}),
         (["algorithm.name=fesem_ma", "algorithm.k=2", "model.name=mlp", "model.hidden=[4]"], 7,
          {"warm": 5 * ROWS}),
-        (["algorithm.name=fesem_ma", "algorithm.k=2", "algorithm.warm_epochs=1", "algorithm.retrain_epochs=1",
+        (["algorithm.name=fesem_ma", "algorithm.k=2", "algorithm.start.warm_epochs=1",
+          "algorithm.matching.retrain_epochs=1",
           "model.name=mlp", "model.hidden=[4]"], 5, {"warm": ROWS, "retrain.0": 5 * ROWS}),
-        (["algorithm.name=mdicfl", "algorithm.k=2", "algorithm.start=warm_kmeans", "algorithm.samples=2",
-          "algorithm.search_iterations=2"], 7, {"warm": 5 * ROWS}),
+        (["algorithm.name=mdicfl", "algorithm.k=2", "algorithm.start.name=warm_kmeans",
+          "algorithm.pseudo.samples=2", "algorithm.search.iterations=2"], 7, {"warm": 5 * ROWS}),
         (["algorithm.name=hypcluster", "algorithm.k=2"], 11, {"train": ROWS}),
         # Its first round trains alone in place of the usual update: five epochs, four of them extra.
         (["algorithm.name=robust", "algorithm.k=2"], 8, {"alone": 5 * ROWS}),
@@ -127,7 +130,8 @@ def test_a_budget_that_the_start_alone_would_use_up_is_refused_with_the_numbers(
 
 @pytest.mark.parametrize(("shared", "first"), [(0, 8), (0, 9), (2, 7), (2, 9), (2, 10)])
 def test_a_run_that_was_stopped_anywhere_ends_as_one_that_was_not(shared, first, tmp_path):
-    method = [*FESEM, f"algorithm.shared_rounds={shared}", "run.participation=0.75", "run.evaluate_every=3"]
+    common = [*SHARED, f"algorithm.start.shared_rounds={shared}"] if shared else []
+    method = [*FESEM, *common, "run.participation=0.75", "run.evaluate_every=3"]
     # Rounds have 36 row visits: a start of 240 is worth 20/3 of them.
     go(tmp_path / "a", *method, "run.rounds=12")
     go(tmp_path / "b", *method, f"run.rounds={first}")
@@ -194,7 +198,7 @@ def test_work_that_is_done_twice_to_save_memory_counts_once(monkeypatch):
         monkeypatch.setattr(warm, "EXACT", exact)
         monkeypatch.setattr(warm, "MOST", most)
         turn = RoundContext(Seed(0), 0, federation.clients)
-        script = warm.warm_kmeans(learner.first, learner.names, 2, 1, "uniform", turn)
+        script = warm.warm_kmeans(learner.first, learner.names, 2, 1, turn, Aggregator())
         asked, answer = 0, None
         work = 0
         with toy.staged(toy_algorithm(table), federation) as stage:
@@ -241,8 +245,8 @@ def test_the_table_has_rounds_and_start_and_what_they_sent(tmp_path):
     rounds = next(column for column in table.columns if column.header == "rounds")
     assert {str(cell) for cell in rounds.cells} == {"12", "9+2.5"}
     assert "a start that trained as much as b" in str(table.caption)
-    assert "epochs per client: 23 fesem k=2 settle=0, 24 fedavg" in notes or (
-        "epochs per client: 24 fedavg, 23 fesem k=2 settle=0" in notes
+    assert "epochs per client: 23 fesem k=2 patience=0, 24 fedavg" in notes or (
+        "epochs per client: 24 fedavg, 23 fesem k=2 patience=0" in notes
     )
     assert not any("last evaluated round" in note for note in notes), "budgets are equal but for a rest"
     start = [fact["bytes"]["warm"] for fact in rounds_of(tmp_path / "f") if "warm" in fact["bytes"]]

@@ -199,7 +199,7 @@ def test_another_format_is_refused_not_skipped(tmp_path: Path) -> None:
         load_latest(tmp_path, SPEC)
 
 
-def test_a_manifest_can_not_point_outside(tmp_path: Path) -> None:
+def test_a_manifest_cannot_point_outside(tmp_path: Path) -> None:
     fill(tmp_path, 1, 2)
     forge(tmp_path / "round-000002", lambda body: body["files"].update({"../x.safetensors": {"bytes": 1}}))
     found, complaints = load_latest(tmp_path, SPEC)
@@ -236,7 +236,7 @@ def test_a_run_may_go_on_longer_and_elsewhere(tmp_path: Path) -> None:
 
 def test_a_spec_of_another_age_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 1, {}, {}, "[local]\nmomentums = 1\n")
-    with pytest.raises(KinfolkError, match=r"can not read its spec.*momentums"):
+    with pytest.raises(KinfolkError, match=r"cannot read its spec.*momentums"):
         load_latest(tmp_path, SPEC)
 
 
@@ -255,7 +255,7 @@ def test_a_full_disk_leaves_what_was_there(
     assert_is(load_latest(tmp_path, SPEC)[0], 2)
 
 
-def test_the_old_one_returns_when_the_new_one_can_not_move_in(
+def test_the_old_one_returns_when_the_new_one_cannot_move_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, 2)
@@ -356,5 +356,5 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(KinfolkError, match="choose another folder"):
         fill(tmp_path / "file", 1)
-    with pytest.raises(KinfolkError, match="can not be read"):
+    with pytest.raises(KinfolkError, match="cannot be read"):
         load_latest(tmp_path / "file", SPEC)

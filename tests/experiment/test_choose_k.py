@@ -11,7 +11,15 @@ import torch
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.budget import head_start
 from kinfolk.experiment.build import build_parts
-from kinfolk.experiment.choose_k import Trial, alike, choose_k, or_fesem, sample_clients, short, validated
+from kinfolk.experiment.choose_k import (
+    Trial,
+    choose_k,
+    common_rounds,
+    or_fesem,
+    sample_clients,
+    short,
+    validated,
+)
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
 from kinfolk.federation.own_data.arrays import from_arrays
@@ -54,7 +62,7 @@ def test_without_groups_the_answer_is_one(tmp_path):
     assert facts["counted"] == [1, 1]
 
 
-MDICFL = ["algorithm.name=mdicfl", "algorithm.samples=3", "algorithm.search_iterations=20"]
+MDICFL = ["algorithm.name=mdicfl", "algorithm.pseudo.samples=3", "algorithm.search.iterations=20"]
 
 
 @pytest.mark.parametrize(("shift", "wanted"), [("rotation", 4), ("none", 1)])
@@ -69,18 +77,23 @@ def test_mdicfl_gets_its_rounds_as_one_group_on_top(shift, wanted, tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "extra"),
-    [("algorithm.shared_rounds=7", 7), ("algorithm.start=shared", 0), ("algorithm.name=ifca", 0)],
+    [
+        ("algorithm.start.shared_rounds=7", 7),
+        ("algorithm.start.name=random_partition", 0),
+        ("algorithm.name=ifca", 0),
+    ],
 )
 def test_only_rounds_as_one_group_are_extra(change, extra):
     spec = override(Experiment(), ["algorithm.name=mdicfl", "local.epochs=2", change])
-    assert alike(spec) == extra
+    assert common_rounds(spec) == extra
     assert short(spec, Trial(rounds=4), 2, 0).run.rounds == 4 + extra
-    # All K have rounds for the five epochs that several groups are parted by, two epochs a round.
+    # All K have rounds for the five epochs that several groups are split by, two epochs a round.
     start = head_start(build_parts(spec))
-    assert start == (3 if change == "algorithm.shared_rounds=7" else 0)
+    assert start == (3 if change == "algorithm.start.shared_rounds=7" else 0)
     assert {short(spec, Trial(rounds=4), k, 0, start).run.rounds for k in (1, 2)} == {4 + extra + start}
-    assert alike(override(SMALL, ["algorithm.shared_rounds=2"])) == 2, "FeSEM has such rounds too"
-    assert alike(SMALL) == 0
+    shared = ["algorithm.start.name=shared_kmeans", "algorithm.start.shared_rounds=2"]
+    assert common_rounds(override(SMALL, shared)) == 2, "FeSEM has such rounds too"
+    assert common_rounds(SMALL) == 0
 
 
 def test_test_rows_play_no_part(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mdicfl_options import DRAWN, mdicfl
 from small_runs import assert_same_end, digits, equal, go, rounds_of, saved
 
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
@@ -24,9 +25,11 @@ from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import nbytes
 
 METHOD = (
-    "algorithm.name=mdicfl", "algorithm.k=2", "algorithm.samples=3", "algorithm.search_iterations=8",
-    "algorithm.start=shared", "data.clients=8", "data.rows=20", "data.alpha=1", "run.participation=0.5",
+    "algorithm.name=mdicfl", "algorithm.k=2", "algorithm.pseudo.samples=3",
+    "algorithm.search.iterations=8", "algorithm.start.name=random_partition",
+    "data.clients=8", "data.rows=20", "data.alpha=1", "run.participation=0.5",
 )  # fmt: skip
+FEW = {"pseudo.samples": 2, **DRAWN}
 FINAL = "algorithm.final_reassign=true"
 STRONG = "algorithm.privacy=strong"
 
@@ -57,12 +60,12 @@ def by_hand(folder: Path, state, k: int = 2, samples: int = 3) -> list[int]:
             got = stage.perform(Ask("update", (who,), {"model": start}), turn)
             mine = {n: t[0] for n, t in got.tree("model").items()}
             y = federation.y[federation.splits["train"].rows(i)].numpy()
-            law = np.bincount(y, minlength=federation.classes) / len(y)
+            labels = np.bincount(y, minlength=federation.classes) / len(y)
             cost = []
             for c in range(k):
                 theirs = {n: t[c] for n, t in state.centres.items()}
                 apart = np.abs(says(mine, x[c]) - says(theirs, x[c])).sum(1)
-                cost.append(law @ apart.reshape(-1, samples).mean(1))
+                cost.append(labels @ apart.reshape(-1, samples).mean(1))
             found.append(int(np.argmin(cost)))
     return found
 
@@ -118,11 +121,11 @@ def test_both_protocols_agree_and_every_byte_is_counted(runs):
     assert weak["groups"] == strong["groups"]
     first = ended["weak"].state.centres
     model = nbytes({"model": {n: t[0] for n, t in first.items()}})
-    untold = 8 - int(ended["off"].state.laws.any(1).sum())
+    untold = 8 - int(ended["off"].state.labels.any(1).sum())
     assert untold, "or nobody was left to ask"
     sent = {kind: ways for kind, ways in weak["bytes"].items() if kind.startswith("final.")}
-    laws = {"down": 0, "up": untold * 10 * 4}
-    assert sent == {"final.update": {"down": 8 * model, "up": 8 * model}, "final.law": laws}
+    labels = {"down": 0, "up": untold * 10 * 4}
+    assert sent == {"final.update": {"down": 8 * model, "up": 8 * model}, "final.labels": labels}
     assert strong["bytes"]["final.update"] == sent["final.update"]
     assert strong["bytes"]["final.choose"] == {"down": 8 * 2 * 10 * 4, "up": 8 * 8}
     assert set(weak["seconds"]) >= {"final.update", "final.server"}
@@ -154,7 +157,7 @@ def test_a_finished_run_finalizes_to_the_same_again(runs):
 
 @pytest.mark.parametrize("ending", ["run.target=0.01", "algorithm.name=mdicfl"])
 def test_a_run_that_ends_early_finalizes_only_when_it_has_clusters(tmp_path, ending):
-    common = ("algorithm.start=parted", "algorithm.shared_rounds=3")
+    common = ("algorithm.start.name=shared_kmeans", "algorithm.start.shared_rounds=3")
     start = common if ending.startswith("algorithm") else ()
     ended = go(tmp_path / "r", *METHOD, FINAL, *start, ending)
     lines = read_rounds(tmp_path / "r")
@@ -163,7 +166,7 @@ def test_a_run_that_ends_early_finalizes_only_when_it_has_clusters(tmp_path, end
 
 
 def test_the_contract_of_resuming_holds():
-    checks.check_resume(lambda learner: MDICFL(learner, k=2, samples=2, start="shared", final_reassign=True))
+    checks.check_resume(lambda learner: mdicfl(learner, k=2, final_reassign=True, **FEW))
 
 
 @pytest.mark.parametrize("engine", ["batched", "workers"])
@@ -187,7 +190,7 @@ def test_who_does_not_answer_stays(tmp_path):
 @pytest.mark.parametrize("privacy", ["weak", "strong"])
 def test_when_nobody_answers_all_stay(privacy):
     federation = toy.ragged()
-    method = MDICFL(toy.learner("mlp", federation), k=2, samples=2, privacy=privacy, start="shared")
+    method = mdicfl(toy.learner("mlp", federation), k=2, privacy=privacy, **FEW)
     state = toy.play_rounds(method, federation, rounds=1, participation=0.5, score=False).state
     turn = RoundContext(Seed(0), 1, federation.clients)
     assert method.finalize(state, turn) is None, "off unless it is asked for"

@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, place):
     monkeypatch.setattr(home, name, full)
     with pytest.raises(KinfolkError, match=r"No space left on device.*free space"):
         go(tmp_path / "r", "run.rounds=4")
-    monkeypatch.rollback()
+    monkeypatch.undo()
     assert saved(tmp_path / "r")[0] == 2
     go(tmp_path / "r", "run.rounds=4", resume=True)
     assert_same_end(tmp_path / "r", tmp_path / "whole")
@@ -108,7 +108,7 @@ class Pair(nn.Module):
 
 REFUSED: list[tuple[Sequence[str], Mapping[str, Any], str]] = [
     ([], {"network": lambda: flat(nn.Linear(64, 7))}, r"outputs of shape \(7,\), the data need 10 classes"),
-    ([], {"network": lambda: nn.Linear(64, 10)}, "can not take rows of shape"),
+    ([], {"network": lambda: nn.Linear(64, 10)}, "cannot take rows of shape"),
     ([], {"network": lambda: nn.Conv2d(1, 10, 3)}, "gives outputs of shape"),
     ([], {"network": Pair}, "gives a tuple"),
     ([], {"network": lambda: flat(nn.Linear(64, 10)).requires_grad_(False)}, "no parameters"),

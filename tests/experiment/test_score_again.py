@@ -21,18 +21,18 @@ from kinfolk.federation.spec import DataSpec
 from kinfolk.papers import reproduce as room
 from kinfolk.papers.paper import load_paper
 from kinfolk.papers.reproduce import reproduce, rounds_of
-from kinfolk.papers.reproduction import cells, load_sheets, markdown, sheet_figure
+from kinfolk.papers.reproduction import cells, load_tables, markdown, table_figure
 from kinfolk.streams import Seed
 
 METHODS = {
     "fedavg_tuned": [],
-    "fesem": ["algorithm.k=2", "algorithm.warm_epochs=1", "run.rounds=4"],  # a start of one round, and three
+    "fesem": ["algorithm.k=2", "algorithm.start.warm_epochs=1", "run.rounds=4"],  # one round is the start
     "slfed": ["algorithm.images.kind=noise", "algorithm.images.count=20", "algorithm.shares.scheme=plain"],
     "fedem": [],
     "local": ["run.participation=0.5"],
     "mdicfl": [
-        "algorithm.k=2", "algorithm.start=shared", "algorithm.final_reassign=true", "algorithm.samples=2",
-        "algorithm.search_iterations=4", "run.participation=0.5",
+        "algorithm.k=2", "algorithm.start.name=random_partition", "algorithm.final_reassign=true",
+        "algorithm.pseudo.samples=2", "algorithm.search.iterations=4", "run.participation=0.5",
     ],
 }  # fmt: skip
 
@@ -283,18 +283,18 @@ def test_a_table_that_is_scored_again_trains_nothing(tmp_path, calls):
     ours = [f"fesem-k=2-seed{k}" for k in (0, 1)]
     assert sorted(calls["run"]) == sorted(f"own/{n}" for n in [*ours, "fedavg-seed0", "fedavg-seed1"])
     assert calls["score_again"] == [f"all/{n}" for n in ours]
-    sheets = {sheet.folder.name: sheet for sheet in load_sheets(tmp_path / "out")}
+    tables = {table.folder.name: table for table in load_tables(tmp_path / "out")}
     spec = override(load(tmp_path / "tiny.toml"), ["data.rows=10", "data.test=global", "run.seed=1"])
     alone = go_alone(tmp_path / "alone", override(spec, ["algorithm.name=fesem", "algorithm.k=2"]))
     same(alone, tmp_path / "out" / "all" / ours[1])
-    first, personal = cells(sheets["all"])
+    first, personal = cells(tables["all"])
     assert (first["model"], personal["model"]) == ("centre", "personal")
     assert [n["seeds"] for n in first["numbers"]] == [2, 2]
-    assert first["numbers"][1] == cells(sheets["own"])[0]["numbers"][1], "groups are those of training"
+    assert first["numbers"][1] == cells(tables["own"])[0]["numbers"][1], "groups are those of training"
     assert pd.isna(first["seconds"])
-    assert "- all rows: the models of own, scored again on these test rows" in markdown(sheets["all"])
-    assert sheet_figure(sheets["all"], tmp_path / "all.png") is None, "one point is no curve"
-    assert sheet_figure(sheets["own"], tmp_path / "own.png") is not None
+    assert "- all rows: the models of own, scored again on these test rows" in markdown(tables["all"])
+    assert table_figure(tables["all"], tmp_path / "all.png") is None, "one point is no curve"
+    assert table_figure(tables["own"], tmp_path / "own.png") is not None
 
 
 def go_alone(folder, spec):
@@ -308,7 +308,7 @@ def test_a_table_asked_for_alone_has_the_other_trained_and_is_left_when_done(tmp
     assert rounds_of(alone, 1, tmp_path, False, []) == 3, "not the row that it does not have"
     reproduce(alone, tmp_path / "out", tmp_path, seeds=1)
     assert (calls["run"], calls["score_again"]) == (["own/fesem-k=2-seed0"], ["all/fesem-k=2-seed0"])
-    assert [sheet.folder.name for sheet in load_sheets(tmp_path / "out")] == ["all"]
+    assert [table.folder.name for table in load_tables(tmp_path / "out")] == ["all"]
     reproduce(alone, tmp_path / "out", tmp_path, seeds=1)
     assert len(calls["score_again"]) == 1, "what is there is left as it is"
     reproduce(alone, tmp_path / "out", tmp_path, seeds=1, changes=["run.rounds=4"])
@@ -319,8 +319,8 @@ def test_a_table_asked_for_alone_has_the_other_trained_and_is_left_when_done(tmp
 def test_a_run_that_broke_down_is_told_in_both_tables(tmp_path):
     text = PAPER.replace('"data.test=', '"local.lr=1e30", "run.rounds=9", "data.test=')
     reproduce(written(tmp_path, text), tmp_path / "out", tmp_path, seeds=1, only=["Ours"])
-    for sheet in load_sheets(tmp_path / "out"):
-        row = cells(sheet)[0]
+    for table in load_tables(tmp_path / "out"):
+        row = cells(table)[0]
         assert (row["obtained"], row["why"]) == (["-", "-"], "broke down in 1 of 1 seeds")
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 SETS = ("data.clients=6", "data.rows=20", "model.name=logistic", "engine.name=loop", "data.groups=2")
-MDICFL = ("name=mdicfl", "k=2", "samples=3", "search_iterations=5", "start=warm_kmeans")
+MDICFL = ("name=mdicfl", "k=2", "pseudo.samples=3", "search.iterations=5", "start.name=warm_kmeans")
 SMALL = [word for one in (*SETS, *(f"algorithm.{o}" for o in MDICFL)) for word in ("--set", one)]
 
 

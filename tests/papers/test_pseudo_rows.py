@@ -12,11 +12,11 @@ import torch
 from scipy.spatial.distance import cdist
 from small_runs import go
 
-from kinfolk.algorithms.mdicfl.back_search import probabilities
-from kinfolk.algorithms.mdicfl.mdicfl import Probe
+from kinfolk.algorithms.mdicfl.output_distance import Probe
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import plain
 from kinfolk.federation.own_data.arrays import from_arrays
+from kinfolk.learning.inputs import probabilities
 from kinfolk.papers import pseudo_rows as room
 from kinfolk.papers.pseudo_rows import (
     confidences,
@@ -29,8 +29,11 @@ from kinfolk.papers.pseudo_rows import (
 )
 from kinfolk.streams import RoundContext
 
-MDICFL = ("algorithm.name=mdicfl", "algorithm.k=2", "algorithm.samples=4", "run.rounds=7")
-FAST = ("algorithm.search_iterations=20", "algorithm.start=warm_kmeans", "algorithm.generator_iterations=20")
+MDICFL = ("algorithm.name=mdicfl", "algorithm.k=2", "algorithm.pseudo.samples=4", "run.rounds=7")
+FAST = (
+    "algorithm.search.iterations=20", "algorithm.start.name=warm_kmeans", "algorithm.start.on=models",
+    "algorithm.generator.iterations=20",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +137,7 @@ def test_what_will_not_do_is_one_line(finished, tmp_path):
     go(tmp_path / "early", *MDICFL, "run.rounds=1")
     for folder, told in (
         (tmp_path / "fedavg", "is a run of fedavg; only mdicfl makes pseudo rows"),
-        (tmp_path / "early", "has not parted its clients in 1 rounds"),
+        (tmp_path / "early", "has not split its clients in 1 rounds"),
         (tmp_path, "is no run folder"),
     ):
         with pytest.raises(KinfolkError, match=told):

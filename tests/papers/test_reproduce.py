@@ -23,12 +23,12 @@ from kinfolk.papers.paper import load_paper
 from kinfolk.papers.reproduce import reproduce, rounds_of, row_spec, trust_specs
 from kinfolk.papers.reproduction import (
     cells,
-    load_sheets,
+    load_tables,
     markdown,
     models_figure,
     notes,
-    sheet_figure,
-    sheet_table,
+    table_figure,
+    terminal_table,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -81,14 +81,14 @@ def paper(tmp_path):
 @pytest.mark.parametrize("path", PAPERS, ids=lambda p: p.parent.name)
 @pytest.mark.parametrize("small", [False, True])
 def test_every_row_of_every_paper_has_a_sound_spec(path, small):
-    for sheet in load_paper(path).sheets:
-        labels = [row.label for row in sheet.rows]
+    for table in load_paper(path).tables:
+        labels = [row.label for row in table.rows]
         assert len(set(labels)) == len(labels)
-        assert set(sheet.curves) <= set(labels)
-        assert sheet.picture in ["", *labels]
-        assert sheet.pseudo in ["", *(row.label for row in sheet.rows if row.run.startswith("mdicfl"))]
-        for row in sheet.rows:
-            spec = row_spec(sheet, row, path.parent, small, [])
+        assert set(table.curves) <= set(labels)
+        assert table.picture in ["", *labels]
+        assert table.pseudo in ["", *(row.label for row in table.rows if row.run.startswith("mdicfl"))]
+        for row in table.rows:
+            spec = row_spec(table, row, path.parent, small, [])
             # It would stop at its first split.
             assert spec.algorithm.name != "clustered_fl" or spec.run.participation == 1
     for one in load_paper(path).trust:
@@ -100,9 +100,9 @@ def test_every_row_of_every_paper_has_a_sound_spec(path, small):
 @pytest.mark.parametrize("small", [False, True])
 def test_every_row_of_every_paper_has_options_that_its_network_knows(path, small):
     seen = set()
-    for sheet in load_paper(path).sheets:
-        for row in sheet.rows:
-            model = row_spec(sheet, row, path.parent, small, []).model
+    for table in load_paper(path).tables:
+        for row in table.rows:
+            model = row_spec(table, row, path.parent, small, []).model
             if repr(model) not in seen:
                 seen.add(repr(model))
                 build_model(model.name, (3, 32, 32), 10, model.options)
@@ -114,35 +114,35 @@ def test_fesems_tables_have_every_row_and_a_reason_for_every_difference():
     others = ["NoFed", "FedSGD", "FedAvg", "FedDist", "FedDist+WS", "Robust(TKM)", "FedCluster"]
     others += ["HypoCluster(3)", "FedDANE", "FedProx"]
     ours = ["FeSEM(2)", "FeSEM(3)", "FeSEM(4)", "FeSEM-MA(3)"]
-    sheets = {sheet.name: sheet for sheet in load_paper(ROOT / "configs/fesem/reproduce.toml").sheets}
+    tables = {table.name: table for table in load_paper(ROOT / "configs/fesem/reproduce.toml").tables}
     for name in ("femnist", "celeba"):
-        sheet = sheets[name]
-        rows = {row.label: row for row in sheet.rows}
+        table = tables[name]
+        rows = {row.label: row for row in table.rows}
         assert [label for label, row in rows.items() if row.reported] == [*others, *ours]
         assert rows["IFCA(3)"].run == "ifca,k=3", "the eleventh, without figures"
-        assert sheet.why
+        assert table.why
         assert all(row.why for row in rows.values() if row.reported)
         for label in ours:
             for model in ("personal", "fine-tuned"):
                 row = rows[f"{label}, {model}"]
                 assert (row.run, row.model) == (rows[label].run, model), "the same run, another model"
         assert rows["FedAvg, fine-tuned"].run == rows["FedAvg"].run
-        assert {tuple(column) for column in sheet.columns} == {
+        assert {tuple(column) for column in table.columns} == {
             (score, over) for score in ("accuracy", "macro_f1") for over in ("micro", "macro")
         }
-        assert {"FeSEM(2)", "FeSEM(3)", "FeSEM(4)"} <= set(sheet.curves)
-        assert sheet.picture
-        assert sheet.pictured == 400
-    assert {"rotated-mnist-alpha100", "rotated-mnist-alpha3", "digits"} <= set(sheets)
+        assert {"FeSEM(2)", "FeSEM(3)", "FeSEM(4)"} <= set(table.curves)
+        assert table.picture
+        assert table.pictured == 400
+    assert {"rotated-mnist-alpha100", "rotated-mnist-alpha3", "digits"} <= set(tables)
 
 
 def test_reasons_and_times_are_told_below_the_table(paper, tmp_path):
     reproduce(paper, tmp_path / "runs", tmp_path, seeds=2)
-    (held,) = load_sheets(tmp_path / "runs")
+    (held,) = load_tables(tmp_path / "runs")
     theirs, slower = held.facts["rows"]
     twice = {**theirs, "label": "Theirs, centre", "model": "centre", "why": ""}
     rows = [{**slower, "label": "FedAvg"}, theirs, twice]
-    sheet = replace(held, facts={**held.facts, "rows": rows, "why": "fewer rounds"})
+    table = replace(held, facts={**held.facts, "rows": rows, "why": "fewer rounds"})
 
     def median(row):
         facts = [fact for name in row["runs"] for fact in read_rounds(held.folder / name) if fact["round"]]
@@ -150,12 +150,12 @@ def test_reasons_and_times_are_told_below_the_table(paper, tmp_path):
         return np.median([sum(v for k, v in one.items() if k != "checkpoint") for one in phases])
 
     base, other = median(slower), median(theirs)
-    first, second, start, third = told = notes(sheet, cells(sheet))
+    first, second, start, third = told = notes(table, cells(table))
     assert (first, second) == ("all rows: fewer rounds", "Theirs: another network")
     assert start == "rounds and what a start was worth: Theirs 2+1; Theirs, centre 2+1"
     wanted = f"FedAvg {base:.3g}; Theirs {other:.3g} ({other / base:.2f} x)"
     assert third == f"seconds a round, training only (median): {wanted}", "one run is told once"
-    assert all(f"- {line}" in markdown(sheet).splitlines() for line in told)
+    assert all(f"- {line}" in markdown(table).splitlines() for line in told)
     alone = ["Theirs: another network", "rounds and what a start was worth: Theirs 2+1"]
     assert notes(held, cells(held)) == alone, "without FedAvg there is nothing beside it"
 
@@ -163,8 +163,8 @@ def test_reasons_and_times_are_told_below_the_table(paper, tmp_path):
 def test_a_paper_is_run_shown_and_gone_on_with(paper, tmp_path):
     out = tmp_path / "runs"
     reproduce(paper, out, tmp_path, seeds=2)
-    sheet = load_sheets(out)[0]
-    first, second = cells(sheet)
+    table = load_tables(out)[0]
+    first, second = cells(table)
     assert first["reported"] == ["90.1 ± 1.0", "88.0", "-"]
     assert first["model"] == "personal"
     assert [n["seeds"] for n in first["numbers"]] == [2, 2, 2]
@@ -179,9 +179,9 @@ def test_a_paper_is_run_shown_and_gone_on_with(paper, tmp_path):
     mean = np.mean([one["summary"]["personal"]["accuracy"]["micro"] for one in by_hand])
     assert first["numbers"][0]["mean"] == pytest.approx(mean)
     assert told["summary"]["centre"] != told["summary"]["personal"]
-    assert "another network" in markdown(sheet)
-    assert sheet_table(sheet).row_count == 3
-    assert sheet_figure(sheet, out / "digits" / "figure.png").stat().st_size > 10_000
+    assert "another network" in markdown(table)
+    assert terminal_table(table).row_count == 3
+    assert table_figure(table, out / "digits" / "figure.png").stat().st_size > 10_000
     held = json.loads((out / "digits" / "picture.json").read_text())
     assert len(held["client"]) == len(held["x"]) == len(held["group"]) == 8
     reproduce(paper, out, tmp_path, seeds=2)
@@ -214,7 +214,7 @@ costs = ["down", "up", "server", "effective"]
 pseudo = "Ours"
 [[tables.rows]]
 label = "Ours"
-run = "mdicfl,k=2,start=shared,samples=2,search_iterations=2,generator_iterations=2"
+run = "mdicfl,k=2,start.name=random_partition,pseudo.samples=2,search.iterations=2,generator.iterations=2"
 [[tables.rows]]
 label = "IFCA"
 run = "ifca,k=2"
@@ -235,27 +235,27 @@ def test_costs_and_pseudo_rows_stand_beside_what_was_obtained(tmp_path, monkeypa
     assert rounds_of(paper, 2, tmp_path, False, [], some) == 2 * 2 * 2
     reproduce(paper, tmp_path / "out", tmp_path, seeds=1, only=some)
     assert len(built) == 1, "for all rows of a seed"
-    (sheet,) = load_sheets(tmp_path / "out")
-    ours, ifca, later = cells(sheet)
+    (table,) = load_tables(tmp_path / "out")
+    ours, ifca, later = cells(table)
     facts = [
         [json.loads(line) for line in (run.path / "rounds.jsonl").read_text().splitlines()]
-        for row in sheet.facts["rows"][:2]
-        for run in sheet.runs(row)
+        for row in table.facts["rows"][:2]
+        for run in table.runs(row)
     ]
     model = 4 * (64 * 8 + 8 + 8 * 10 + 10) / 1e6
     assert ours["costs"]["down"] == pytest.approx(model)
     assert ifca["costs"]["down"] == pytest.approx(2 * model), "all K models"
-    # Six numbers for the shape of rows and ten for the label law, once in two rounds.
+    # Six numbers for the shape of rows and ten for the label distribution, once in two rounds.
     assert ours["costs"]["up"] == pytest.approx(model + 4 * (6 + 10) / 2 / 1e6)
     seconds = [fact["seconds"]["server"] for fact in facts[0] if "cohort" in fact]
     assert ours["costs"]["server"] == pytest.approx(np.median(seconds))
     assert ours["costs"]["effective"] in (1, 2)
     assert np.isnan(ifca["costs"]["effective"])
     assert later["obtained"] == ["-"], "was not asked for"
-    lines = markdown(sheet).splitlines()
+    lines = markdown(table).splitlines()
     assert lines[2].endswith("| MB down | MB up | server s | differ |")
     assert len({line.count("|") for line in lines[2:7]}) == 1
-    assert sheet_table(sheet).row_count == 4
+    assert terminal_table(table).row_count == 4
     pseudo = json.loads((tmp_path / "out" / "digits" / "pseudo" / "pseudo.json").read_text())
     assert list(pseudo["samplers"]) == ["back_search", "generator"]
     assert pseudo["round"] == 2
@@ -319,8 +319,8 @@ def test_worst_mean_and_best_clients_are_drawn_over_the_rounds(tmp_path):
     (tmp_path / "reproduce.toml").write_text(ends)
     (tmp_path / "tiny.toml").write_text(SPEC)
     reproduce(load_paper(tmp_path / "reproduce.toml"), tmp_path / "out", tmp_path, seeds=1)
-    (sheet,) = load_sheets(tmp_path / "out")
-    text = sheet_figure(sheet, tmp_path / "figure.svg").read_text()
+    (table,) = load_tables(tmp_path / "out")
+    text = table_figure(table, tmp_path / "figure.svg").read_text()
     assert [f"{over} accuracy, %" in text for over in ("worst", "macro", "best")] == [True] * 3
 
 
@@ -336,8 +336,8 @@ def test_two_rows_of_one_run_are_run_once(tmp_path):
         watch=lambda name, seed: lambda event, facts: told.append(event),
     )  # fmt: skip
     assert (told.count("round"), told.count("resume")) == (3, 0)
-    (sheet,) = load_sheets(tmp_path / "out")
-    assert [row["model"] for row in cells(sheet)] == ["personal", "centre"]
+    (table,) = load_tables(tmp_path / "out")
+    assert [row["model"] for row in cells(table)] == ["personal", "centre"]
 
 
 def test_data_that_are_missing_are_missed_before_anything_runs(tmp_path, monkeypatch):
@@ -366,7 +366,7 @@ def test_opinions_are_traced_shown_and_gone_on_with(tmp_path, kinfolk):
     paper = load_paper(tmp_path / "reproduce.toml")
     assert rounds_of(paper, 3, tmp_path, False, []) == 3 * 2 * 2 + 2 * 2
     only = paper.only(["opinions"])
-    assert (only.sheets, [one.direct for one in only.trust]) == ([], [[1, 2]])
+    assert (only.tables, [one.direct for one in only.trust]) == ([], [[1, 2]])
     command = ("reproduce", str(tmp_path / "reproduce.toml"), "--table", "opinions", "--out", tmp_path / "r")
     code, out, err = kinfolk(*command)
     assert code == 0, err
@@ -385,8 +385,8 @@ def test_a_row_that_breaks_down_is_told_and_the_others_go_on(tmp_path):
     (tmp_path / "reproduce.toml").write_text(broken.replace("[[tables.rows]]", ROW + "[[tables.rows]]", 1))
     (tmp_path / "tiny.toml").write_text(SPEC)
     reproduce(load_paper(tmp_path / "reproduce.toml"), tmp_path / "out", tmp_path, seeds=1)
-    (sheet,) = load_sheets(tmp_path / "out")
-    rows = {row["label"]: row for row in cells(sheet)}
+    (table,) = load_tables(tmp_path / "out")
+    rows = {row["label"]: row for row in cells(table)}
     assert rows["Slower"]["obtained"][0] == "-"
     assert rows["Slower"]["why"] == "broke down in 1 of 1 seeds"
     assert rows["Theirs"]["why"] == "another network"
@@ -396,22 +396,22 @@ def test_a_row_that_breaks_down_is_told_and_the_others_go_on(tmp_path):
 def test_a_run_that_has_not_finished_does_not_count(paper, tmp_path, monkeypatch):
     """What was scored before the first round is no result."""
     reproduce(paper, tmp_path / "out", tmp_path, seeds=2)
-    (sheet,) = load_sheets(tmp_path / "out")
-    before = {row["label"]: row for row in cells(sheet)}
-    cut = sheet.folder / sheet.facts["rows"][0]["runs"][1] / "run.json"
+    (table,) = load_tables(tmp_path / "out")
+    before = {row["label"]: row for row in cells(table)}
+    cut = table.folder / table.facts["rows"][0]["runs"][1] / "run.json"
     facts = json.loads(cut.read_text())
     cut.write_text(json.dumps({**facts, "status": "running"}))
-    label = sheet.facts["rows"][0]["label"]
-    row = {row["label"]: row for row in cells(sheet)}[label]
+    label = table.facts["rows"][0]["label"]
+    row = {row["label"]: row for row in cells(table)}[label]
     assert (row["some"], before[label]["some"]) == ("1 of 2 seeds", "")
-    assert [n["seeds"] for n in row["numbers"]] == [1] * len(sheet.columns)
-    assert f"| {label} (1 of 2 seeds) |" in markdown(sheet)
+    assert [n["seeds"] for n in row["numbers"]] == [1] * len(table.columns)
+    assert f"| {label} (1 of 2 seeds) |" in markdown(table)
     # Nor does it cut short the curve of the seed that has.
     drawn, plot = [], Axes.plot
     monkeypatch.setattr(Axes, "plot", lambda a, x, *b, **c: drawn.append(len(x)) or plot(a, x, *b, **c))
     for late in [None, *sorted(cut.with_name("records").iterdir())[1:]]:
         if late:
             late.unlink()
-        sheet_figure(load_sheets(tmp_path / "out")[0], tmp_path / "figure.svg")
-    rows = len(sheet.facts["rows"])
+        table_figure(load_tables(tmp_path / "out")[0], tmp_path / "figure.svg")
+    rows = len(table.facts["rows"])
     assert drawn[-rows:] == drawn[:rows] == [3, 4], "two rounds after a start, and three"

@@ -204,5 +204,5 @@ def test_a_trace_is_drawn_from_its_file_alone(traced, tmp_path):
 
 def test_a_spoiled_trace_is_one_line(tmp_path):
     (tmp_path / "trust.json").write_text("{")
-    with pytest.raises(KinfolkError, match="can not be read"):
+    with pytest.raises(KinfolkError, match="cannot be read"):
         read_trust(tmp_path)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from kinfolk.errors import KinfolkError
 from kinfolk.report import figures
-from kinfolk.report.figures import COLOURS, comparison_figure, strands
+from kinfolk.report.figures import COLOURS, all_series, comparison_figure
 from kinfolk.report.read import Run, load_run, load_runs
 
 NAN, INF = math.nan, math.inf
@@ -44,7 +44,7 @@ def has_colour(picture: np.ndarray, colour: str) -> bool:
 
 def test_lines_and_bands_are_means_and_deviations_over_seeds(runs: list[Run], values: np.ndarray) -> None:
     axes = Figure().add_subplot()
-    figures._curves(axes, strands(runs, "accuracy"), "accuracy")
+    figures._curves(axes, all_series(runs, "accuracy"), "accuracy")
     macro = values.mean(axis=3)
     for t, (line, band) in enumerate(zip(axes.lines, axes.collections, strict=True)):
         np.testing.assert_allclose(line.get_xdata(), range(4))
@@ -58,7 +58,7 @@ def test_lines_and_bands_are_means_and_deviations_over_seeds(runs: list[Run], va
 
 def test_dots_are_clients_and_the_worst_is_named(runs: list[Run], values: np.ndarray) -> None:
     axes = Figure().add_subplot()
-    drawn = strands(runs, "accuracy")
+    drawn = all_series(runs, "accuracy")
     figures._strips(axes, drawn, "accuracy")
     names = {text.get_text() for text in axes.texts}
     for t, dots in enumerate(axes.collections):
@@ -72,7 +72,7 @@ def test_dots_are_clients_and_the_worst_is_named(runs: list[Run], values: np.nda
 def test_of_errors_the_largest_is_the_worst(tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path, {"centre": {"mse": {0: [0.5, 4.0, 1.0]}}}))
     axes = Figure().add_subplot()
-    figures._strips(axes, strands([run], "mse"), "mse")
+    figures._strips(axes, all_series([run], "mse"), "mse")
     assert {text.get_text() for text in axes.texts} >= {"c01", "1.83"}
 
 
@@ -82,7 +82,7 @@ def test_a_client_is_the_mean_of_the_seeds_that_scored_it(tmp_path: Path) -> Non
         load_run(make_run(tmp_path / str(s), {"centre": {"accuracy": {0: end}}}, seed=s))
         for s, end in enumerate(ends)
     ]
-    assert strands(runs, "accuracy")[0].clients.to_dict() == {"c00": 0.75, "c01": 0.25}
+    assert all_series(runs, "accuracy")[0].clients.to_dict() == {"c00": 0.75, "c01": 0.25}
 
 
 def test_one_algorithm_shows_its_models_and_several_their_main_one(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_one_algorithm_shows_its_models_and_several_their_main_one(tmp_path: Pat
     b = load_run(make_run(tmp_path / "b", {"personal": by}, "local"))
     c = load_run(make_run(tmp_path / "c", {"centre": by}, "ifca"))
     none = load_run(make_run(tmp_path / "d", {}, "late"))
-    assert [s.label for s in strands([a], "accuracy")] == ["centre", "personal"]
-    assert [s.label for s in strands([a, b, none], "accuracy")] == ["fedavg (centre)", "local (personal)"]
-    assert [s.label for s in strands([a, c], "accuracy")] == ["fedavg", "ifca"]
+    assert [s.label for s in all_series([a], "accuracy")] == ["centre", "personal"]
+    assert [s.label for s in all_series([a, b, none], "accuracy")] == ["fedavg (centre)", "local (personal)"]
+    assert [s.label for s in all_series([a, c], "accuracy")] == ["fedavg", "ifca"]
 
 
 def test_the_picture_has_its_size_and_every_colour(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_names_never_overlap_and_stay_in_the_picture() -> None:
 
     figure = Figure(figsize=(10, 4.9), dpi=150)
     left, right = figure.add_axes((0.065, 0.125, 0.355, 0.66)), figure.add_axes((0.615, 0.125, 0.32, 0.66))
-    drawn = figures._ordered(strands([run(i) for i in range(12)], "accuracy"))
+    drawn = figures._ordered(all_series([run(i) for i in range(12)], "accuracy"))
     figures._curves(left, drawn, "accuracy")
     figures._strips(right, drawn, "accuracy")
     figures._leaders(figure, left, right, drawn)
@@ -142,14 +142,14 @@ def test_odd_runs_are_drawn_too(tmp_path: Path, title: str, score: str, by: dict
     assert comparison_figure([run], tmp_path / "figure.png").stat().st_size > 10_000
 
 
-def test_what_can_not_be_drawn_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path / "run", {"centre": {"accuracy": {0: [0.5]}}}))
     with pytest.raises(KinfolkError, match=r"ends in \.png, \.svg, \.pdf"):
         comparison_figure([run], tmp_path / "figure.docx")
     with pytest.raises(KinfolkError, match="did you mean 'accuracy'"):
         comparison_figure([run], tmp_path / "figure.png", "acuracy")
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(KinfolkError, match="can not be written"):
+    with pytest.raises(KinfolkError, match="cannot be written"):
         comparison_figure([run], tmp_path / "file" / "figure.png")
     late = load_run(make_run(tmp_path / "late", {}))
     with pytest.raises(KinfolkError, match="has no scores yet"):

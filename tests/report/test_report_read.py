@@ -57,7 +57,7 @@ def test_records_are_read_only_when_needed(tmp_path: Path) -> None:
     (path / "records" / "round-000000.parquet").write_bytes(b"torn")
     (path / "spec.toml").write_text("= broken")
     run = load_run(path)
-    with pytest.raises(KinfolkError, match="can not be read"):
+    with pytest.raises(KinfolkError, match="cannot be read"):
         _ = run.scores
     with pytest.raises(KinfolkError, match=r"spec\.toml"):
         _ = run.spec
@@ -66,11 +66,11 @@ def test_records_are_read_only_when_needed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("{", "can not be read"),
+        ("{", "cannot be read"),
         ("[1]", "must hold a JSON object"),
         ('{"seed": 0}', "does not name its algorithm"),
         ('{"algorithm": "fedavg", "seed": "0"}', "does not name its seed"),
-        ("[" * 100_000, "can not be read"),
+        ("[" * 100_000, "cannot be read"),
     ],
 )
 def test_a_broken_run_json_is_named(tmp_path: Path, text: str, match: str) -> None:

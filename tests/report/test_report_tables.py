@@ -28,8 +28,8 @@ from kinfolk.report.tables import (
 NAN, INF = math.nan, math.inf
 
 
-def printed(thing: RenderableType) -> list[str]:
-    console = Console(width=100, color_system=None)
+def printed(thing: RenderableType, width: int = 100) -> list[str]:
+    console = Console(width=width, color_system=None)
     with console.capture() as text:
         console.print(thing)
     return text.get().splitlines()
@@ -218,7 +218,16 @@ def test_what_to_order_by_and_what_to_score_can_be_chosen() -> None:
     with pytest.raises(KinfolkError, match="score = 'mse'"):
         comparison_frame(runs, "mse")
     for over in ("macro", "micro", "worst", "p10"):
-        assert max(map(len, printed(comparison_table(runs, over=over)[0]))) <= 100
+        assert max(map(len, printed(comparison_table(runs, over=over)[0]))) <= 80
+
+
+def test_the_table_of_the_demo_takes_eighty_columns(tmp_path: Path) -> None:
+    titles = {"fesem k=4": 0.9, "fedavg_tuned": 0.8}
+    models = ("centre", "fine-tuned")
+    folder = make_comparison(tmp_path, titles, clients=8, rounds=2, models=models)
+    lines = printed(comparison_table(load_runs(folder))[0])
+    assert max(map(len, lines)) <= 80
+    assert "seeds" in lines[0], "said once, where all have as many"
 
 
 @pytest.mark.parametrize("score", ["accuracy", "mse"])

@@ -14,31 +14,22 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks import many_models
-from kinfolk.algorithms.blocks.aggregator import Centre, check_trim, group_fold
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.blocks.many_models import copies, model_of_group
 from kinfolk.clustering.distances import cosines, flat
 from kinfolk.clustering.hierarchy import bipartition
 from kinfolk.errors import KinfolkError, at_least
-from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, ask
 from kinfolk.streams import RoundContext, Seed
-from kinfolk.types import Client, Message, PerClient, Stack, Tree
+from kinfolk.types import Client, Stack, Tree
 
 
 @dataclass(frozen=True)
-class State:
-    """The groups so far, and how long updates were in the first round."""
+class State(many_models.State):
+    """The groups so far, which become more, and how long updates were in the first round."""
 
-    centres: Tree  # every leaf [K, ...]; K grows
-    member: Tensor  # [clients] int64
-    clients: tuple[str, ...]
     lengths: Tensor  # [2] float64: of the mean update, of the longest; 0 until a round was answered
-
-    @property
-    def models(self) -> many_models.State:
-        """What all methods with a model per group have."""
-        return many_models.State(self.centres, self.member, self.clients)
 
 
 @dataclass(frozen=True)
@@ -51,17 +42,15 @@ class ClusteredFL:
     split_after: int = 20  # rounds before the first split
     min_size: int = 2  # only larger groups are split
     gamma_max: float = 0.0  # a split needs sqrt((1 - largest cosine across) / 2) above this
-    weights: Weights = "uniform"  # the same for every client of a group, or n_i / n
-    mean: Centre = "mean"  # what stands for a group; all models of a round are held in any case
-    trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
+    aggregate: Aggregator = Aggregator()  # all models of a round are held in any case
 
     def __post_init__(self) -> None:
         for name in ("eps1", "eps2", "split_after", "gamma_max"):
             at_least(f"algorithm.{name}", getattr(self, name), 0)
         at_least("algorithm.min_size", self.min_size, 1)
-        check_trim("algorithm.trim", self.trim)
 
-    tasks, eval_tasks, groups = many_models.tasks, many_models.eval_tasks, many_models.groups
+    tasks, groups = many_models.tasks, many_models.groups
+    eval_inputs, eval_tasks = many_models.eval_inputs, many_models.eval_tasks
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """Everybody in one group."""
@@ -74,7 +63,7 @@ class ClusteredFL:
         if splitting and len(cohort) < len(state.clients):
             asked = f"{len(cohort)} of {len(state.clients)} clients"
             raise KinfolkError("run.participation", asked, "groups are split only with everybody: give 1")
-        got = yield from ask("update", cohort, each=model_of_group(state.models, cohort))
+        got = yield from ask("update", cohort, each=model_of_group(state, cohort))
         if not got.clients:
             return state, {}
         delta = self.updates(state, got)
@@ -82,23 +71,19 @@ class ClusteredFL:
             state = replace(state, lengths=lengths(delta))
         if splitting:
             state = self.split(state, got.clients, delta)
-        known = state.models
-        by = group_fold(
-            self.mean, self.trim, "model", state.centres, self.weights, lambda chunk: known.of(chunk.clients)
-        )
-        centres, _, _ = by.end(by.add(by.begin(), got))
+        centres = self.aggregate.of(got, state.centres, state.group_of)
         return replace(state, centres=centres), {}
 
     def updates(self, state: State, got: Stack) -> Tensor:
         """w_i - c_{s_i} over the trainable parameters, [replies, P] in float64."""
         names = self.learner.names
-        before = flat(state.centres, names)[state.models.of(got.clients).to(_device(got))]
+        before = flat(state.centres, names)[state.of(got.clients).to(_device(got))]
         return flat(got.tree("model"), names).double() - before.double()
 
     def split(self, state: State, who: Sequence[Client], delta: Tensor) -> State:
         """Each group as it is now, split in two if it is ready; the second half gets a new number."""
-        group = state.models.of(who)
-        for g in range(state.models.k):
+        group = state.of(who)
+        for g in range(state.k):
             here = (group == g).nonzero()[:, 0]
             # A group is split only when everybody in it has answered: the others could not be placed.
             if len(here) <= self.min_size or len(here) < int((state.member == g).sum()):
@@ -111,12 +96,8 @@ class ClusteredFL:
             if math.sqrt((1 - cut.cross) / 2) > self.gamma_max:
                 # A cut speaks of positions inside the group: `here` says who stands there.
                 leaving = [who[i] for i in here[cut.second.cpu()].tolist()]
-                state = parted(state, g, leaving)
+                state = split_off(state, g, leaving)
         return state
-
-    def eval_inputs(self, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:
-        """Everyone is served the model of its group."""
-        return many_models.eval_inputs(self, state.models, who)
 
 
 def lengths(delta: Tensor) -> Tensor:
@@ -128,11 +109,11 @@ def lengths(delta: Tensor) -> Tensor:
     return torch.stack([delta.mean(0).norm(), delta.norm(dim=1).amax()]).double().cpu()
 
 
-def parted(state: State, g: int, leaving: Sequence[Client]) -> State:
+def split_off(state: State, g: int, leaving: Sequence[Client]) -> State:
     """The state with some members of a group in a new one, which starts from the same model."""
-    new = torch.full((len(leaving),), state.models.k)
+    new = torch.full((len(leaving),), state.k)
     centres = {name: torch.cat([t, t[g : g + 1]]) for name, t in state.centres.items()}
-    return replace(state, centres=centres, member=state.models.moved(leaving, new))
+    return replace(state, centres=centres, member=state.moved(leaving, new))
 
 
 def _device(got: Stack) -> torch.device:

@@ -20,12 +20,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from kinfolk.algorithms.blocks import many_models
-from kinfolk.algorithms.blocks.aggregator import Centre, check_trim, group_fold
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.blocks.many_models import State, copies, model_of_group
 from kinfolk.clustering.distances import cosine_distances, flat
 from kinfolk.clustering.hierarchy import hdbscan
 from kinfolk.errors import KinfolkError, at_least
-from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, ask
 from kinfolk.streams import RoundContext, Seed
@@ -40,25 +39,17 @@ class ClusteredHDBSCAN:
     min_size: int = 2  # members that make a group
     min_samples: int = 1  # neighbours that make a place dense
     noise: Literal["single", "nearest"] = "single"  # a client of no group: alone, or with the nearest
-    weights: Weights = "size"  # n_i / n, or the same for every client of a group
-    mean: Centre = "mean"  # what stands for a group; all models of a round are held in any case
-    trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
+    aggregate: Aggregator = Aggregator(weights="size")  # all models of a round are held in any case
 
     def __post_init__(self) -> None:
         at_least("algorithm.min_size", self.min_size, 2)
         at_least("algorithm.min_samples", self.min_samples, 1)
-        check_trim("algorithm.trim", self.trim)
-        if not self.names:
+        if not self.learner.head:
             remedy = "needs a network whose last layer is called 'head'"
             raise KinfolkError("algorithm.name", "clustered_hdbscan", remedy)
 
     tasks, eval_inputs = many_models.tasks, many_models.eval_inputs
     eval_tasks, groups = many_models.eval_tasks, many_models.groups
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The output layer's weights and biases."""
-        return tuple(n for n in self.learner.names if n.startswith("head."))
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """Everybody in one group."""
@@ -74,14 +65,13 @@ class ClusteredHDBSCAN:
         k = max(state.k, int(label.max()) + 1)
         # New numbers get new places; whatever stands there before the mean is taken is not used.
         keep = {n: torch.cat([t, t[:1].expand(k - state.k, *t.shape[1:])]) for n, t in state.centres.items()}
-        by = group_fold(self.mean, self.trim, "model", keep, self.weights, lambda chunk: label)
-        centres, _, _ = by.end(by.add(by.begin(), got))
+        centres = self.aggregate.of(got, keep, lambda chunk: label)
         info = {"found": len(set(found.tolist()))}
         return State(centres, state.moved(got.clients, label), state.clients), info
 
     def find(self, got: Stack) -> Tensor:
         """The groups of those who replied, [replies], numbered from 0 by first member."""
-        apart = cosine_distances(flat(got.tree("model"), self.names), double=True)
+        apart = cosine_distances(flat(got.tree("model"), self.learner.head), double=True)
         return hdbscan(apart, self.min_size, self.min_samples, self.noise).cpu()
 
     def taken(self, state: State, heard: Sequence[Client]) -> set[int]:

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kinfolk.algorithms.blocks import many_models
-from kinfolk.algorithms.blocks.aggregator import Centre, check_trim, group_fold
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.blocks.lowest_loss import (
     choices,
     choose_and_train,
@@ -30,22 +29,14 @@ from kinfolk.learning.learner import Learner
 from kinfolk.script import Request, Script, ask, fold
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Table
-from kinfolk.types import Client, Message, PerClient, Stack, Tree
+from kinfolk.types import Client, Stack, Tree
 
 
 @dataclass(frozen=True)
-class State:
-    """The hypotheses, who uses which, and whether they have been spread."""
+class State(many_models.State):
+    """The hypotheses h_j, who uses which, and whether they have been spread."""
 
-    centres: Tree  # h_j: every leaf [K, ...]
-    member: Tensor  # [clients] int64
-    clients: tuple[str, ...]
     spread: bool
-
-    @property
-    def models(self) -> many_models.State:
-        """What all methods with K models have."""
-        return many_models.State(self.centres, self.member, self.clients)
 
 
 @dataclass(frozen=True)
@@ -55,16 +46,13 @@ class HypCluster:
     learner: Learner
     k: int = 3  # number of models; 1 gives FedAvg
     server_lr: float = 1.0  # length of the server's step along the mean change
-    # What stands for a group: "mean" sums as replies come; "trimmed" and "median" hold the cohort's models.
-    mean: Centre = "mean"
-    trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
+    aggregate: Aggregator = Aggregator(weights="size")
 
     def __post_init__(self) -> None:
-        check_trim("algorithm.trim", self.trim)
         at_least("algorithm.k", self.k, 1)
         at_least("algorithm.server_lr", self.server_lr, 0)
 
-    eval_tasks, groups = many_models.eval_tasks, many_models.groups
+    eval_inputs, eval_tasks, groups = many_models.eval_inputs, many_models.eval_tasks, many_models.groups
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """K times the first model; one model alone needs no spreading."""
@@ -79,12 +67,12 @@ class HypCluster:
         if not state.spread:
             return state, {}
         h = state.centres
-        by = group_fold(self.mean, self.trim, "model", h, "size", choices)
+        by = self.aggregate.fold(h, choices)
         means, member, _ = yield from fold(by, "update", cohort, shared={"models": h})
         centres = {
             n: h[n] + self.server_lr * (t - h[n]) if t.is_floating_point() else t for n, t in means.items()
         }
-        moved = state.models.moved(list(member), where(member))
+        moved = state.moved(list(member), where(member))
         return replace(state, centres=centres, member=moved), {}
 
     def spread(
@@ -110,7 +98,7 @@ class HypCluster:
 
     def chosen_now(self, state: State, turn: RoundContext) -> Script[State] | None:
         """Everyone chooses among the models as they are now, for scores; not while they are one."""
-        return choose_anew(state, state.models, turn) if self.k > 1 and state.spread else None
+        return choose_anew(state, turn) if self.k > 1 and state.spread else None
 
     def tasks(self) -> Table:
         """Train the one model; say how well a model fits; choose and train; choose alone."""
@@ -120,10 +108,6 @@ class HypCluster:
             "update": choose_and_train(self.learner, self.k),
             "choose": choose_task(self.learner, self.k),
         }
-
-    def eval_inputs(self, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:
-        """Everyone is served the model it chose last."""
-        return many_models.eval_inputs(self, state.models, who)
 
 
 def lowered(best: dict[Client, float], got: Stack) -> dict[Client, float]:

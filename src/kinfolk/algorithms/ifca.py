@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks import many_models
-from kinfolk.algorithms.blocks.aggregator import Centre, check_trim, group_fold
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.blocks.lowest_loss import (
     choices,
     choose_and_train,
@@ -26,7 +26,6 @@ from kinfolk.algorithms.blocks.lowest_loss import (
     where,
 )
 from kinfolk.errors import at_least
-from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Request, Script, ask, fold
 from kinfolk.streams import RoundContext, Seed
@@ -49,17 +48,13 @@ class IFCA:
 
     learner: Learner
     k: int = 3  # number of models; 1 gives FedAvg
-    weights: Weights = "uniform"  # the same for every client of a group, or n_i / n
-    # What stands for a group: "mean" sums as replies come; "trimmed" and "median" hold the cohort's models.
-    mean: Centre = "mean"
-    trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
+    aggregate: Aggregator = Aggregator()
     restarts: int = 1  # starts that the first cohort tries; 1: the first as it is
     restart_rounds: int = 3  # rounds that each is tried for; all of them are taken off the run's
 
     def __post_init__(self) -> None:
         for name in ("k", "restarts", "restart_rounds"):
             at_least(f"algorithm.{name}", getattr(self, name), 1)
-        check_trim("algorithm.trim", self.trim)
 
     eval_inputs, eval_tasks, groups = many_models.eval_inputs, many_models.eval_tasks, many_models.groups
 
@@ -100,7 +95,7 @@ class IFCA:
 
     def step(self, task: str, centres: Tree, cohort: Sequence[Client]) -> Stepped:
         """(models after the step, what each client chose)."""
-        by = group_fold(self.mean, self.trim, "model", centres, self.weights, choices)
+        by = self.aggregate.fold(centres, choices)
         centres, member, _ = yield from fold(by, task, cohort, shared={"models": centres})
         return centres, member
 
@@ -123,7 +118,7 @@ class IFCA:
 
     def chosen_now(self, state: State, turn: RoundContext) -> Script[State] | None:
         """s_i = argmin_j F_i(c_j) of all clients, for scores: a round asks its cohort, and trains after."""
-        return choose_anew(state, state, turn) if self.k > 1 else None
+        return choose_anew(state, turn) if self.k > 1 else None
 
     def tasks(self) -> Table:
         """Choose and train; choose alone; of several starts, try one and say how well it fits."""

@@ -60,6 +60,13 @@ def option_types(kind: type[Any]) -> dict[str, Any]:
     return types
 
 
+def option_groups(kind: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups of an algorithm with some options changed, by name, without the algorithm itself."""
+    groups = {f.name: _default(f) for f in fields(kind) if _is_option(f) and is_dataclass(_default(f))}
+    inside = {n: v for n, v in flat_options(options).items() if n.partition(".")[0] in groups and "." in n}
+    return groups | _grouped(kind, inside)
+
+
 def with_options(kind: type[Any], learner: Learner, options: Mapping[str, Any]) -> Any:
     """An algorithm with some options changed; names and types are not checked here."""
     return kind(learner=learner, **_grouped(kind, flat_options(options)))
@@ -71,9 +78,9 @@ def check_options(name: str, kind: type[Any], options: Mapping[str, Any]) -> dic
     >>> from kinfolk.algorithms.fedprox import FedProx
     >>> check_options("fedprox", FedProx, {"mu": 1})
     {'mu': 1.0}
-    >>> check_options("fedprox", FedProx, {"mv": 1})
+    >>> check_options("fedprox", FedProx, {"weight": 1})
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: algorithm.mv = 1: fedprox has no such option; did you mean 'mu'?
+    kinfolk.errors.KinfolkError: algorithm.weight = 1: fedprox has no such option; did you mean 'weights'?
     """
     known, types, checked = options_of(kind), option_types(kind), {}
     for key, value in flat_options(options).items():

@@ -8,38 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks import many_models
-from kinfolk.algorithms.blocks.aggregator import Centre, check_trim, group_fold
+from kinfolk.algorithms.blocks.aggregator import Aggregator, check_trim
 from kinfolk.algorithms.blocks.lowest_loss import enough_clients
 from kinfolk.algorithms.blocks.many_models import copies, model_of_group
 from kinfolk.clustering.distances import flat
 from kinfolk.clustering.kmeans import kmeans, nearest
 from kinfolk.errors import at_least
 from kinfolk.learning.learner import Learner
-from kinfolk.script import Script, ask
+from kinfolk.script import AssignBy, Script, ask
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Fit, Table
-from kinfolk.types import Client, Message, PerClient, Stack, Tree
+from kinfolk.types import Client, Stack, Tree
 
 
 @dataclass(frozen=True)
-class State:
+class State(many_models.State):
     """The models of the groups, and what is needed to place clients who come later."""
 
-    centres: Tree  # every leaf [K, ...]
-    member: Tensor  # [clients] int64
-    clients: tuple[str, ...]
     placed: Tensor  # [clients] int64: 1 for those who were put into a group
     points: Tensor  # [K, P]: the centres that k-means found
-
-    @property
-    def models(self) -> many_models.State:
-        """What all methods with a model per group have."""
-        return many_models.State(self.centres, self.member, self.clients)
 
     def known(self, who: Sequence[Client]) -> list[Client]:
         """Those of some clients who have a group."""
@@ -56,16 +49,16 @@ class Robust:
     first_epochs: int = 5  # local epochs of the first stage, which ought to reach a local optimum
     cluster_trim: float = 0.05  # share cut off each side in k-means
     # What stands for a group. The paper has the trimmed mean; the code that FeSEM's authors ran, the median.
-    mean: Centre = "trimmed"
-    trim: float = 0.1  # share cut off each side in the rounds
+    aggregate: Aggregator = Aggregator("trimmed")
 
     def __post_init__(self) -> None:
         at_least("algorithm.k", self.k, 1)
         at_least("algorithm.first_epochs", self.first_epochs, 1)
-        for name in ("cluster_trim", "trim"):
-            check_trim(f"algorithm.{name}", getattr(self, name))
+        check_trim("algorithm.cluster_trim", self.cluster_trim)
 
-    eval_tasks, groups = many_models.eval_tasks, many_models.groups
+    # Who has no group yet is served the model of the first.
+    eval_inputs, eval_tasks, groups = many_models.eval_inputs, many_models.eval_tasks, many_models.groups
+    assign_by: ClassVar[AssignBy] = "distance"
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """Nobody has a group yet."""
@@ -79,7 +72,7 @@ class Robust:
         old = state.known(cohort)
         new = [c for c in cohort if c not in set(old)]
         if old:
-            got = yield from ask("update", old, each=model_of_group(state.models, old))
+            got = yield from ask("update", old, each=model_of_group(state, old))
             state = replace(state, centres=self.means(state, got))
         if new:
             got = yield from ask("alone", new, shared={"model": self.learner.first})
@@ -103,14 +96,12 @@ class Robust:
 
     def joined(self, state: State, who: Sequence[Client], labels: Tensor) -> State:
         """The state with some clients placed."""
-        placed = replace(state.models, member=state.placed).moved(who, torch.ones(len(who)))
-        return replace(state, member=state.models.moved(who, labels.cpu()), placed=placed)
+        placed = replace(state, member=state.placed).moved(who, torch.ones(len(who)))
+        return replace(state, member=state.moved(who, labels.cpu()), placed=placed)
 
     def means(self, state: State, got: Stack) -> Tree:
         """In every group the trimmed mean, or the median, of what its members sent."""
-        group = state.models.of(got.clients)
-        by = group_fold(self.mean, self.trim, "model", state.centres, "uniform", lambda chunk: group)
-        return by.end(by.add(by.begin(), got))[0]
+        return self.aggregate.of(got, state.centres, state.group_of)
 
     def tasks(self) -> Table:
         """Train alone for the first stage; train the group's model in every round after it."""
@@ -122,7 +113,3 @@ class Robust:
             ),
             "update": self.learner.train(),
         }
-
-    def eval_inputs(self, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:
-        """Everyone is served the model of its group; who has none yet, that of the first."""
-        return many_models.eval_inputs(self, state.models, who)

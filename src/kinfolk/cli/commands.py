@@ -14,7 +14,7 @@ from kinfolk.cli.shared import AsJson, Seeds, Sets, SpecFile, examples, out, pri
 from kinfolk.errors import KinfolkError
 
 app = typer.Typer(
-    help="Federated learning among clients who are not alike.",
+    help="Federated learning for heterogeneous (non-IID) clients.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -38,7 +38,7 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Federated learning among clients who are not alike."""
+    """Federated learning for heterogeneous (non-IID) clients."""
 
 
 Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")]
@@ -144,7 +144,7 @@ def score(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; the run must have finished.")],
     set_: Sets = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write; left out: inside RUN.")
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write; default: inside RUN.")
     ] = None,
     json_: AsJson = False,
 ) -> None:
@@ -193,31 +193,15 @@ def list_(
     json_: AsJson = False,
 ) -> None:
     """List algorithms, data, models and settings, one line each."""
-    from kinfolk.algorithms import ALGORITHMS, options_of, summary_line
     from kinfolk.errors import near
-    from kinfolk.experiment.spec import describe
-    from kinfolk.federation.sources import SOURCES
-    from kinfolk.learning.models import MODELS
 
-    def options(values: Any) -> str:
-        return ", ".join(f"{k}={v}" for k, v in values.items())
-
-    rows = {
-        "algorithms": [(n, summary_line(k), options(options_of(k))) for n, k in ALGORITHMS.items()],
-        "data": [(n, s.line, "") for n, s in SOURCES.items()],
-        "models": [(n, m.line, options(m.options)) for n, m in MODELS.items()],
-        "settings": [(n, meaning, str(default)) for n, default, meaning in describe()],
-    }
+    rows = _listed()
     if what not in rows and what != "all":
         raise KinfolkError("list", what, near(what, [*rows, "all"]))
     chosen = {k: v for k, v in rows.items() if k == what or (what == "all" and k != "settings")}
     if json_:
-        print_json(
-            {
-                k: [dict(zip(("name", "line", "options"), row, strict=True)) for row in v]
-                for k, v in chosen.items()
-            }
-        )
+        names = ("name", "line", "options")
+        print_json({k: [dict(zip(names, row, strict=True)) for row in v] for k, v in chosen.items()})
         return
     for kind, lines in chosen.items():
         table = Table(title=kind, title_justify="left", box=None, padding=(0, 2, 0, 0))
@@ -228,6 +212,24 @@ def list_(
         out().print(table, "")
 
 
+def _listed() -> dict[str, list[tuple[str, str, str]]]:
+    """(name, what it is, options or default) of everything there is, by kind."""
+    from kinfolk.algorithms import ALGORITHMS, options_of, summary_line
+    from kinfolk.experiment.spec import describe
+    from kinfolk.federation.sources import SOURCES
+    from kinfolk.learning.models import MODELS
+
+    def options(values: Any) -> str:
+        return ", ".join(f"{k}={v}" for k, v in values.items())
+
+    return {
+        "algorithms": [(n, summary_line(k), options(options_of(k))) for n, k in ALGORITHMS.items()],
+        "data": [(n, s.line, "") for n, s in SOURCES.items()],
+        "models": [(n, m.line, options(m.options)) for n, m in MODELS.items()],
+        "settings": [(n, meaning, str(default)) for n, default, meaning in describe()],
+    }
+
+
 @app.command(epilog=examples("kinfolk check fedavg", "kinfolk check mypackage.mine:MyAlgorithm --set k=3"))
 def check(
     algorithm: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A name, or package.module:Class.")],
@@ -236,7 +238,7 @@ def check(
     ] = None,
     json_: AsJson = False,
 ) -> None:
-    """Run the contract that every algorithm keeps on anybody's algorithm."""
+    """Run the conformance suite on an algorithm, built in or your own."""
     from kinfolk.algorithms import find_algorithm
     from kinfolk.contract.suite import run_suite
     from kinfolk.experiment.spec import Experiment, override

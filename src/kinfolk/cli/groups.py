@@ -40,7 +40,7 @@ def choose_k(
 ) -> None:
     """Say how many groups a federation has, by short runs on a sample of its clients."""
     from kinfolk.cli.progress import telling
-    from kinfolk.experiment.choose_k import Trial, alike, or_fesem
+    from kinfolk.experiment.choose_k import Trial, common_rounds, or_fesem
     from kinfolk.experiment.choose_k import choose_k as choose
     from kinfolk.experiment.spec import run_id
     from kinfolk.report.choose_k import choice_figure, choice_table
@@ -50,7 +50,7 @@ def choose_k(
         experiment = or_fesem(experiment)
     trial = Trial(_numbers(k), clients, rounds, seeds, criterion)
     where = folder or Path("runs") / f"choose-k-{run_id(experiment)}"
-    each = rounds + alike(experiment)
+    each = rounds + common_rounds(experiment)
     with telling(each * len(trial.numbers) * seeds, quiet=json_) as teller:
         told = lambda k, seed: teller.watch(f"K = {k} seed {seed}", each)  # noqa: E731
         facts = choose(experiment, where, trial, resume=resume, watch=told)
@@ -86,7 +86,7 @@ def assign(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with a model for each group.")],
     data: Annotated[Path, typer.Option("--data", help="A store, a folder of clients, or one table.")],
     by: Annotated[
-        str | None, typer.Option("--by", help="loss or distance; left out: what the algorithm uses.")
+        str | None, typer.Option("--by", help="loss or distance; default: what the algorithm uses.")
     ] = None,
     client: Annotated[str | None, typer.Option(help="The client column of a table.")] = None,
     label: Annotated[str | None, typer.Option(help="The label column.")] = None,

@@ -26,7 +26,7 @@ def examples(*lines: str) -> str:
 
 
 def out() -> Console:
-    """Standard output; tables fit 100 columns, and a pipe has no width of its own."""
+    """Standard output: 80 columns, or 100 where names are long; a pipe has no width of its own."""
     console = Console()
     return console if console.is_terminal and console.width < 100 else Console(width=100)
 
@@ -39,7 +39,7 @@ def read_spec(path: Path | None, sets: list[str] | None) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON, and what JSON can not say as null."""
+    """Print a value as JSON, and what JSON cannot say as null."""
     from kinfolk.experiment.record import plain
 
     print(json.dumps(plain(value), indent=2, allow_nan=False))

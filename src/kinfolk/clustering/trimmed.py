@@ -1,4 +1,4 @@
-"""Centres that a few bad members can not move far: coordinate-wise trimmed mean and median.
+"""Centres that a few bad members cannot move far: coordinate-wise trimmed mean and median.
 
 Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning. ICML 2018.
 """

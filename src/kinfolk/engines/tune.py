@@ -1,7 +1,7 @@
 """A short trial before a long run: how many clients a call are fastest here.
 
-Sizes alone decide for short runs, so that they begin at once and the same machine chooses alike. A run that
-will take minutes first trains a few clients with several sizes of chunk; what it chose stands in its
+Sizes alone decide for short runs, so that they begin at once and one machine always chooses the same. A run
+that will take minutes first trains a few clients with several sizes of chunk; what it chose stands in its
 records, and a resumed run keeps to it.
 """
 

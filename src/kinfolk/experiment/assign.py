@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -26,14 +26,12 @@ from kinfolk.experiment.newcomers import Trained
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.metrics import scores
 from kinfolk.scores import about
-from kinfolk.script import Ask
+from kinfolk.script import Ask, AssignBy
 from kinfolk.streams import RoundContext
 from kinfolk.task import Table
 from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tree
 
-RULES = ("loss", "distance")
-# Algorithms that place clients by their parameters; all others have a loss to go by.
-BY_DISTANCE = ("fesem", "fesem_shared", "fesem_ma", "robust")
+RULES = get_args(AssignBy)
 Floats = NDArray[np.float64]
 
 
@@ -66,7 +64,7 @@ def assign(
         remedy = "has all clients in one group: there is nothing to choose; name a run with several"
         raise KinfolkError("run", str(trained.folder), remedy)
     parts = fitted(trained, federation, network)
-    rule = by or ("distance" if trained.spec.algorithm.name in BY_DISTANCE else "loss")
+    rule = str(by or getattr(parts.algorithm, "assign_by", "loss"))
     if rule not in RULES:
         raise KinfolkError("--by", rule, near(rule, RULES))
     with staged(parts, tasks(parts)) as stage:

@@ -128,7 +128,7 @@ def _check_output(module: nn.Module, name: str, federation: Federation, outputs:
     except Exception as error:  # anything a user's forward raises
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise KinfolkError(
-            "model.name", name, f"can not take rows of shape {federation.shape}: {reason}"
+            "model.name", name, f"cannot take rows of shape {federation.shape}: {reason}"
         ) from error
     finally:
         module.train()

@@ -44,7 +44,7 @@ class Loaded:
 
 
 class _Damaged(Exception):
-    """This checkpoint can not be trusted; an older one may be."""
+    """This checkpoint cannot be trusted; an older one may be."""
 
 
 def save(
@@ -136,7 +136,7 @@ def _read(path: Path, size: int | None = None) -> bytes:
             raise _Damaged(f"{path.name} has {found} bytes, not {size}")
         return path.read_bytes()
     except OSError as error:
-        raise _Damaged(f"{path.name} can not be read ({error.strerror or error})") from error
+        raise _Damaged(f"{path.name} cannot be read ({error.strerror or error})") from error
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -161,9 +161,7 @@ def _check_spec(path: Path, there: str, here: str) -> None:
     try:
         before = parse(there)
     except KinfolkError as error:
-        raise KinfolkError(
-            "checkpoint", str(path), f"this version can not read its spec ({error})"
-        ) from error
+        raise KinfolkError("checkpoint", str(path), f"this version cannot read its spec ({error})") from error
     wrong = [line for line in differences(before, now) if not _FREE.match(line)]
     if wrong:
         remedy = f"belongs to another experiment ({'; '.join(wrong)}); undo that or choose another folder"
@@ -178,7 +176,7 @@ def _found(folder: Path) -> list[tuple[int, Path]]:
         return []
     except OSError as error:
         raise KinfolkError(
-            "checkpoint", str(folder), f"can not be read ({error.strerror or error})"
+            "checkpoint", str(folder), f"cannot be read ({error.strerror or error})"
         ) from error
     found = [(int(m[1]), m[2] is None, folder / m[0]) for m in map(_FOLDER.fullmatch, names) if m]
     return [(number, path) for number, _, path in sorted(found, reverse=True)]
@@ -242,7 +240,7 @@ def _sync(folder: Path) -> None:
 
 
 def _move_in(temporary: Path, final: Path) -> None:
-    """Rename into place. A folder can not be renamed over a full one, so that one steps aside first."""
+    """Rename into place. A folder cannot be renamed over a full one, so that one steps aside first."""
     aside = final.with_name(f"{final.name}.old")
     if final.exists():
         shutil.rmtree(aside, ignore_errors=True)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms import ALGORITHMS, find_algorithm, options_of
+from kinfolk.algorithms.options import check_options, option_groups
 from kinfolk.clustering.count import how_many
 from kinfolk.clustering.distances import squared
 from kinfolk.clustering.hierarchy import silhouette
@@ -40,8 +41,6 @@ from kinfolk.streams import Seed
 HELD = 0.2
 # Epochs from the common start before distances are taken, as FeSEM's own start has.
 WARM = 5
-# Whose `shared_rounds` count with one of their starts only.
-SHARED = {"mdicfl": "parted"}
 # Groups on which seeds agree less than this are no settled ones: rounds were too few, or there are none.
 SETTLED = 0.8
 
@@ -107,7 +106,7 @@ def choose_k(
         "federation": whole.name,
         "clients": len(sample.clients),
         "of": len(whole.clients),
-        "rounds": trial.rounds + alike(spec),
+        "rounds": trial.rounds + common_rounds(spec),
         "seeds": [one.run.seed for one in specs[1]],
         "groups": {k: [dict(zip(sample.clients, one.groups, strict=True)) for one in runs[k]] for k in ks},
     }
@@ -170,8 +169,8 @@ def _has_k(kind: type[Any]) -> bool:
 def or_fesem(spec: Experiment) -> Experiment:
     """The spec with FeSEM for its algorithm where it names none; options that are set are FeSEM's then.
 
-    >>> or_fesem(Experiment(algorithm=AlgorithmSpec(options={"warm_epochs": 10}))).algorithm
-    AlgorithmSpec(name='fesem', options={'warm_epochs': 10})
+    >>> or_fesem(Experiment(algorithm=AlgorithmSpec(options={"start.warm_epochs": 10}))).algorithm
+    AlgorithmSpec(name='fesem', options={'start.warm_epochs': 10})
     """
     unnamed = spec.algorithm.name == AlgorithmSpec().name
     return replace(spec, algorithm=replace(spec.algorithm, name="fesem")) if unnamed else spec
@@ -250,19 +249,17 @@ def sample_clients(federation: Federation, count: int, seed: Seed) -> Federation
     )
 
 
-def alike(spec: Experiment) -> int:
+def common_rounds(spec: Experiment) -> int:
     """Rounds in which the algorithm has one model for all: they tell nothing of groups, so they are extra.
 
-    >>> [alike(Experiment(algorithm=AlgorithmSpec(name))) for name in ("mdicfl", "ifca")]
+    What an algorithm's groups of options declare as their `common_rounds`: see `blocks.start.Start`.
+
+    >>> [common_rounds(Experiment(algorithm=AlgorithmSpec(name))) for name in ("fesem_shared", "ifca")]
     [3, 0]
     """
-    own = SHARED.get(spec.algorithm.name)
-    return int(_chosen(spec, "shared_rounds")) if own in (None, _chosen(spec, "start")) else 0
-
-
-def _chosen(spec: Experiment, option: str) -> Any:
-    """An option of the algorithm as the spec has it, or as it is when left out; 0 if there is none."""
-    return spec.algorithm.options.get(option, getattr(find_algorithm(spec.algorithm.name), option, 0))
+    name, kind = spec.algorithm.name, find_algorithm(spec.algorithm.name)
+    groups = option_groups(kind, check_options(name, kind, spec.algorithm.options))
+    return sum(getattr(group, "common_rounds", 0) for group in groups.values())
 
 
 def short(spec: Experiment, trial: Trial, k: int, s: int, start: int = 0) -> Experiment:
@@ -275,7 +272,7 @@ def short(spec: Experiment, trial: Trial, k: int, s: int, start: int = 0) -> Exp
     ({'k': 4}, 2, 'valid')
     """
     options = {**spec.algorithm.options, "k": k}
-    rounds = trial.rounds + alike(spec) + start
+    rounds = trial.rounds + common_rounds(spec) + start
     length: dict[str, Any] = dict.fromkeys(("rounds", "evaluate_every", "checkpoint_every"), rounds)
     rules = replace(spec.run, **length, participation=1.0, absent=0.0, target=0.0, split="valid")
     rules = replace(rules, seed=spec.run.seed + s, models="first")

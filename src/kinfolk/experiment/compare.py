@@ -54,12 +54,7 @@ def compare(
     """
     if seeds < 1:
         raise KinfolkError("--seeds", seeds, "give 1 or more (3 or more for error bars)")
-    chosen = [parse_algorithm(text, spec) for text in algorithms or DEFAULT]
-    specs = [replace(spec, algorithm=a) for a in chosen]
-    titles = [title(s) for s in specs]
-    if len(set(titles)) < len(titles):
-        twice = next(t for t in titles if titles.count(t) > 1)
-        raise KinfolkError("--algorithm", twice, "is named twice; leave one out or change its options")
+    specs = _by_title(spec, algorithms or DEFAULT)
     leads = not follows(spec.engine.name)
     if leads and (folder / "compare.json").exists() and not resume:
         raise KinfolkError(
@@ -68,23 +63,31 @@ def compare(
     numbers = range(spec.run.seed, spec.run.seed + seeds)
     make = federation or (lambda seed: build(spec.data, seed))
     data = {k: make(Seed(k)) for k in numbers}
-    for one in specs:  # every spec is checked before the first of them runs
+    for one in specs.values():  # every spec is checked before the first of them runs
         build_parts(one, data[spec.run.seed], network)
-    names = [f"{t.replace(' ', '-')}-seed{k}" for t in titles for k in numbers]
+    runs = {f"{name.replace(' ', '-')}-seed{k}": (name, k) for name in specs for k in numbers}
     if leads:
-        write_json(folder / "compare.json", {"runs": names})
+        write_json(folder / "compare.json", {"runs": list(runs)})
     results, broken = [], []
-    for one, name in zip(specs, titles, strict=True):
-        for k in numbers:
-            seeded = replace(one, run=replace(one.run, seed=k))
-            where = folder / f"{name.replace(' ', '-')}-seed{k}"
-            told: Any = watch(name, k)
-            try:
-                made = run(seeded, where, federation=data[k], network=network, resume=resume, watch=told)
-            except BrokeDown as problem:
-                broken.append(problem)
-            else:
-                results.append(made)
+    for where, (name, k) in runs.items():
+        seeded = replace(specs[name], run=replace(spec.run, seed=k))
+        given: dict[str, Any] = {"federation": data[k], "network": network, "watch": watch(name, k)}
+        try:
+            results.append(run(seeded, folder / where, resume=resume, **given))
+        except BrokeDown as problem:
+            broken.append(problem)
     if not results:
         raise broken[0]
     return results
+
+
+def _by_title(spec: Experiment, algorithms: Sequence[str]) -> dict[str, Experiment]:
+    """The spec with each algorithm, by its title; the same twice is an error."""
+    found: dict[str, Experiment] = {}
+    for text in algorithms:
+        one = replace(spec, algorithm=parse_algorithm(text, spec))
+        if title(one) in found:
+            remedy = "is named twice; leave one out or change its options"
+            raise KinfolkError("--algorithm", title(one), remedy)
+        found[title(one)] = one
+    return found

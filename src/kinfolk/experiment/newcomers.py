@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from kinfolk.algorithms.blocks.many_models import in_use
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.checkpoint import load_latest
@@ -20,7 +21,7 @@ from kinfolk.federation.own_data.load import load_own, own_data
 from kinfolk.federation.own_data.report import Report
 from kinfolk.federation.own_data.store import is_store
 from kinfolk.streams import Seed
-from kinfolk.types import Message, Tree
+from kinfolk.types import Tree
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def open_run(folder: str | Path) -> Trained:
         raise KinfolkError("run", str(folder), "has no checkpoint yet; let it finish a round first")
     if facts["status"] != "finished":
         complaints.append(f"the run is not finished; its models of round {loaded.number} are used")
-    centres, groups = _in_use(loaded.tensors["state"])
+    centres, groups = in_use(loaded.tensors["state"])
     if not groups:
         remedy = f"{facts['title']} has no groups: there is nothing to choose; name a run with several"
         raise KinfolkError("run", str(folder), remedy)
@@ -89,18 +90,6 @@ def _facts(folder: Path) -> dict[str, Any]:
         raise KinfolkError("run", str(folder), remedy) from error
 
 
-def _in_use(state: Message) -> tuple[Tree, tuple[int, ...]]:
-    """The models of the groups that have members, and their numbers; nothing where there are no groups.
-
-    A place that nobody is in holds an old model, a copy of another's or the first one: not for newcomers.
-    """
-    centres, member = state.get("centres"), state.get("member")
-    if not isinstance(centres, dict) or not isinstance(member, torch.Tensor):
-        return {}, ()
-    groups = tuple(sorted(set(member.tolist())))
-    return {name: t[list(groups)] for name, t in centres.items()}, groups
-
-
 def _own_report(spec: Experiment) -> Report | None:
     """What the run's own data were called, if they are still where they were."""
     if spec.data.name != "own" or not spec.data.path or not Path(spec.data.path).exists():
@@ -126,12 +115,16 @@ def read_newcomers(
         client = client or (said.client_column if not Path(path).is_dir() else "") or None
     options: Any = {name: value for name, value in given.items() if value is not None}
     federation, report = load_own(path, client=client, seed=Seed(trained.spec.run.seed), **options)
-    mine, theirs = report.feature_names, trained.feature_names
+    _same_columns(report.feature_names, trained.feature_names)
+    return in_terms_of(federation, report.class_names, trained)
+
+
+def _same_columns(mine: Sequence[str], theirs: Sequence[str]) -> None:
+    """Refuse columns that are not the run's, in its order; rows without named columns are let through."""
     if mine and theirs and mine != theirs:
         at = next((pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]), None)
         told = f"{at[0]!r} stands where the run has {at[1]!r}" if at else f"the run has {len(theirs)}"
         raise KinfolkError("--data", list(mine), f"give the columns of the run in its order; {told}")
-    return in_terms_of(federation, report.class_names, trained)
 
 
 def in_terms_of(federation: Federation, names: Sequence[str], trained: Trained) -> Federation:

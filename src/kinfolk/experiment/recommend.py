@@ -166,7 +166,7 @@ def _by_score(rows: Sequence[Row], score: str) -> Advice:
             why = f"no other K is better on validation rows beyond noise ({best})"
         return Advice(1, f"One group: {why}.")
     first = max(firm, key=lambda row: float(np.nanmean(row.scores)))
-    # The smallest that can not be told from the best: one standard error, as for pruned trees.
+    # The smallest that cannot be told from the best: one standard error, as for pruned trees.
     answer = next(row for row in firm if row is first or (d := gain(first, row)).mean <= d.error)
     than = (
         f"and K = {first.k} is not clearly better"

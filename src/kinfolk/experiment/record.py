@@ -45,17 +45,17 @@ def disk_errors(field: str, folder: Path) -> Iterator[None]:
     >>> with disk_errors("run", Path("runs")):
     ...     raise OSError(28, "Full")
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: run = 'runs': can not be written (Full); free space or choose another folder
+    kinfolk.errors.KinfolkError: run = 'runs': cannot be written (Full); free space or choose another folder
     """
     try:
         yield
     except OSError as error:
-        remedy = f"can not be written ({error.strerror or error}); free space or choose another folder"
+        remedy = f"cannot be written ({error.strerror or error}); free space or choose another folder"
         raise KinfolkError(field, str(folder), remedy) from error
 
 
 def plain(value: Any) -> Any:
-    """The same value in JSON's own types; what JSON can not say of a number (nan, inf) becomes None.
+    """The same value in JSON's own types; what JSON cannot say of a number (nan, inf) becomes None.
 
     >>> plain({"loss": float("nan"), "group": np.array([0, 1]), "size": (3, np.float32(0.5))})
     {'loss': None, 'group': [0, 1], 'size': [3, 0.5]}
@@ -196,7 +196,7 @@ def read_scores(run: Path) -> pd.DataFrame:
         try:
             table = pq.read_table(path, partitioning=None)
         except (pa.ArrowException, OSError) as error:
-            raise KinfolkError("records", str(path), f"can not be read ({_first(error)})") from error
+            raise KinfolkError("records", str(path), f"cannot be read ({_first(error)})") from error
         if not table.schema.equals(SCHEMA):
             raise KinfolkError("records", str(path), f"must have the columns {', '.join(SCHEMA.names)}")
         tables.append(table)
@@ -290,7 +290,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_bytes().decode(errors="replace") if path.exists() else ""
     except OSError as error:
-        raise KinfolkError("run", str(path), f"can not be read ({error.strerror or error})") from error
+        raise KinfolkError("run", str(path), f"cannot be read ({error.strerror or error})") from error
 
 
 def _parse(line: str) -> dict[str, Any] | None:

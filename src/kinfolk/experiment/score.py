@@ -32,18 +32,21 @@ def score_everyone(
     without: Container[Client] = (),
     models: str = "all",
     rows: Split | None = None,
+    *,
+    tasks: Mapping[str, Task] | None = None,
 ) -> tuple[Columns, dict[str, Any]]:
     """(tidy columns for the records, summary by kind of model and score); drop-outs are scored too.
 
     Those of `without` are left out: how well attackers are served is nobody's concern. An algorithm may
     have several models for a client, some of which cost as much as a round; `models` = "first" takes one.
     With `rows`, the split that is scored, clients with the same model and the same rows are scored once.
+    `tasks` are what `eval_tasks` gave before; a run builds them once.
     """
     columns: Columns = {name: [] for name in ("client", "model", "split", "score", "value", "rows")}
     over_all: dict[str, Any] = {}
     who = tuple(c for c in turn.clients if c not in without)
     shared, each = algorithm.eval_inputs(state, who)
-    for kind, task in list(algorithm.eval_tasks().items())[: 1 if models == "first" else None]:
+    for kind, task in list((tasks or algorithm.eval_tasks()).items())[: 1 if models == "first" else None]:
         instead = stand_ins(task, each, who, rows.of.tolist() if rows else range(len(turn.clients)), turn)
         asked = tuple(sorted(set(instead.values())))
         got: Stack = stage.perform(Ask(f"score.{kind}", asked, shared, each), turn, rehearse=False)

@@ -21,7 +21,7 @@ LARGE_LAYER = 2e9
 
 
 def obstacle(learner: Learner, x: Tensor, y: Tensor) -> str:
-    """Why vmap can not batch this network over clients, naming the layer; empty if it can.
+    """Why vmap cannot batch this network over clients, naming the layer; empty if it can.
 
     `x` and `y` are two rows.
 

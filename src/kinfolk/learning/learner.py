@@ -148,6 +148,11 @@ class Learner:
         """The trainable part of a model: what distances and penalties are about."""
         return {name: model[name] for name in self.names}
 
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The trainable parameters of the last layer; none if the network has no layer called `head`."""
+        return tuple(name for name in self.names if name.startswith("head."))
+
     def descent(self, objective: Objective | None = None) -> TrainStep:
         """How this learner moves its model along an objective (its own mean loss by default)."""
         return TrainStep(

@@ -304,7 +304,7 @@ def build_model(name: str, shape: tuple[int, ...], outputs: int, options: Mappin
 def _facts(
     name: str, entry: ModelEntry, shape: tuple[int, ...], outputs: int, square: bool
 ) -> dict[str, int]:
-    """What the shape of the data says about a model; an error where the model can not take it."""
+    """What the shape of the data says about a model; an error where the model cannot take it."""
     facts = {"inputs": math.prod(shape), "classes": outputs, "outputs": outputs}
     if not entry.least:
         return facts

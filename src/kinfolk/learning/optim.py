@@ -1,4 +1,4 @@
-"""Optimisers as pairs of pure functions, element-wise so that one model and a stack of models go alike.
+"""Optimisers as pairs of pure functions, element-wise so that a stack of models goes as each model does.
 
 An optimiser is a frozen dataclass: its fields are its options, `init` gives its state, `update` takes a step.
 It is added to OPTIMISERS and nowhere else.

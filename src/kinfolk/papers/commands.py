@@ -54,32 +54,32 @@ def reproduce(
                 wanted, where, path.parent, seeds=seeds, small=small, changes=set_ or [], only=row or [],
                 watch=lambda name, k: teller.watch(name),
             )  # fmt: skip
-    _show(where, [sheet.name for sheet in wanted.sheets], [one.name for one in wanted.trust], json_)
+    _show(where, [table.name for table in wanted.tables], [one.name for one in wanted.trust], json_)
 
 
 def _show(folder: Path, names: list[str], trusts: list[str], json_: bool) -> None:
     from kinfolk.experiment.record import write_text
     from kinfolk.papers.pseudo_figure import pseudo_figure
-    from kinfolk.papers.reproduction import cells, load_sheets, markdown, notes, sheet_figure, sheet_table
+    from kinfolk.papers.reproduction import cells, load_tables, markdown, notes, table_figure, terminal_table
     from kinfolk.papers.trust_figure import read_trust, trust_figure, trust_heading, trust_table
     from kinfolk.report.read import read_facts
 
-    sheets = [sheet for sheet in load_sheets(folder) if sheet.folder.name in names] if names else []
+    tables = [table for table in load_tables(folder) if table.folder.name in names] if names else []
     traces = {name: read_trust(folder / name) for name in trusts if any((folder / name).glob("*/trust.json"))}
-    for sheet in sheets:
-        write_text(sheet.folder / "table.md", markdown(sheet))
-        sheet_figure(sheet, sheet.folder / "figure.png")
-        if (sheet.folder / "pseudo" / "pseudo.json").is_file():
-            pseudo_figure(read_facts(sheet.folder / "pseudo", "pseudo"), sheet.folder / "pseudo.png")
+    for table in tables:
+        write_text(table.folder / "table.md", markdown(table))
+        table_figure(table, table.folder / "figure.png")
+        if (table.folder / "pseudo" / "pseudo.json").is_file():
+            pseudo_figure(read_facts(table.folder / "pseudo", "pseudo"), table.folder / "pseudo.png")
     if json_:
-        print_json({**{sheet.folder.name: cells(sheet) for sheet in sheets}, **traces})
+        print_json({**{table.folder.name: cells(table) for table in tables}, **traces})
         return
-    for sheet in sheets:
-        out().print(sheet_table(sheet))
-        for note in notes(sheet, cells(sheet)):
+    for table in tables:
+        out().print(terminal_table(table))
+        for note in notes(table, cells(table)):
             out().print(f"- {note}", markup=False, highlight=False)
-        print(f"table:  {sheet.folder / 'table.md'}")
-        drawn = [sheet.folder / name for name in ("figure.png", "pseudo.png")]
+        print(f"table:  {table.folder / 'table.md'}")
+        drawn = [table.folder / name for name in ("figure.png", "pseudo.png")]
         print("\n".join(f"figure: {path}" for path in drawn if path.is_file()), end="\n\n")
     for name, found in traces.items():
         figure = trust_figure(found, folder / name / "figure.png")
@@ -97,11 +97,11 @@ PSEUDO_EXAMPLES = examples(
 def pseudo(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of mdicfl.")],
     folder: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write; left out: RUN/pseudo.")
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write; default: RUN/pseudo.")
     ] = None,
     sampler: Annotated[
         list[str] | None,
-        typer.Option("--sampler", help="back_search or generator; may be repeated; left out: the run's own."),
+        typer.Option("--sampler", help="back_search or generator; may be repeated; default: the run's own."),
     ] = None,
     images: Annotated[int, typer.Option("--images", help="Images to keep of each cluster and class.")] = 3,
     json_: AsJson = False,
@@ -145,7 +145,7 @@ TRUST_EXAMPLES = examples(
 def trust(
     spec: SpecFile = None,
     direct: Annotated[
-        list[int] | None, typer.Option("--direct", help="Direct partners; repeatable; left out: 1 and 2.")
+        list[int] | None, typer.Option("--direct", help="Direct partners; repeatable; default: 1 and 2.")
     ] = None,
     set_: Sets = None,
     folder: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")] = None,

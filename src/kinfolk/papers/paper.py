@@ -33,7 +33,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class PaperTable:
     """One table: a federation, and the runs on it."""
 
     name: str
@@ -82,24 +82,24 @@ class Paper:
     """What is to be run, and what was reported."""
 
     title: str
-    sheets: list[Sheet]
+    tables: list[PaperTable]
     trust: list[Trust] = field(default_factory=list)
     # Tables that nobody asked for, with the rows whose runs are scored again for one that was.
-    behind: list[Sheet] = field(default_factory=list)
+    behind: list[PaperTable] = field(default_factory=list)
 
-    def trained(self, sheet: Sheet) -> Sheet:
+    def trained(self, table: PaperTable) -> PaperTable:
         """The table whose runs are trained for this one: itself, unless they are scored again."""
-        name = sheet.again or sheet.name
-        return next(one for one in [*self.sheets, *self.behind] if one.name == name)
+        name = table.again or table.name
+        return next(one for one in [*self.tables, *self.behind] if one.name == name)
 
     def rows(self, labels: Sequence[str]) -> tuple[str, ...]:
         """The labels, if each is that of a row; no label: all.
 
-        >>> Paper("mine", [Sheet("a", "A", "a.toml", [], [Row("Local", "local")])]).rows(["Locl"])
+        >>> Paper("mine", [PaperTable("a", "A", "a.toml", [], [Row("Local", "local")])]).rows(["Locl"])
         Traceback (most recent call last):
         kinfolk.errors.KinfolkError: --row = 'Locl': did you mean 'Local'?
         """
-        known = list(dict.fromkeys(row.label for sheet in self.sheets for row in sheet.rows))
+        known = list(dict.fromkeys(row.label for table in self.tables for row in table.rows))
         for label in labels:
             if label not in known:
                 raise KinfolkError("--row", label, near(label, known))
@@ -107,20 +107,21 @@ class Paper:
 
     def only(self, names: Sequence[str]) -> Paper:
         """With the named tables alone; no name: all."""
-        known = [sheet.name for sheet in self.sheets] + [one.name for one in self.trust]
+        known = [table.name for table in self.tables] + [one.name for one in self.trust]
         for name in names:
             if name not in known:
                 raise KinfolkError("--table", name, near(name, known))
         chosen = names or known
-        sheets = [one for one in self.sheets if one.name in chosen]
-        behind = {}
-        for one in sheets:
-            if one.again and one.again not in chosen:
-                labels, base = [row.label for row in one.rows], self.trained(one)
-                rows = [row for row in base.rows if row.label in labels]
-                behind[one.again] = replace(base, rows=rows, picture="", pseudo="")
+        tables = [one for one in self.tables if one.name in chosen]
         trust = [one for one in self.trust if one.name in chosen]
-        return Paper(self.title, sheets, trust, list(behind.values()))
+        behind = {one.again: self._behind(one) for one in tables if one.again and one.again not in chosen}
+        return Paper(self.title, tables, trust, list(behind.values()))
+
+    def _behind(self, table: PaperTable) -> PaperTable:
+        """The table whose runs this one scores again, with their rows alone."""
+        labels, base = [row.label for row in table.rows], self.trained(table)
+        rows = [row for row in base.rows if row.label in labels]
+        return replace(base, rows=rows, picture="", pseudo="")
 
 
 def load_paper(path: Path) -> Paper:
@@ -130,44 +131,43 @@ def load_paper(path: Path) -> Paper:
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: spec = 'nowhere.toml': no such file
     """
-    held = read_toml(path)
-    sheets = [
-        _made(Sheet, {**one, "rows": [_made(Row, row, f"{path.name}: row") for row in one.get("rows", [])]},
-              f"{path.name}: table")
-        for one in held.get("tables", [])
-    ]  # fmt: skip
-    if not sheets:
+    held, where = read_toml(path), f"{path.name}: table"
+    tables = [
+        _made(PaperTable, {**one, "rows": [_made(Row, row, f"{path.name}: row") for row in rows]}, where)
+        for one, rows in ((one, one.get("rows", [])) for one in held.get("tables", []))
+    ]
+    if not tables:
         raise KinfolkError("tables", str(path), "has none; write [[tables]] and their [[tables.rows]]")
-    for sheet in sheets:
-        for cost in sheet.costs:
+    for table in tables:
+        for cost in table.costs:
             if cost not in COSTS:
-                raise KinfolkError(f"{sheet.name}: costs", cost, near(cost, COSTS))
-        for row in sheet.rows:
-            if row.reported and len(row.reported) != len(sheet.columns):
-                remedy = f"give {len(sheet.columns)} numbers, one for each column of {sheet.name}"
+                raise KinfolkError(f"{table.name}: costs", cost, near(cost, COSTS))
+        for row in table.rows:
+            if row.reported and len(row.reported) != len(table.columns):
+                remedy = f"give {len(table.columns)} numbers, one for each column of {table.name}"
                 raise KinfolkError(f"{row.label}: reported", row.reported, remedy)
-        if sheet.again:
-            _check_again(sheet, {one.name: one for one in sheets})
+        if table.again:
+            _check_again(table, {one.name: one for one in tables})
     trust = [_made(Trust, one, f"{path.name}: trust") for one in held.get("trust", [])]
-    return Paper(str(held.get("title", path.stem)), sheets, trust)
+    return Paper(str(held.get("title", path.stem)), tables, trust)
 
 
-def _check_again(sheet: Sheet, known: Mapping[str, Sheet]) -> None:
+def _check_again(table: PaperTable, known: Mapping[str, PaperTable]) -> None:
     """Runs that are scored again are those of another table, row by row."""
-    field, others = f"{sheet.name}: again", {name: one for name, one in known.items() if one is not sheet}
-    if sheet.again not in others:
-        raise KinfolkError(field, sheet.again, near(sheet.again, others))
-    base = others[sheet.again]
+    field, others = f"{table.name}: again", {name: one for name, one in known.items() if one is not table}
+    if table.again not in others:
+        raise KinfolkError(field, table.again, near(table.again, others))
+    base = others[table.again]
     if base.again:
-        raise KinfolkError(field, sheet.again, f"trains nothing itself; name {base.again}")
-    if sheet.picture or sheet.pseudo or sheet.costs:
-        remedy = f"picture, pseudo and costs are about training; give them to {sheet.again}"
-        raise KinfolkError(field, sheet.again, remedy)
+        raise KinfolkError(field, table.again, f"trains nothing itself; name {base.again}")
+    if table.picture or table.pseudo or table.costs:
+        remedy = f"picture, pseudo and costs are about training; give them to {table.again}"
+        raise KinfolkError(field, table.again, remedy)
     runs = {row.label: row.run for row in base.rows}
-    for row in sheet.rows:
+    for row in table.rows:
         if runs.get(row.label) != row.run:
-            remedy = f"{sheet.again} has no row of this label with the run {row.run!r}"
-            raise KinfolkError(f"{sheet.name}: row", row.label, f"{remedy}; make them the same")
+            remedy = f"{table.again} has no row of this label with the run {row.run!r}"
+            raise KinfolkError(f"{table.name}: row", row.label, f"{remedy}; make them the same")
 
 
 def _made(kind: type[Any], table: Mapping[str, Any], where: str) -> Any:

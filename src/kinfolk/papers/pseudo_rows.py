@@ -1,4 +1,4 @@
-"""What MD-ICFL's clusters make up, looked at: how sure models are of it, and whether it copies any rows.
+"""The pseudo rows of an MD-ICFL run: how confident models are of them, and whether they copy any rows.
 
 Zhang et al.: Communication-efficient clustered federated learning via model distance. Machine Learning, 2024.
 Pseudo rows are those that the round after the last would make. To be far from all training rows says little
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms import find_algorithm
-from kinfolk.algorithms.mdicfl.back_search import labels, probabilities
-from kinfolk.algorithms.mdicfl.mdicfl import MDICFL, State
+from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
+from kinfolk.algorithms.mdicfl.pseudo import PseudoRows
+from kinfolk.algorithms.mdicfl.state import State
 from kinfolk.engines.choose import arithmetic
 from kinfolk.errors import KinfolkError, at_least, near
 from kinfolk.experiment.assign import fitted
@@ -30,9 +31,10 @@ from kinfolk.experiment.spec import dump, load
 from kinfolk.experiment.state import from_message
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
+from kinfolk.learning.inputs import probabilities
 from kinfolk.streams import RoundContext, Seed
 
-SAMPLERS: tuple[str, ...] = get_args(get_type_hints(MDICFL)["sampler"])
+SAMPLERS: tuple[str, ...] = get_args(get_type_hints(PseudoRows)["sampler"])
 # Held-out rows that are compared with training rows, and clients whose rows count where these have yet to be
 # made; numbers of training rows that are held at a time.
 MOST_HELD_OUT, MOST_CLIENTS, AT_A_TIME = 2000, 500, 1 << 24
@@ -68,7 +70,7 @@ def reopened(folder: Path, network: Network | None = None) -> tuple[Parts, State
     like = parts.algorithm.init(parts.learner.first, parts.federation.clients, parts.seed)
     state: State = from_message(like, loaded.tensors["state"], loaded.facts["state"], device)
     if not state.begun:
-        remedy = f"has not parted its clients in {loaded.number} rounds; let it play more"
+        remedy = f"has not split its clients in {loaded.number} rounds; run more rounds"
         raise KinfolkError("run", str(folder), remedy)
     return parts, state, loaded.number, trained.warnings
 
@@ -96,10 +98,10 @@ def look_at(
         test = nearest(rows, held)
         found["test"] = {"rows": len(rows), "distance": test[0], "correlation": test[1]}
         found["training_rows"] = len(distinct_rows(held, "train"))
-        for name in dict.fromkeys(samplers or [algorithm.sampler]):
-            maker: MDICFL = replace(algorithm, sampler=name)
+        for name in dict.fromkeys(samplers or [algorithm.pseudo.sampler]):
+            maker: MDICFL = replace(algorithm, pseudo=replace(algorithm.pseudo, sampler=name))
             # What the other sampler has kept is not for this one.
-            at = state if name == algorithm.sampler else replace(state, kept={})
+            at = state if name == algorithm.pseudo.sampler else replace(state, kept={})
             x = maker.probe(at, turn)[1].x
             images_ = pictures(x, images, maker.learner.outputs, (float(rows.amin()), float(rows.amax())))
             check = _copies(nearest(x.flatten(0, 1), held), test)
@@ -135,7 +137,7 @@ def _sure(algorithm: MDICFL, state: State, x: Tensor) -> dict[str, Tensor]:
     classes = algorithm.learner.outputs
     said = probabilities(algorithm.learner, state.centres, x.flatten(0, 1))
     said = said.reshape(len(said), *x.shape[:2], classes)
-    by_class = confidences(said, labels(classes, algorithm.samples).to(x.device))
+    by_class = confidences(said, algorithm.pseudo.labels(classes).to(x.device))
     own = said.diagonal(dim1=0, dim2=1).movedim(-1, 0)
     return {
         "confidence": by_class.mean(-1),  # [model, cluster of the rows]

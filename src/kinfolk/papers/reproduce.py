@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,24 +19,27 @@ from kinfolk.federation.datasets.catalogue import CATALOGUE, find, where
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
 from kinfolk.papers.local_models import picture
-from kinfolk.papers.paper import Paper, Row, Sheet, Trust
+from kinfolk.papers.paper import Paper, PaperTable, Row, Trust
 from kinfolk.papers.pseudo_rows import SAMPLERS, look_at, write_facts
 from kinfolk.papers.trust_record import trace_trust, with_direct
 from kinfolk.streams import Seed
 
+# What is told of a run, by its title and seed.
+Watching = Callable[[str, int], Watch]
+
 
 def row_spec(
-    sheet: Sheet | Trust, row: Row, configs: Path, small: bool, changes: Sequence[str]
+    table: PaperTable | Trust, row: Row, configs: Path, small: bool, changes: Sequence[str]
 ) -> Experiment:
     """The experiment behind one row."""
     for change in changes:
         if change.strip().startswith("algorithm."):
             remedy = "a row names its own algorithm; write another row into reproduce.toml"
             raise KinfolkError("--set", change, remedy)
-    path = configs / sheet.spec
+    path = configs / table.spec
     twin = path.with_name(f"{path.stem}-small.toml")
     path = twin if small and twin.is_file() else path  # what is small already has no twin
-    spec = override(load(path), [*sheet.set, *(() if small else sheet.set_full), *row.set, *changes])
+    spec = override(load(path), [*table.set, *(() if small else table.set_full), *row.set, *changes])
     return replace(spec, algorithm=parse_algorithm(row.run, spec))
 
 
@@ -47,10 +50,10 @@ def rounds_of(
     wanted = paper.rows(only)
     # Rows that show two models of one run have it once, and so have tables that score it again.
     rounds: dict[tuple[str, str], int] = {}
-    for sheet in paper.sheets:
-        base = paper.trained(sheet)
-        _specs(paper, sheet, configs, small, changes)
-        mine = {row.label for row in sheet.rows if row.label in wanted}
+    for table in paper.tables:
+        base = paper.trained(table)
+        _specs(paper, table, configs, small, changes)
+        mine = {row.label for row in table.rows if row.label in wanted}
         for row, spec in _specs(paper, base, configs, small, changes):
             if row.label in mine:
                 rounds[base.name, folder_name(spec, row.set, 0)] = spec.run.rounds
@@ -61,12 +64,12 @@ def rounds_of(
 
 
 def _specs(
-    paper: Paper, sheet: Sheet, configs: Path, small: bool, changes: Sequence[str]
+    paper: Paper, table: PaperTable, configs: Path, small: bool, changes: Sequence[str]
 ) -> list[tuple[Row, Experiment]]:
     """The rows of a table and their experiments; those that score runs again must be of the same training."""
-    made = [(row, row_spec(sheet, row, configs, small, changes)) for row in sheet.rows]
-    if sheet.again:
-        base = paper.trained(sheet)
+    made = [(row, row_spec(table, row, configs, small, changes)) for row in table.rows]
+    if table.again:
+        base = paper.trained(table)
         there = {row.label: row_spec(base, row, configs, small, changes) for row in base.rows}
         for row, spec in made:
             only_tests_differ(there[row.label], spec)
@@ -88,7 +91,7 @@ def reproduce(
     small: bool = False,
     changes: Sequence[str] = (),
     only: Sequence[str] = (),
-    watch: Callable[[str, int], Watch] = lambda title, seed: lambda event, facts: None,
+    watch: Watching = lambda title, seed: lambda event, facts: None,
 ) -> None:
     """Run all tables of a paper into a folder; what is finished there already is left as it is.
 
@@ -99,42 +102,52 @@ def reproduce(
     if seeds < 1:
         raise KinfolkError("--seeds", seeds, "give 1 or more (3 or more for error bars)")
     # What is scored again is trained first.
-    sheets = [*paper.behind, *sorted(paper.sheets, key=lambda sheet: bool(sheet.again))]
-    specs = {sheet.name: _specs(paper, sheet, configs, small, changes) for sheet in sheets}
-    for name in sorted({spec.data.name for made in specs.values() for _, spec in made} & set(CATALOGUE)):
-        if where(name) is None:  # better now than after hours of other tables
-            find(name)
-    for sheet in sheets:
-        first = specs[sheet.name][0][1].run.seed
-        if sheet in paper.sheets:
-            _note(paper, sheet, specs[sheet.name], folder, range(first, first + seeds), small)
-        rows = [(row, spec) for row, spec in specs[sheet.name] if row.label in wanted]
+    tables = [*paper.behind, *sorted(paper.tables, key=lambda table: bool(table.again))]
+    specs = {table.name: _specs(paper, table, configs, small, changes) for table in tables}
+    _find_files(spec for made in specs.values() for _, spec in made)
+    for table in tables:
+        first = specs[table.name][0][1].run.seed
+        if table in paper.tables:
+            _note(paper, table, specs[table.name], folder, range(first, first + seeds), small)
+        rows = [(row, spec) for row, spec in specs[table.name] if row.label in wanted]
         for seed in range(first, first + seeds):
-            if sheet.again:
-                _score_rows(sheet, rows, specs[sheet.again], folder, seed, watch)
+            if table.again:
+                _score_rows(table, rows, specs[table.again], folder, seed, watch)
             else:
-                _run_rows(sheet, rows, folder / sheet.name, seed, seed == first, watch)
+                _run_rows(table, rows, folder / table.name, seed, seed == first, watch)
     for trust in paper.trust if not only else ():
-        write_json(folder / trust.name / "figure.json", {**asdict(trust), "small": small})
-        for number, spec in trust_specs(trust, configs, small, changes).items():
-            told = watch(f"{trust.name} DS = {number}", spec.run.seed)
-            trace_trust(spec, folder / trust.name / f"direct{number}", resume=True, watch=told)
+        _trace(trust, folder / trust.name, trust_specs(trust, configs, small, changes), small, watch)
+
+
+def _trace(trust: Trust, folder: Path, specs: Mapping[int, Experiment], small: bool, watch: Watching) -> None:
+    """The opinions behind one figure, for each number of direct partners."""
+    write_json(folder / "figure.json", {**asdict(trust), "small": small})
+    for number, spec in specs.items():
+        told = watch(f"{trust.name} DS = {number}", spec.run.seed)
+        trace_trust(spec, folder / f"direct{number}", resume=True, watch=told)
+
+
+def _find_files(specs: Iterable[Experiment]) -> None:
+    """Complain of files that are not here: better now than after hours of other tables."""
+    for name in sorted({spec.data.name for spec in specs} & set(CATALOGUE)):
+        if where(name) is None:
+            find(name)
 
 
 def _run_rows(
-    sheet: Sheet,
+    table: PaperTable,
     rows: Sequence[tuple[Row, Experiment]],
     folder: Path,
     seed: int,
     drawn: bool,
-    watch: Callable[[str, int], Watch],
+    watch: Watching,
 ) -> None:
     """The runs of a table with one seed; rows that show two models of one run have it once."""
     built: dict[str, Federation] = {}
     ran: set[Path] = set()
     for row, spec in rows:
         place = folder / folder_name(spec, row.set, seed)
-        if place in ran and row.label not in (sheet.picture, sheet.pseudo):
+        if place in ran and row.label not in (table.picture, table.pseudo):
             continue
         ran.add(place)
         here = replace(spec, run=replace(spec.run, seed=seed))
@@ -145,7 +158,7 @@ def _run_rows(
         except BrokeDown:  # its records say so, and the table does
             continue
         if drawn:
-            _draw(sheet, row.label, folder, here, mine, result)
+            _draw(table, row.label, folder, here, mine, result)
 
 
 def _built(built: dict[str, Federation], spec: Experiment) -> Federation:
@@ -157,25 +170,25 @@ def _built(built: dict[str, Federation], spec: Experiment) -> Federation:
 
 
 def _score_rows(
-    sheet: Sheet,
+    table: PaperTable,
     rows: Sequence[tuple[Row, Experiment]],
     trained: Sequence[tuple[Row, Experiment]],
     folder: Path,
     seed: int,
-    watch: Callable[[str, int], Watch],
+    watch: Watching,
 ) -> None:
     """The runs of another table with one seed, scored again on this table's rows."""
     base, built = {row.label: (row, spec) for row, spec in trained}, dict[str, Federation]()
     for row, spec in rows:
         old, before = base[row.label]
-        source = folder / sheet.again / folder_name(before, old.set, seed)
-        place = folder / sheet.name / folder_name(spec, row.set, seed)
+        source = folder / table.again / folder_name(before, old.set, seed)
+        place = folder / table.name / folder_name(spec, row.set, seed)
         here, there = (replace(one, run=replace(one.run, seed=seed)) for one in (spec, before))
         told = watch(f"{title(here)} seed {seed}, scored again", seed)
         held = read_run(place) if (place / "run.json").is_file() else {"again": ""}
         facts = read_run(source)
         if "again" not in held:  # an earlier version has trained it here
-            _run_rows(sheet, [(row, spec)], folder / sheet.name, seed, False, watch)
+            _run_rows(table, [(row, spec)], folder / table.name, seed, False, watch)
         elif facts["status"] == "stopped":  # the table says that it broke down
             write_json(place / "run.json", {**facts, "again": source.name})
         elif not _is_scored(place, held, facts, here):
@@ -189,12 +202,14 @@ def _is_scored(place: Path, held: dict[str, Any], source: dict[str, Any], spec: 
     return same and (place / "spec.toml").read_text(encoding="utf-8") == dump(spec)
 
 
-def _draw(sheet: Sheet, label: str, folder: Path, spec: Experiment, rows: Federation, result: Result) -> None:
+def _draw(
+    table: PaperTable, label: str, folder: Path, spec: Experiment, rows: Federation, result: Result
+) -> None:
     """What is to be pictured of a finished run, if anything."""
-    if label == sheet.picture:
-        write_json(folder / "picture.json", picture(build_parts(spec, rows), result, sheet.pictured))
+    if label == table.picture:
+        write_json(folder / "picture.json", picture(build_parts(spec, rows), result, table.pictured))
     # A run too short for clusters has no pseudo rows.
-    if label == sheet.pseudo and result.state.begun:
+    if label == table.pseudo and result.state.begun:
         found = look_at(build_parts(spec, rows), result.state, result.rounds, SAMPLERS)
         write_facts(folder / "pseudo", found)
 
@@ -210,7 +225,7 @@ def folder_name(spec: Experiment, changed: Sequence[str], seed: int) -> str:
 
 def _note(
     paper: Paper,
-    sheet: Sheet,
+    table: PaperTable,
     specs: Sequence[tuple[Row, Experiment]],
     folder: Path,
     seeds: range,
@@ -220,5 +235,5 @@ def _note(
     rows: list[dict[str, Any]] = [
         {**asdict(row), "runs": [folder_name(spec, row.set, k) for k in seeds]} for row, spec in specs
     ]
-    facts = {**asdict(sheet), "rows": rows, "paper": paper.title, "small": small}
-    write_json(folder / sheet.name / "reproduction.json", facts)
+    facts = {**asdict(table), "rows": rows, "paper": paper.title, "small": small}
+    write_json(folder / table.name / "reproduction.json", facts)

@@ -37,7 +37,7 @@ BASE = "FedAvg"
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TableRuns:
     """One reproduced table as it lies on disk."""
 
     folder: Path
@@ -59,12 +59,12 @@ class Sheet:
         return [load_run(path) for path in paths if (path / "run.json").is_file()]
 
 
-def load_sheets(folder: Path) -> list[Sheet]:
+def load_tables(folder: Path) -> list[TableRuns]:
     """The tables in a folder that `kinfolk reproduce` has written."""
     found = sorted(folder.glob("*/reproduction.json"))
     if not found:
         raise KinfolkError("folder", str(folder), "holds no reproduction; run `kinfolk reproduce` into it")
-    return [Sheet(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in found]
+    return [TableRuns(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in found]
 
 
 def obtained(runs: Sequence[Run], model: str, score: str, over: str) -> tuple[float, float, int]:
@@ -121,30 +121,30 @@ def _finished(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.facts.get("status") == "finished"]
 
 
-def cells(sheet: Sheet) -> list[dict[str, Any]]:
+def cells(table: TableRuns) -> list[dict[str, Any]]:
     """Every row: its label, and for each column what was reported and what was obtained, as text.
 
     Only runs that have finished count; `some` says so where others have not.
     """
     rows = []
-    for row in sheet.facts["rows"]:
-        begun = sheet.runs(row)
+    for row in table.facts["rows"]:
+        begun = table.runs(row)
         runs = _finished(begun)
         lost = sum(run.facts.get("status") == "stopped" for run in begun)
         broke = f"broke down in {lost} of {len(begun)} seeds" if lost else ""
         some = 0 < len(runs) < len(row["runs"])
-        got = [obtained(runs, row["model"], score, over) for score, over in sheet.columns]
+        got = [obtained(runs, row["model"], score, over) for score, over in table.columns]
         text = [
-            _text(mean, std, score) for (mean, std, _), (score, _) in zip(got, sheet.columns, strict=True)
+            _text(mean, std, score) for (mean, std, _), (score, _) in zip(got, table.columns, strict=True)
         ]
-        reported = [str(value) for value in row["reported"]] or ["-"] * len(sheet.columns)
+        reported = [str(value) for value in row["reported"]] or ["-"] * len(table.columns)
         rows.append(
             {
                 "label": row["label"],
                 "model": row["model"] or (runs[0].models[0] if runs and runs[0].models else ""),
                 "reported": reported,
                 "obtained": text,
-                "costs": {name: _paid(runs, name) for name in sheet.costs},
+                "costs": {name: _paid(runs, name) for name in table.costs},
                 "numbers": [{"mean": mean, "std": std, "seeds": n} for mean, std, n in got],
                 "some": f"{len(runs)} of {len(row['runs'])} seeds" if some else "",
                 "seconds": seconds(runs),
@@ -169,16 +169,16 @@ def seconds(runs: Sequence[Run]) -> float:
     return float(np.median(spent)) if spent else math.nan
 
 
-def notes(sheet: Sheet, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def notes(table: TableRuns, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Why the numbers differ, for all rows and for each; and what a round costs beside that of FedAvg."""
-    why = sheet.facts.get("why")
+    why = table.facts.get("why")
     told = [f"all rows: {why}"] if why else []
-    if sheet.facts.get("again"):
-        told.append(f"all rows: the models of {sheet.facts['again']}, scored again on these test rows")
+    if table.facts.get("again"):
+        told.append(f"all rows: the models of {table.facts['again']}, scored again on these test rows")
     told += [f"{row['label']}: {row['why']}" for row in rows if row["why"]]
     paid = [f"{row['label']} {', '.join(dict.fromkeys(row['rounds']))}" for row in rows if row["rounds"]]
     told += [f"rounds and what a start was worth: {'; '.join(paid)}"] if paid else []
-    runs = {row["label"]: tuple(row["runs"]) for row in sheet.facts["rows"]}
+    runs = {row["label"]: tuple(row["runs"]) for row in table.facts["rows"]}
     base = next((row for row in rows if row["label"] == BASE and row["seconds"] > 0), None)
     if base is None:
         return told
@@ -203,69 +203,69 @@ def _told(row: Mapping[str, Any]) -> list[str]:
     return ["-" if math.isnan(value) else f"{value:.3g}" for value in row["costs"].values()]
 
 
-def _heads(sheet: Sheet) -> list[str]:
+def _heads(table: TableRuns) -> list[str]:
     words = {"accuracy": "acc", "macro_f1": "F1", "top5": "top-5", "ari": "ARI", "nmi": "NMI"}
     return [
         words.get(score, score) if score in GROUPS else f"{over} {words.get(score, score)}"
-        for score, over in sheet.columns
+        for score, over in table.columns
     ]
 
 
-def sheet_table(sheet: Sheet) -> Table:
+def terminal_table(table: TableRuns) -> Table:
     """The table for the terminal, of at most 100 columns: for every row the reported, then the obtained."""
-    table = Table(title=Text(_title(sheet), style="bold"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.title_justify = "left"
-    table.add_column("method", overflow="fold")
-    table.add_column("model")
-    table.add_column("")
-    for head in [*_heads(sheet), *(COSTS[name] for name in sheet.costs)]:
-        table.add_column(head, justify="right", no_wrap=True)
-    for row in cells(sheet):
+    drawn = Table(title=Text(_title(table), style="bold"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    drawn.title_justify = "left"
+    drawn.add_column("method", overflow="fold")
+    drawn.add_column("model")
+    drawn.add_column("")
+    for head in [*_heads(table), *(COSTS[name] for name in table.costs)]:
+        drawn.add_column(head, justify="right", no_wrap=True)
+    for row in cells(table):
         got = [row["model"], row["some"] or "obtained", *row["obtained"], *_told(row)]
         if any(value != "-" for value in row["reported"]):
-            table.add_row(row["label"], "", "reported", *row["reported"], style="dim")
-            table.add_row("", *got)
+            drawn.add_row(row["label"], "", "reported", *row["reported"], style="dim")
+            drawn.add_row("", *got)
         else:
-            table.add_row(row["label"], *got)
-    return table
+            drawn.add_row(row["label"], *got)
+    return drawn
 
 
-def markdown(sheet: Sheet) -> str:
+def markdown(table: TableRuns) -> str:
     """The table for a page: reported / obtained in each cell, and the reasons below."""
-    rows, heads = cells(sheet), _heads(sheet)
-    lines = [f"**{_title(sheet)}** (reported / obtained)", ""]
-    heads += [COSTS[name] for name in sheet.costs]
+    rows, heads = cells(table), _heads(table)
+    lines = [f"**{_title(table)}** (reported / obtained)", ""]
+    heads += [COSTS[name] for name in table.costs]
     lines += ["| method | model | " + " | ".join(heads) + " |", "| --- " * (2 + len(heads)) + "|"]
     for row in rows:
         both = [f"{a} / {b}" for a, b in zip(row["reported"], row["obtained"], strict=True)]
         label = f"{row['label']} ({row['some']})" if row["some"] else row["label"]
         lines.append(f"| {label} | {row['model']} | " + " | ".join([*both, *_told(row)]) + " |")
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes(sheet, rows)), ""])
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes(table, rows)), ""])
 
 
-def _title(sheet: Sheet) -> str:
-    seeds = max((len(row["runs"]) for row in sheet.facts["rows"]), default=0)
-    small = ", reduced" if sheet.facts["small"] else ""
-    return f"{sheet.facts['title']} ({seeds} seed{'s' if seeds != 1 else ''}{small})"
+def _title(table: TableRuns) -> str:
+    seeds = max((len(row["runs"]) for row in table.facts["rows"]), default=0)
+    small = ", reduced" if table.facts["small"] else ""
+    return f"{table.facts['title']} ({seeds} seed{'s' if seeds != 1 else ''}{small})"
 
 
-def sheet_figure(sheet: Sheet, path: Path) -> Path | None:
+def table_figure(table: TableRuns, path: Path) -> Path | None:
     """The curves of a table over the rounds, and where the clients' models lie if that was recorded."""
-    wanted = sheet.facts["curves"] or [row["label"] for row in sheet.facts["rows"]]
+    wanted = table.facts["curves"] or [row["label"] for row in table.facts["rows"]]
     # Of runs that were scored again there is one round, which is no curve.
     rows = [
         row
-        for row in sheet.facts["rows"]
-        if row["label"] in wanted and any(run.scores["round"].nunique() > 1 for run in sheet.runs(row))
+        for row in table.facts["rows"]
+        if row["label"] in wanted and any(run.scores["round"].nunique() > 1 for run in table.runs(row))
     ]
-    held = sheet.folder / "picture.json"
+    held = table.folder / "picture.json"
     if not rows:
         return None
-    shown, more = _drawn(sheet), held.is_file()
+    shown, more = _drawn(table), held.is_file()
     across = len(shown) + more
     figure = Figure(figsize=((7, 10, 13)[min(across, 3) - 1], 4.2), dpi=150, facecolor="white")
     for place, (score, over) in enumerate(shown):
-        _curves(figure.add_subplot(1, across, place + 1), sheet, rows, score, over)
+        _curves(figure.add_subplot(1, across, place + 1), table, rows, score, over)
     if more:
         _models(figure.add_subplot(1, across, across), json.loads(held.read_text(encoding="utf-8")))
     figure.tight_layout()
@@ -280,17 +280,17 @@ def models_figure(held: Mapping[str, Any], path: Path) -> Path:
     return save(figure, path)
 
 
-def _drawn(sheet: Sheet) -> list[tuple[str, str]]:
+def _drawn(table: TableRuns) -> list[tuple[str, str]]:
     """The columns whose curves are drawn: the first; where worst and best clients are shown, these too."""
-    scores = [column for column in sheet.columns if column[0] not in GROUPS] or [("accuracy", "macro")]
+    scores = [column for column in table.columns if column[0] not in GROUPS] or [("accuracy", "macro")]
     score = scores[0][0]
     ends = [(score, over) for over in ("worst", "macro", "best")]
     return ends if set(ends) <= set(scores) else scores[:1]
 
 
-def _curves(axes: Axes, sheet: Sheet, rows: Sequence[Mapping[str, Any]], score: str, over: str) -> None:
+def _curves(axes: Axes, table: TableRuns, rows: Sequence[Mapping[str, Any]], score: str, over: str) -> None:
     for i, row in enumerate(rows):
-        begun = [run for run in sheet.runs(row) if run.models]
+        begun = [run for run in table.runs(row) if run.models]
         runs = _finished(begun) or begun  # a seed that has only begun would cut the others' curve short
         if not runs:
             continue
@@ -299,7 +299,7 @@ def _curves(axes: Axes, sheet: Sheet, rows: Sequence[Mapping[str, Any]], score: 
         axes.plot(curve.index, 100 * curve["mean"], style, color=colour, label=row["label"], linewidth=1.6)
         band = (100 * (curve["mean"] + sign * curve["std"].fillna(0)) for sign in (-1, 1))
         axes.fill_between(curve.index, *band, color=colour, alpha=0.15, linewidth=0)
-    axes.set_title(sheet.facts["title"], loc="left", fontsize=10, color=INK)
+    axes.set_title(table.facts["title"], loc="left", fontsize=10, color=INK)
     axes.set_xlabel("round", color=INK)
     axes.set_ylabel(f"{over} {score}, %", color=INK)
     axes.legend(fontsize=7, frameon=False, ncols=2 if len(rows) > 6 else 1)

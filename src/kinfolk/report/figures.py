@@ -37,7 +37,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
-class Strand:
+class Series:
     """What is drawn of one algorithm: its curve over rounds and its clients at the end."""
 
     label: str
@@ -49,7 +49,7 @@ class Strand:
 
     @property
     def end(self) -> float:
-        """Where the clients stand in the mean; what the strands are ordered by."""
+        """Where the clients stand in the mean; what the series are ordered by."""
         return float(self.clients.mean()) if len(self.clients) else float("nan")
 
     @property
@@ -58,21 +58,19 @@ class Strand:
         return int(max(self.curve.index[np.isfinite(self.curve["mean"])], default=0))
 
 
-def strands(runs: Iterable[Run], score: str) -> list[Strand]:
-    """One strand per algorithm (its main model), or one per scored model if there is a single algorithm.
+def all_series(runs: Iterable[Run], score: str) -> list[Series]:
+    """One series per algorithm (its main model), or one per scored model if there is a single algorithm.
 
     >>> run = Run.of({"title": "local", "seed": 0}, {"client": ["a", "b"], "value": [0.5, 0.75], "rows": 9})
-    >>> [(strand.label, strand.end) for strand in strands([run], "accuracy")]
+    >>> [(series.label, series.end) for series in all_series([run], "accuracy")]
     [('local', 0.625)]
     """
-    groups = {t: [r for r in same if score in r.metrics] for t, same in by_title(runs).items()}
-    groups = {title: same for title, same in groups.items() if same}
-    kinds = [(title, model) for title, same in groups.items() for model in same[0].models]
-    if len(groups) > 1:
-        kinds = [(title, same[0].models[0]) for title, same in groups.items()]
-    # The kind of model is worth its place in the label only where it tells two strands apart.
+    groups = by_title(run for run in runs if score in run.metrics)
+    shown = slice(1 if len(groups) > 1 else None)
+    kinds = [(title, model) for title, same in groups.items() for model in same[0].models[shown]]
+    # The kind of model is worth its place in the label only where it tells two series apart.
     named = len({model for _, model in kinds}) > 1
-    found: list[Strand] = []
+    found: list[Series] = []
     for title, model in kinds:
         same = [run for run in groups[title] if model in run.models and len(final(run, model, score))]
         if not same:
@@ -82,7 +80,7 @@ def strands(runs: Iterable[Run], score: str) -> list[Strand]:
         mean = ends.mean(axis=1).dropna()  # infinite if one seed is: a client that diverged is not fine
         turn, place = divmod(len(found), len(COLOURS))
         look = (COLOURS[place], STYLES[turn % len(STYLES)])
-        found.append(Strand(label, mean_history(same, model, score), mean, len(same), *look))
+        found.append(Series(label, mean_history(same, model, score), mean, len(same), *look))
     return found
 
 
@@ -102,7 +100,7 @@ def comparison_figure(runs: Iterable[Run], path: str | Path, score: str | None =
     if path.suffix.lower() not in FORMATS:
         raise KinfolkError("figure", str(path), f"give a name that ends in {', '.join(FORMATS)}")
     score = check_score(runs, score)
-    drawn = _ordered(strands(runs, score))
+    drawn = _ordered(all_series(runs, score))
     figure = Figure(figsize=(10, max(4.34, 1.5 + 0.29 * len(drawn))), dpi=150, facecolor="white")
     left, right = figure.add_axes((0.065, 0.125, 0.355, 0.66)), figure.add_axes((0.615, 0.125, 0.32, 0.66))
     _curves(left, drawn, score)
@@ -130,20 +128,20 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _ordered(found: Sequence[Strand]) -> list[Strand]:
-    """The strands from the lowest value to the highest, as they lie in the left panel."""
-    return sorted(found, key=lambda strand: -np.inf if np.isnan(strand.end) else strand.end)
+def _ordered(found: Sequence[Series]) -> list[Series]:
+    """The series from the lowest value to the highest, as they lie in the left panel."""
+    return sorted(found, key=lambda series: -np.inf if np.isnan(series.end) else series.end)
 
 
-def _headline(runs: Sequence[Run], drawn: Sequence[Strand], score: str) -> tuple[str, str]:
+def _headline(runs: Sequence[Run], drawn: Sequence[Series], score: str) -> tuple[str, str]:
     """What is shown, and on which federation."""
     titles = list(by_title(runs))
     what = (
         textwrap.shorten(titles[0], 50, placeholder=" …") if len(titles) == 1 else f"{len(titles)} algorithms"
     )
-    many = sorted({strand.seeds for strand in drawn})
+    many = sorted({series.seeds for series in drawn})
     seeds = f"seed {runs[0].seed}" if len(runs) == 1 else f"{'-'.join(map(str, many))} seeds"
-    clients = max((len(strand.clients) for strand in drawn), default=0)
+    clients = max((len(series.clients) for series in drawn), default=0)
     data = (runs[0].facts.get("federation") or {}).get("name") or ""
     line = f"{about(score).title} of {what} on {clients} clients, {seeds}"
     return _plain(line), _plain(textwrap.shorten(data, 140, placeholder=" …"))
@@ -154,39 +152,39 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _curves(axes: Axes, drawn: Sequence[Strand], score: str) -> None:
-    """Mean over clients by round, a line and a band for each strand."""
+def _curves(axes: Axes, drawn: Sequence[Series], score: str) -> None:
+    """Mean over clients by round, a line and a band for each series."""
     reach: list[float] = []
-    for strand in drawn:
-        curve = strand.curve.replace([np.inf, -np.inf], np.nan)  # a gap where a model diverged
+    for series in drawn:
+        curve = series.curve.replace([np.inf, -np.inf], np.nan)  # a gap where a model diverged
         mean, std = curve["mean"], curve["std"].fillna(0.0)
         mark = "o" if mean.notna().sum() == 1 else None
-        look: dict[str, Any] = {"color": strand.colour, "linestyle": strand.style, "marker": mark}
+        look: dict[str, Any] = {"color": series.colour, "linestyle": series.style, "marker": mark}
         axes.plot(curve.index, mean, lw=1.7, ms=4, zorder=3, **look)
         # An error has no band below zero, least of all on a logarithmic axis.
         low = (mean - std).where(mean > std, mean / 2) if about(score).lower_is_better else mean - std
         if (std > 0).any():
-            axes.fill_between(curve.index, low, mean + std, color=strand.colour, alpha=0.16, lw=0)
+            axes.fill_between(curve.index, low, mean + std, color=series.colour, alpha=0.16, lw=0)
         reach += [*low.dropna(), *(mean + std).dropna()]
     _scale(axes, "y", reach, score)
     axes.set_xlabel("finished rounds", fontsize=9.5, color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    longest = max((strand.last for strand in drawn), default=0)
+    longest = max((series.last for series in drawn), default=0)
     axes.set_xlim(-0.01 * longest, 1.01 * longest or 1)
-    several = any(strand.seeds > 1 for strand in drawn)
+    several = any(series.seeds > 1 for series in drawn)
     _dress(axes, "Mean over clients, by round", "band: ± standard deviation over seeds" if several else "")
 
 
-def _strips(axes: Axes, drawn: Sequence[Strand], score: str) -> None:
-    """Each client's final score as a dot in the strip of its strand."""
+def _strips(axes: Axes, drawn: Sequence[Series], score: str) -> None:
+    """Each client's final score as a dot in the strip of its series."""
     lower = about(score).lower_is_better
-    every = [value for strand in drawn for value in strand.clients if np.isfinite(value)]
+    every = [value for series in drawn for value in series.clients if np.isfinite(value)]
     _scale(axes, "x", every, score, room="after" if lower else "before")
-    for height, strand in enumerate(drawn):
+    for height, series in enumerate(drawn):
         axes.axhline(height, color="#ececec", lw=0.8, zorder=0)
-        _strip(axes, height, strand, lower)
-        lost = int(np.isinf(strand.clients).sum())
-        text = f"{lost} of {len(strand.clients)}\ndiverged" if lost else shown(strand.end, score, unit=True)
+        _strip(axes, height, series, lower)
+        lost = int(np.isinf(series.clients).sum())
+        text = f"{lost} of {len(series.clients)}\ndiverged" if lost else shown(series.end, score, unit=True)
         axes.text(
             1.02, height, text, transform=axes.get_yaxis_transform(), fontsize=8.5, va="center", color=INK
         )
@@ -210,15 +208,15 @@ def _strips(axes: Axes, drawn: Sequence[Strand], score: str) -> None:
     )  # fmt: skip
 
 
-def _strip(axes: Axes, height: int, strand: Strand, lower: bool) -> None:
-    """The dots of one strand, spread a little in height so that equal ones stay visible."""
-    clients = strand.clients[np.isfinite(strand.clients)]
+def _strip(axes: Axes, height: int, series: Series, lower: bool) -> None:
+    """The dots of one series, spread a little in height so that equal ones stay visible."""
+    clients = series.clients[np.isfinite(series.clients)]
     spread = 0.44 * ((np.arange(len(clients)) * 0.6180339887) % 1.0 - 0.5)  # the golden ratio: no two alike
     solid = float(np.clip(14 / max(len(clients), 1), 0.12, 0.6))
-    axes.scatter(clients, height + spread, s=18, color=strand.colour, alpha=solid, linewidths=0, zorder=2)
-    if clients.empty or len(clients) < len(strand.clients):
+    axes.scatter(clients, height + spread, s=18, color=series.colour, alpha=solid, linewidths=0, zorder=2)
+    if clients.empty or len(clients) < len(series.clients):
         return  # where a client diverged, the others have neither the mean nor the worst
-    axes.plot([strand.end] * 2, [height - 0.33, height + 0.33], color=INK, lw=1.8, zorder=4)
+    axes.plot([series.end] * 2, [height - 0.33, height + 0.33], color=INK, lw=1.8, zorder=4)
     place = int(np.argmax(clients) if lower else np.argmin(clients))
     worst, at = float(clients.iloc[place]), float(height + spread[place])
     axes.plot([worst], [at], marker="o", ms=7, color=INK, fillstyle="none", mew=1.0, zorder=4)
@@ -258,19 +256,19 @@ def _scale(axes: Axes, which: str, values: Sequence[float], score: str, room: st
     set_limits(*(np.exp(ends) if logarithmic else ends))
 
 
-def _leaders(figure: Figure, left: Axes, right: Axes, drawn: Sequence[Strand]) -> None:
+def _leaders(figure: Figure, left: Axes, right: Axes, drawn: Sequence[Series]) -> None:
     """Names between the panels: each tied to the end of its line, level with its strip."""
     back = figure.transFigure.inverted()
-    longest = max((strand.last for strand in drawn), default=0)
-    for height, strand in enumerate(drawn):
+    longest = max((series.last for series in drawn), default=0)
+    for height, series in enumerate(drawn):
         level = back.transform(right.transData.transform((0, height)))[1]
-        if np.isfinite(strand.curve["mean"]).any():
-            tip = strand.last, strand.curve["mean"][strand.last]
+        if np.isfinite(series.curve["mean"]).any():
+            tip = series.last, series.curve["mean"][series.last]
             start = back.transform(left.transData.transform(tip))
-            line = Line2D([start[0], 0.458, 0.47], [start[1], level, level], color=strand.colour, lw=1.0)
-            line.set_linestyle(strand.style if strand.last == longest else ":")
+            line = Line2D([start[0], 0.458, 0.47], [start[1], level, level], color=series.colour, lw=1.0)
+            line.set_linestyle(series.style if series.last == longest else ":")
             figure.add_artist(line)
-        words = textwrap.wrap(strand.label, 20, max_lines=2, placeholder=" …")
+        words = textwrap.wrap(series.label, 20, max_lines=2, placeholder=" …")
         figure.text(
             0.474, level, _plain("\n".join(words)), fontsize=9, va="center", color=INK, linespacing=0.95
         )

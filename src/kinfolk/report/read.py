@@ -90,7 +90,7 @@ class Run:
         try:
             return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         except (OSError, ValueError) as error:
-            raise KinfolkError("run", str(path), f"can not be read ({error})") from error
+            raise KinfolkError("run", str(path), f"cannot be read ({error})") from error
 
     @cached_property
     def models(self) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise KinfolkError("run", str(path), f"can not be read ({error})") from error
+        raise KinfolkError("run", str(path), f"cannot be read ({error})") from error
     if not isinstance(value, dict):
         raise KinfolkError("run", str(path), "must hold a JSON object")
     return value

@@ -33,7 +33,7 @@ from kinfolk.scores import about, summary
 COMPARED = ("macro", "micro", "worst", "p10")
 _HEADS = {"macro": "macro", "micro": "micro", "worst": "worst\nclient", "p10": "10th\npercentile"}
 _COST_HEADS = ("vs\nbest", "MB per\nclient,\nround", "s per\nround", "rounds", "seeds")
-# Two means are told apart beyond this many pooled deviations.
+# Two means are distinguishable beyond this many pooled deviations.
 CLEAR = 2.0
 # What may differ between runs that are compared.
 _FREE = ("algorithm.", "engine.", "run.seed", "run.checkpoint_every")
@@ -135,7 +135,7 @@ def _against(row: Mapping[str, Any], best: Mapping[str, Any], over: str) -> dict
 def comparison_table(
     runs: Iterable[Run], score: str | None = None, over: str = "macro"
 ) -> tuple[Table, list[str]]:
-    """The comparison as a table of at most 100 columns, and notes on what a reader must know.
+    """The comparison as a table, of 80 columns unless names are long, and notes on what a reader must know.
 
     >>> scores = {"client": ["a", "b"], "value": [0.5, 0.75], "rows": [1, 3]}
     >>> run = Run.of({"title": "local", "seed": 0}, scores)
@@ -146,14 +146,18 @@ def comparison_table(
     frame = comparison_frame(runs, score, over)
     score = str(frame["score"].iloc[0])
     unit = " in %" if about(score).percent else ", lower is better" if about(score).lower_is_better else ""
-    table = _table(f"{about(score).title}{unit}, at the last evaluated round", ["algorithm", "model"])
-    table.columns[0].min_width = 12
+    seeds = sorted(set(frame["seeds"]))
+    told = f", {seeds[0]} seed{'s' if seeds[0] != 1 else ''}" if len(seeds) == 1 else ""
+    heads = _COST_HEADS if len(seeds) > 1 else _COST_HEADS[:-1]
+    table = _table(f"{about(score).title}{unit}, at the last evaluated round{told}", ["algorithm", "model"])
+    table.padding = (0, 0, 0, 0)
+    table.columns[1].no_wrap = True
     means = [over, *(name for name in ("macro", "micro", "worst") if name != over)]
-    for head in [*(_HEADS[name] for name in means), *_COST_HEADS]:
+    for head in [*(_HEADS[name] for name in means), *heads]:
         table.add_column(head, justify="right", no_wrap=True)
     for place, row in enumerate(frame.to_dict("records")):
         cells = [shown(row[n], score, row[f"{n}_std"] if n in (over, "worst") else math.nan) for n in means]
-        cells += [_mark(row, score, place), *_costs(row)]
+        cells += [_mark(row, score, place), *_costs(row)[: len(heads) - 1]]
         name = Text(row["algorithm"], style="bold" if place == 0 else "")
         table.add_row(name, Text(row["model"]), *map(Text, cells))
     table.caption = _caption(over, frame)
@@ -187,7 +191,7 @@ def _caption(over: str, frame: pd.DataFrame) -> Text:
     if (frame["seeds"] > 1).any():
         said.append("±: sample standard deviation over seeds.")
     if frame["apart"].notna().any() and len(frame) > 1:
-        said.append(f"= : {over} within twice the pooled deviation of the best, so not told apart.")
+        said.append(f"= : {over} within twice the pooled deviation of the best, so not distinguishable.")
     if (frame["extra_rounds"] > 0).any():
         said.append("rounds a+b: a rounds, and a start that trained as much as b; MB are those of both.")
     said.append("MB and seconds: training only, without scoring.")

@@ -11,9 +11,12 @@ from torch import nn
 from turned import turned
 from whole_matching import restore_width
 
+from kinfolk.algorithms import with_options
+from kinfolk.algorithms.blocks.aggregator import RobustMean
+from kinfolk.algorithms.blocks.start import Start
 from kinfolk.algorithms.fesem.chain import chain_of
 from kinfolk.algorithms.fesem.fesem import FeSEM
-from kinfolk.algorithms.fesem.fesem_ma import FeSEMMA
+from kinfolk.algorithms.fesem.fesem_ma import FeSEMMA, Matching
 from kinfolk.algorithms.fesem.matched import match_next
 from kinfolk.algorithms.fesem.matching import Prior
 from kinfolk.contract import toy
@@ -88,7 +91,7 @@ def _m_step(method, models, counts=None, cohort=NAMES):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_shuffled_copies_give_back_the_network_and_equal_ones_stay_in_place(name, growth):
     learner, x = _learner(name)
-    method = FeSEMMA(learner, k=1, start="random_partition", growth=growth)
+    method = FeSEMMA(learner, k=1, start=Start("random_partition"), matching=Matching(growth=growth))
     tree = learner.first
     models = [tree, *(_shuffled(tree, method.chain, n) for n in range(4))]
     centre, info = _m_step(method, models)
@@ -109,7 +112,7 @@ def test_one_attacker_moves_no_middle_of_units_that_were_put_together(name):
     shifts, tree = [0.0, 0.01, 0.05, 0.06, 5.0], learner.first
     wanted = {"median": np.median(shifts), "trimmed": np.mean(sorted(shifts)[1:4]), "mean": np.mean(shifts)}
     for mean, shift in wanted.items():
-        method = FeSEMMA(learner, k=1, start="random_partition", mean=mean, trim=0.2)
+        method = FeSEMMA(learner, k=1, start=Start("random_partition"), aggregate=RobustMean(mean, trim=0.2))
         apart = [{n: t + by if t.is_floating_point() else t for n, t in tree.items()} for by in shifts]
         models = [apart[0], *(_shuffled(one, method.chain, n) for n, one in enumerate(apart[1:]))]
         centre, info = _m_step(method, models)
@@ -119,7 +122,7 @@ def test_one_attacker_moves_no_middle_of_units_that_were_put_together(name):
 
 @pytest.mark.parametrize("check", ["bad_replies", "renamed_clients", "learns_something"])
 def test_the_contract_holds_with_medians(check):
-    CHECKS[check](lambda learner: FeSEMMA(learner, mean="median"))
+    CHECKS[check](lambda learner: FeSEMMA(learner, aggregate=RobustMean("median")))
 
 
 def _even():
@@ -137,7 +140,7 @@ def _even():
 def test_clients_from_one_start_give_the_centres_of_fesem(network):
     federation = _even()
     learner = toy.learner(network, federation)
-    options = {"k": 2, "warm_epochs": 2}
+    options = {"k": 2, "start": Start(warm_epochs=2)}
     plain = toy.play_rounds(FeSEM(learner, **options), federation, rounds=2, score=network == "mlp")
     matched = toy.play_rounds(FeSEMMA(learner, **options), federation, rounds=2, score=network == "mlp")
     assert len(set(plain.groups)) == 2
@@ -151,7 +154,7 @@ def test_clients_from_one_start_give_the_centres_of_fesem(network):
 
 def test_each_class_counts_by_who_has_it():
     learner, _ = _learner("mlp")
-    method = FeSEMMA(learner, k=1, start="random_partition")
+    method = FeSEMMA(learner, k=1, start=Start("random_partition"))
     models = [{n: t + (i if n.startswith("head") else 0) for n, t in learner.first.items()} for i in range(5)]
     counts = torch.tensor([[3.0, 0, 0], [1, 5, 0], [0, 0, 0], [0, 5, 0], [0, 0, 0]])
     centre, _ = _m_step(method, models, counts)
@@ -164,7 +167,7 @@ def test_each_class_counts_by_who_has_it():
 def test_label_counts_are_those_of_the_rows_and_are_sent_once():
     federation, _ = turned(3)
     learner = toy.learner("mlp", federation)
-    method = FeSEMMA(learner, k=2, start="random_partition")
+    method = FeSEMMA(learner, k=2, start=Start("random_partition"))
     found, away = {}, federation.clients[2]
     for engine in ("loop", "batched"):
         outcome = toy.play_rounds(
@@ -184,7 +187,7 @@ def test_label_counts_are_those_of_the_rows_and_are_sent_once():
 
 def test_a_centre_keeps_the_widths_of_the_network():
     learner, _ = _learner("mlp")
-    method = FeSEMMA(learner, k=1, start="random_partition", growth=1.5, gamma=50.0)
+    method = FeSEMMA(learner, k=1, start=Start("random_partition"), matching=Matching(growth=1.5, gamma=50.0))
     draw = Seed(7).torch("far")
     models = [
         {n: 9 * torch.randn(t.shape, generator=draw) for n, t in learner.first.items()} for _ in range(5)
@@ -204,7 +207,7 @@ def test_a_centre_keeps_the_widths_of_the_network():
 def test_retraining_asks_for_the_layers_above_once_per_layer_in_every_engine():
     federation = toy.images28()
     learner = toy.learner("lenet", federation)
-    method = FeSEMMA(learner, k=2, start="random_partition", retrain_epochs=1)
+    method = FeSEMMA(learner, k=2, start=Start("random_partition"), matching=Matching(retrain_epochs=1))
     loop, batched = (
         toy.play_rounds(method, federation, engine, rounds=1, score=False) for engine in ("loop", "batched")
     )
@@ -220,7 +223,9 @@ def test_retraining_asks_for_the_layers_above_once_per_layer_in_every_engine():
 def test_only_layers_above_are_trained_and_who_is_silent_goes_on_as_it_was():
     federation, _ = turned(3)
     learner = toy.learner("mlp", federation)
-    method = FeSEMMA(learner, k=1, lam=0.0, start="random_partition", retrain_epochs=2)
+    method = FeSEMMA(
+        learner, k=1, lam=0.0, start=Start("random_partition"), matching=Matching(retrain_epochs=2)
+    )
     state = method.init(learner.first, federation.clients, Seed(0))
     turn, silent = RoundContext(Seed(0), 0, federation.clients), federation.clients[4]
     heard = {}
@@ -255,8 +260,10 @@ def _centre_loss(method, federation):
 def test_retraining_lowers_the_loss_of_centres_on_a_toy():
     federation = _even()
     learner = toy.learner("mlp", federation)
-    method = FeSEMMA(learner, k=2, warm_epochs=2)
-    without, after = (_centre_loss(replace(method, retrain_epochs=e), federation) for e in (0, 2))
+    method = FeSEMMA(learner, k=2, start=Start(warm_epochs=2))
+    without, after = (
+        _centre_loss(replace(method, matching=Matching(retrain_epochs=e)), federation) for e in (0, 2)
+    )
     assert after < without
 
 
@@ -266,12 +273,14 @@ def test_retraining_lowers_the_loss_of_centres_on_a_toy():
     [("bad_replies", 1.5), ("renamed_clients", 1.0), ("learns_something", 1.5)],
 )
 def test_the_contract_holds_with_retraining_and_growth(check, growth):
-    CHECKS[check](lambda learner: FeSEMMA(learner, retrain_epochs=1, growth=growth, gamma=5.0))
+    CHECKS[check](
+        lambda learner: FeSEMMA(learner, matching=Matching(retrain_epochs=1, growth=growth, gamma=5.0))
+    )
 
 
 def test_regression_averages_the_output_layer_plainly():
     learner, _ = _learner("mlp")
-    method = FeSEMMA(replace(learner, loss=find_loss("mse")), k=1, start="random_partition")
+    method = FeSEMMA(replace(learner, loss=find_loss("mse")), k=1, start=Start("random_partition"))
     models = [{n: t + i for n, t in learner.first.items()} for i in range(5)]
     counts = torch.tensor([[9.0, 0, 0]] * 5)  # told, but of no meaning here
     centre, _ = _m_step(method, models, counts)
@@ -281,7 +290,7 @@ def test_regression_averages_the_output_layer_plainly():
 
 def test_nobody_or_one_group_only_leaves_the_other_centres():
     learner, _ = _learner("mlp")
-    method = FeSEMMA(learner, k=2, start="random_partition")
+    method = FeSEMMA(learner, k=2, start=Start("random_partition"))
     state = method.init(learner.first, NAMES, Seed(0))
     moved = [{n: t + 1 for n, t in learner.first.items()}] * 5
     one = [c for c in NAMES if int(state.of([c])) == 1]
@@ -290,11 +299,13 @@ def test_nobody_or_one_group_only_leaves_the_other_centres():
     assert torch.equal(new.centres["head.bias"][0], learner.first["head.bias"])
     assert torch.allclose(new.centres["head.bias"][1], learner.first["head.bias"] + 1)
     unlike = (
-        replace(method, start="distinct_models").init(learner.first, NAMES, Seed(0)).centres["head.weight"]
+        replace(method, start=Start("distinct_models"))
+        .init(learner.first, NAMES, Seed(0))
+        .centres["head.weight"]
     )
     assert not torch.equal(unlike[0], unlike[1])
     near = [{n: t.clone() for n, t in learner.first.items()}] * 5
-    script = replace(method, start="distinct_models").round(
+    script = replace(method, start=Start("distinct_models")).round(
         replace(state, centres={**state.centres, "head.weight": unlike}),
         NAMES,
         RoundContext(Seed(0), 0, NAMES),
@@ -306,17 +317,20 @@ def test_nobody_or_one_group_only_leaves_the_other_centres():
     ("options", "line"),
     [
         ({"k": 0}, "algorithm.k = 0"),
-        ({"sweeps": -1}, "algorithm.sweeps"),
-        ({"retrain_epochs": -1}, "algorithm.retrain_epochs"),
-        ({"sigma0": 0.0}, r"algorithm.sigma0 = 0\.0: give a number above 0"),
-        ({"growth": 2.0}, r"algorithm.growth = 2\.0: give 1 to 1\.5"),
-        ({"trim": 0.5}, r"algorithm.trim = 0\.5"),
-        ({"mean": "median", "growth": 1.2}, r"algorithm.mean = 'median': .* use algorithm.growth = 1"),
+        ({"matching.sweeps": -1}, "algorithm.matching.sweeps"),
+        ({"matching.retrain_epochs": -1}, "algorithm.matching.retrain_epochs"),
+        ({"matching.sigma0": 0.0}, r"algorithm.matching.sigma0 = 0\.0: give a number above 0"),
+        ({"matching.growth": 2.0}, r"algorithm.matching.growth = 2\.0: give 1 to 1\.5"),
+        ({"aggregate.trim": 0.5}, r"algorithm.aggregate.trim = 0\.5"),
+        (
+            {"aggregate.name": "median", "matching.growth": 1.2},
+            r"aggregate.name = 'median': .* use matching.growth",
+        ),
     ],
 )
 def test_senseless_options_are_refused(options, line):
     with pytest.raises(KinfolkError, match=line):
-        FeSEMMA(_learner("mlp")[0], **options)
+        with_options(FeSEMMA, _learner("mlp")[0], options)
 
 
 def test_a_network_that_can_not_be_matched_is_refused_by_name_at_once():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from kinfolk.algorithms.blocks.start import Start
 from kinfolk.algorithms.fesem.fesem import FeSEM
 from kinfolk.algorithms.fesem.fesem_ma import FeSEMMA
 from kinfolk.contract import toy
@@ -64,7 +65,7 @@ def test_a_round_takes_the_papers_penalty_by_implicit_steps(kind, scaling, engin
     federation = toy.ragged()
     learner = toy.learner("mlp", federation, lr=0.2, momentum=0.0, weight_decay=0.0, batch=64, epochs=3)
     learner = replace(learner, decay=0.5)
-    method = kind(learner, k=1, lam=0.7, prox_scaling=scaling, start="random_partition")
+    method = kind(learner, k=1, lam=0.7, prox_scaling=scaling, start=Start("random_partition"))
     sent = updates(method, federation, engine, number=1)
     rows = federation.splits["train"].counts().tolist()
     for i, who in enumerate(federation.clients):
@@ -122,7 +123,7 @@ def test_clients_of_two_rows_beside_clients_of_two_thousand_stay_near_their_cent
     federation = toy.grouped((2000,) * 6 + (2,) * 6, side=8, noise=2.0, names=NAMES)
     learner = toy.learner("mlp", federation, lr=rate, batch=200, epochs=5)
     learner = replace(learner, optimiser=how, clip=clip)
-    outcome = toy.play_rounds(FeSEM(learner, k=2, settle=0), federation, "batched", rounds=3)
+    outcome = toy.play_rounds(FeSEM(learner, k=2, patience=0), federation, "batched", rounds=3)
     assert outcome.state.spread < 10
     correct = sum(right for right, _ in outcome.scores["centre"].values())
     assert correct > 33, "of 66 rows; what has diverged guesses, 16"
@@ -135,7 +136,7 @@ def test_whoever_is_held_firmly_ends_near_the_centre_in_every_engine(engine, mom
     """However strong the pull: with lambda n / (N n_i) of 1e4 a client hardly leaves, and never diverges."""
     federation = toy.ragged()
     learner = toy.learner("mlp", federation, lr=0.1, momentum=momentum, epochs=20)
-    sent = updates(FeSEM(learner, k=1, lam=1e4, start="random_partition"), federation, engine)
+    sent = updates(FeSEM(learner, k=1, lam=1e4, start=Start("random_partition")), federation, engine)
     for name, t in sent.tree("model").items():
         assert float((t - learner.first[name]).abs().max()) < 1e-2, name
 
@@ -143,7 +144,7 @@ def test_whoever_is_held_firmly_ends_near_the_centre_in_every_engine(engine, mom
 def test_the_personal_model_is_trained_by_the_same_steps():
     federation = toy.ragged()
     learner = toy.learner("mlp", federation, lr=0.1, epochs=20)
-    method = FeSEM(learner, k=1, lam=1e4, start="random_partition")
+    method = FeSEM(learner, k=1, lam=1e4, start=Start("random_partition"))
     state = toy.play_rounds(method, federation, rounds=1, score=False).state
     shared, each = method.eval_inputs(state, federation.clients)
     with toy.staged(method, federation) as stage:

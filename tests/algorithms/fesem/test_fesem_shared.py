@@ -9,6 +9,7 @@ import torch
 from turned import turned
 
 from kinfolk.algorithms import build_algorithm
+from kinfolk.algorithms.blocks.start import Start
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.fesem.fesem import FeSEM, FeSEMShared
 from kinfolk.clustering.agreement import agreement
@@ -24,7 +25,9 @@ from kinfolk.streams import RoundContext, Seed
 def test_with_one_group_it_is_fedavg(engine, plateau):
     federation = toy.ragged()
     learner = toy.learner("mlp", federation)
-    method = FeSEMShared(learner, k=1, shared_rounds=1, plateau=plateau, shared_most=2)
+    method = FeSEMShared(
+        learner, k=1, start=Start("shared_kmeans", shared_rounds=1, plateau=plateau, shared_most=2)
+    )
     options = {"rounds": 4, "participation": 0.5, "score": False}
     ours = toy.play_rounds(method, federation, engine, **options).state
     plain = toy.play_rounds(FedAvg(learner), federation, engine, **options).state.model
@@ -34,7 +37,9 @@ def test_with_one_group_it_is_fedavg(engine, plateau):
 def test_parting_trains_once_more_from_the_common_model_and_is_counted():
     federation, truth = turned(3)
     learner = toy.learner("mlp", federation)
-    method = FeSEMShared(learner, k=3, shared_rounds=2, plateau=0.0, warm_epochs=3)
+    method = FeSEMShared(
+        learner, k=3, start=Start("shared_kmeans", shared_rounds=2, plateau=0.0, warm_epochs=3)
+    )
     state = method.init(learner.first, federation.clients, Seed(0))
     with toy.staged(method, federation) as stage:
         for number in range(4):
@@ -48,7 +53,7 @@ def test_parting_trains_once_more_from_the_common_model_and_is_counted():
             state, _ = play(method.round(state, federation.clients, turn), perform)
             tasks = [request.task for request in asked]
             assert tasks == [["count", "update"], ["update"], ["warm", "update"], ["update"]][number]
-            assert state.parted == (number > 1)
+            assert state.split == (number > 1)
             if number == 2:
                 model = {n: t[0] for n, t in before.centres.items()}
                 sent, centres = stage.perform(asked[0], turn), asked[1].each
@@ -69,7 +74,7 @@ def shared_for(blind, **options):
     """How many rounds clients share one model who tell these numbers, round by round."""
     federation = toy.alike()
     learner = toy.learner("mlp", federation)
-    method = FeSEMShared(learner, k=2, **options)
+    method = FeSEMShared(learner, k=2, start=Start("shared_kmeans", **options))
     state, told = method.init(learner.first, federation.clients, Seed(0)), iter(blind)
     with toy.staged(method, federation) as stage:
         for number in range(len(blind) + 1):
@@ -84,7 +89,7 @@ def shared_for(blind, **options):
                 return request.fold.end(request.fold.add(request.fold.begin(), replies))
 
             state, _ = play(method.round(state, federation.clients, turn), perform)
-            if state.parted:
+            if state.split:
                 return number
     return len(blind) + 1
 
@@ -109,14 +114,18 @@ def test_clients_share_until_so_many_rounds_have_left_the_plateau(blind, options
 
 def test_rounds_that_are_only_counted_are_not_cut_short():
     federation = toy.alike()
-    method = FeSEM(toy.learner("mlp", federation), k=2, shared_rounds=3, shared_most=1)
-    assert not toy.play_rounds(method, federation, rounds=3, score=False).state.parted
-    assert toy.play_rounds(method, federation, rounds=4, score=False).state.parted
+    method = FeSEM(
+        toy.learner("mlp", federation),
+        k=2,
+        start=Start("shared_kmeans", shared_rounds=3, shared_most=1, plateau=0),
+    )
+    assert not toy.play_rounds(method, federation, rounds=3, score=False).state.split
+    assert toy.play_rounds(method, federation, rounds=4, score=False).state.split
 
 
 def test_a_run_tells_how_far_the_common_model_is(tmp_path):
     def make(learner):
-        return FeSEMShared(learner, k=2, shared_rounds=2, shared_most=3)
+        return FeSEMShared(learner, k=2, start=Start("shared_kmeans", shared_rounds=2, shared_most=3))
 
     result = toy.run_toy(make, tmp_path / "r", {"rounds": 5})
     told = [r["info"].get("blind") for r in read_rounds(result.folder) if "info" in r]
@@ -124,11 +133,11 @@ def test_a_run_tells_how_far_the_common_model_is(tmp_path):
     assert 2 <= len(shared) <= 3
     assert all(0 <= b <= 2 for b in shared)
     assert [r["extra"] for r in read_rounds(result.folder) if "extra" in r] == [5.0], "parting, once"
-    assert result.state.parted
+    assert result.state.split
 
 
 def test_it_is_known_by_its_name_and_takes_the_options_of_fesem():
     learner = toy.learner("mlp", toy.alike())
     method = build_algorithm("fesem_shared", learner, {"k": 2, "lam": 0.1})
     assert isinstance(method, FeSEM)
-    assert (method.k, method.lam, method.weights, method.warm_epochs) == (2, 0.1, "size", 5)
+    assert (method.k, method.lam, method.aggregate.weights, method.start.warm_epochs) == (2, 0.1, "size", 5)

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from kinfolk.algorithms.blocks import warm_start
+from kinfolk.algorithms.blocks.aggregator import Aggregator
+from kinfolk.algorithms.blocks.start import Start
 from kinfolk.algorithms.blocks.warm_start import sketch_for, warm_kmeans
 from kinfolk.algorithms.fesem.fesem import FeSEM
 from kinfolk.clustering.agreement import agreement
@@ -59,7 +61,14 @@ def test_the_warm_start_compares_what_it_is_told_to_and_weighs_as_it_is_told(
     if way == "sampled":
         monkeypatch.setattr("kinfolk.algorithms.blocks.warm_start.MOST", 5)
     learner = toy.learner("mlp", toy.ragged())
-    method = FeSEM(learner, k=2, cluster_on=cluster_on, weights=weights, lam=0.0, start_on="models")
+    method = FeSEM(
+        learner,
+        k=2,
+        cluster_on=cluster_on,
+        aggregate=Aggregator(weights=weights),
+        lam=0.0,
+        start=Start(on="models"),
+    )
     warm, log = offsets(learner, NAMES, BODY, HEAD), []
     state = method.init(learner.first, NAMES, Seed(0))
     play(method.round(state, NAMES, RoundContext(Seed(0), 0, NAMES)), answering(warm, log=log))
@@ -77,11 +86,11 @@ def test_the_warm_start_compares_what_it_is_told_to_and_weighs_as_it_is_told(
 def test_an_empty_centre_is_never_put_on_the_only_member_of_another():
     """That would leave the other empty in its turn; its misfit, though the worst of all, does not count."""
     learner = toy.learner("mlp", toy.ragged())
-    method = FeSEM(learner, k=3, start="distinct_models", reseed_after=1, settle=0)
+    method = FeSEM(learner, k=3, start=Start("distinct_models"), reseed_after=1, patience=0)
     state = method.init(learner.first, NAMES, Seed(0))
     first = learner.first
     centres = {n: torch.stack([t, t + 10, t + 100]) for n, t in first.items()}
-    state = replace(state, centres=centres, member=torch.tensor([0, 0, 0, 0, 0, 1]), parted=True)
+    state = replace(state, centres=centres, member=torch.tensor([0, 0, 0, 0, 0, 1]), split=True)
     # Five members of the first centre, none farther than 1; the only one of the second is 3 away from it.
     where = (0.0, 0.1, -0.1, 0.2, 1.0, 13.0)
     sent = offsets(learner, NAMES, where, where)
@@ -105,9 +114,9 @@ GONE = {
 @pytest.mark.parametrize(
     ("sizes", "start_on", "wanted"),
     [
-        (SIZES, "directions", {"abc", "def"}),
+        (SIZES, "auto", {"abc", "def"}),
         (SIZES, "models", {"ad", "bcef"}),
-        ((20,) * 6, "directions", {"ad", "bcef"}),  # who has as many rows is compared as ever
+        ((20,) * 6, "auto", {"ad", "bcef"}),  # who has as many rows is compared as ever
     ],
 )
 def test_among_clients_of_unlike_size_the_start_goes_by_direction(sizes, start_on, wanted, way, monkeypatch):
@@ -116,8 +125,8 @@ def test_among_clients_of_unlike_size_the_start_goes_by_direction(sizes, start_o
     if way == "sampled":
         monkeypatch.setattr("kinfolk.algorithms.blocks.warm_start.MOST", 5)
     monkeypatch.setattr(f"{__name__}.SIZES", sizes)
-    how = 2, 20, "uniform", RoundContext(Seed(0), 0, NAMES)
-    start = warm_kmeans(FIRST, ["body", "head"], *how, directions=None if start_on == "directions" else False)
+    how = 2, 20, RoundContext(Seed(0), 0, NAMES), Aggregator()
+    start = warm_kmeans(FIRST, ["body", "head"], *how, directions=None if start_on == "auto" else False)
     centres, labels = play(start, answering(GONE))
     assert {"".join(c for c in NAMES if labels[c] == k) for k in range(2)} == wanted
     for members in wanted:  # the centres are means of models, however they were compared
@@ -125,7 +134,7 @@ def test_among_clients_of_unlike_size_the_start_goes_by_direction(sizes, start_o
         assert torch.allclose(centres["head"][labels[members[0]]], mean, atol=1e-5)
 
 
-@pytest.mark.parametrize("start_on", ["directions", "models"])
+@pytest.mark.parametrize("start_on", ["auto", "models"])
 def test_the_option_says_what_the_start_compares(start_on, monkeypatch):
     seen = []
 
@@ -133,20 +142,20 @@ def test_the_option_says_what_the_start_compares(start_on, monkeypatch):
         seen.append(named["directions"])
         return warm_kmeans(*given, **named)
 
-    monkeypatch.setattr("kinfolk.algorithms.fesem.fesem.warm_kmeans", spy)
+    monkeypatch.setattr("kinfolk.algorithms.blocks.start.warm_kmeans", spy)
     learner = toy.learner("mlp", toy.ragged())
-    method = FeSEM(learner, k=2, start_on=start_on)
+    method = FeSEM(learner, k=2, start=Start(on=start_on))
     state = method.init(learner.first, NAMES, Seed(0))
     play(
         method.round(state, NAMES, RoundContext(Seed(0), 0, NAMES)),
         answering(offsets(learner, NAMES, BODY, HEAD)),
     )
-    assert seen == [None if start_on == "directions" else False]
+    assert seen == [None if start_on == "auto" else False]
 
 
 @pytest.mark.parametrize(
     ("engine", "start_on", "least", "most"),
-    [("loop", "directions", 1, 1), ("batched", "directions", 1, 1), ("batched", "models", -1, 0.5)],
+    [("loop", "auto", 1, 1), ("batched", "auto", 1, 1), ("batched", "models", -1, 0.5)],
 )
 def test_groups_of_clients_that_train_are_found_whatever_their_size(engine, start_on, least, most):
     """Labels in three turns; 8 to 400 rows, so that some take fifty times as many steps as others."""
@@ -154,7 +163,7 @@ def test_groups_of_clients_that_train_are_found_whatever_their_size(engine, star
     rows = (8, 16, 32, 400, 300, 200, 40, 24, 12, 8, 400, 90)
     federation = toy.grouped(rows, side=8, noise=0.3, names=names, turned=turns)
     learner = toy.learner("mlp", federation, momentum=0.0, lr=0.02)
-    method = FeSEM(learner, k=3, start_on=start_on, warm_epochs=1)
+    method = FeSEM(learner, k=3, start=Start(on=start_on, warm_epochs=1))
     groups = toy.play_rounds(method, federation, engine, rounds=1, score=False).groups
     assert least <= agreement(list(groups), turns)["ari"] <= most
 

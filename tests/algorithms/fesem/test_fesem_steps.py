@@ -10,6 +10,8 @@ import pytest
 import torch
 from turned import turned
 
+from kinfolk.algorithms import with_options
+from kinfolk.algorithms.blocks.start import Start
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.fesem.fesem import FeSEM
 from kinfolk.contract import toy
@@ -59,9 +61,9 @@ def played(method, federation, cohorts):
 @pytest.mark.parametrize(
     "options",
     [
-        *({"start": start} for start in STARTS),
-        {"weights": "size"},
-        {"cluster_on": "last_layer", "start": "random_partition"},
+        *({"start.name": start} for start in STARTS),
+        {"aggregate.weights": "size"},
+        {"cluster_on": "last_layer", "start.name": "random_partition"},
         {"lam": 0.7, "prox_scaling": "plain"},
     ],
     ids=str,
@@ -69,14 +71,15 @@ def played(method, federation, cohorts):
 def test_the_objective_never_rises_in_any_step_of_a_run(options):
     federation = toy.ragged()
     learner = toy.learner("mlp", federation)
-    method = FeSEM(learner, k=3, reseed_after=1, settle=0, warm_epochs=2, **options)
+    usual = {"k": 3, "reseed_after": 1, "patience": 0, "start.warm_epochs": 2}
+    method = with_options(FeSEM, learner, {**usual, **options})
     everyone = federation.clients
     cohorts = [everyone, everyone[:5], everyone[2:], everyone]
     moved = 0.0
     for sent, given, state in played(method, federation, cohorts):
         models, rows = sent.tree("model"), sent.size.numpy()
         share = rows / rows.sum()
-        apart = share if method.weights == "size" else np.full(len(rows), 1 / len(rows))
+        apart = share if method.aggregate.weights == "size" else np.full(len(rows), 1 / len(rows))
         loss = float(share @ local_losses(learner, federation, sent.clients, models))
         w = flat64(models, method.names)
 
@@ -96,7 +99,7 @@ def test_the_objective_never_rises_in_any_step_of_a_run(options):
 @pytest.mark.parametrize("start", STARTS)
 def test_every_start_logs_how_many_switched(start, tmp_path):
     def make(learner):
-        return FeSEM(learner, k=3, start=start, reseed_after=0)
+        return FeSEM(learner, k=3, start=Start(start), reseed_after=0)
 
     federation = toy.ragged()
     first = make(toy.learner("mlp", federation))
@@ -116,11 +119,11 @@ def test_a_centre_that_empties_in_round_one_keeps_its_model_and_the_run_goes_on(
     """Clients that do not move are as near to every centre: all fall to the first, the others empty."""
     federation, _ = turned(3)
     learner = toy.learner("mlp", federation, lr=0.0)
-    method = FeSEM(learner, k=3, start="random_partition", reseed_after=0, settle=2)
+    method = FeSEM(learner, k=3, start=Start("random_partition"), reseed_after=0, patience=2)
     calm, sizes = [], []
     for rounds in (1, 2, 3, 4):
         state = toy.play_rounds(method, federation, rounds=rounds, score=False).state
-        calm.append((state.calm, bool(method.finished(state))))
+        calm.append((state.stable_rounds, bool(method.finished(state))))
         sizes.append(state.member.bincount(minlength=3).tolist())
         for k in range(3):
             assert message_difference({n: t[k] for n, t in state.centres.items()}, learner.first, 1e-5) == ""
@@ -131,7 +134,7 @@ def test_a_centre_that_empties_in_round_one_keeps_its_model_and_the_run_goes_on(
 def test_a_settled_run_stops_by_itself(tmp_path):
     federation, _ = turned(3)
     learner = toy.learner("mlp", federation)
-    spec = toy.spec_of(FeSEM(learner, k=3, settle=2, warm_epochs=1), {"rounds": 30})
+    spec = toy.spec_of(FeSEM(learner, k=3, patience=2, start=Start(warm_epochs=1)), {"rounds": 30})
     spec = replace(spec, local=replace(spec.local, lr=1e-12))
     result = run(spec, tmp_path / "r", federation=federation, network=learner.module)
     assert result.rounds < 10
@@ -166,5 +169,7 @@ def test_one_centre_of_some_clients_is_uniform_fedavg_as_well(start):
     learner = toy.learner("mlp", federation)
     options = {"rounds": 3, "participation": 0.5, "score": False}
     plain = toy.play_rounds(FedAvg(learner, "uniform"), federation, **options).state.model
-    got = toy.play_rounds(FeSEM(learner, k=1, lam=0.0, start=start), federation, **options).state.centres
+    got = toy.play_rounds(
+        FeSEM(learner, k=1, lam=0.0, start=Start(start)), federation, **options
+    ).state.centres
     assert message_difference({n: t[0] for n, t in got.items()}, plain, 0) == ""

@@ -8,14 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from mdicfl_options import DISTINCT, DRAWN, FEW, WARM, changed, mdicfl
 from torch import nn
 from turned import turned
 
 from kinfolk.algorithms import build_algorithm
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.ifca import IFCA
-from kinfolk.algorithms.mdicfl.mdicfl import MDICFL, row_shape
 from kinfolk.algorithms.mdicfl.merging import merged
+from kinfolk.algorithms.mdicfl.row_shape import row_shape
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
@@ -28,8 +29,6 @@ from kinfolk.learning.losses import find_loss
 from kinfolk.script import Ask, play
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Stack, leaves, nbytes
-
-FEW = {"samples": 6, "search_iterations": 20}
 
 
 def one_round(method, state, federation, number=0, wrap=lambda engine: engine, engine="loop", cohort=None):
@@ -62,7 +61,7 @@ def test_one_cluster_is_uniform_fedavg_exactly(engine, privacy):
     federation = toy.ragged()
     learner = toy.learner("mlp", federation)
     plain = toy.play_rounds(FedAvg(learner, "uniform"), federation, engine, score=False)
-    got = toy.play_rounds(MDICFL(learner, k=1, privacy=privacy), federation, engine, score=False)
+    got = toy.play_rounds(mdicfl(learner, k=1, privacy=privacy), federation, engine, score=False)
     assert message_difference({n: t[0] for n, t in got.state.centres.items()}, plain.state.model, 0) == ""
     assert got.ledger == plain.ledger, "nobody is asked for more"
 
@@ -70,24 +69,24 @@ def test_one_cluster_is_uniform_fedavg_exactly(engine, privacy):
 def test_both_protocols_find_the_planted_groups_by_the_same_way():
     federation, truth = turned(3)
     learner = toy.learner("mlp", federation, epochs=4)
-    weak = MDICFL(learner, k=3, start="shared", samples=8, search_iterations=30)
+    weak = mdicfl(learner, k=3, **DRAWN, **{"pseudo.samples": 8, "search.iterations": 30})
     strong = replace(weak, privacy="strong")
     one, other = started(weak, federation), started(strong, federation)
     for number in range(5):
         one, told, _ = one_round(weak, one, federation, number, engine="batched")
         other, chose, _ = one_round(strong, other, federation, number, engine="batched")
         assert one.member.tolist() == other.member.tolist()
-        assert told.pop("bad_laws") == []
+        assert told.pop("bad_labels") == []
         assert told == chose
     assert agreement(one.member.tolist(), truth)["ari"] == 1.0
     assert told.pop("confidence") > 0.5
     assert told == {"clusters": 3, "effective": 3}
-    assert not other.laws.any(), "the strong server was told no law"
+    assert not other.labels.any(), "the strong server was told no label distribution"
 
 
 def test_wrong_labels_are_mended():
     federation, truth = turned(3)
-    method = MDICFL(toy.learner("mlp", federation, epochs=4), k=3, start="warm_kmeans", **FEW)
+    method = mdicfl(toy.learner("mlp", federation, epochs=4), k=3, **WARM, **FEW)
     state = toy.play_rounds(method, federation, "batched", rounds=1, score=False).state
     assert agreement(state.member.tolist(), truth)["ari"] == 1.0
     wrong = state.member.clone()
@@ -99,7 +98,7 @@ def test_wrong_labels_are_mended():
 
 def test_different_networks_lock_in():
     federation, truth = turned(3)
-    method = MDICFL(toy.learner("mlp", federation), k=3, start="distinct", **FEW)
+    method = mdicfl(toy.learner("mlp", federation), k=3, **DISTINCT, **FEW)
     first = started(method, federation).member.tolist()
     last = toy.play_rounds(method, federation, "batched", rounds=2, score=False).groups
     assert list(last) == first
@@ -108,27 +107,22 @@ def test_different_networks_lock_in():
 
 def test_the_generator_finds_groups_too():
     federation, truth = turned(2)
-    method = MDICFL(
+    method = mdicfl(
         toy.learner("mlp", federation, epochs=4),
         k=2,
-        sampler="generator",
-        samples=8,
-        generator_iterations=60,
-        generator_batch=20,
-        hidden=32,
-        output="none",
-        warm_generators=True,
+        **{"pseudo.sampler": "generator", "pseudo.samples": 8, "generator.iterations": 60},
+        **{"generator.batch": 20, "generator.hidden": 32, "generator.output": "none", "generator.warm": True},
     )
     found = toy.play_rounds(method, federation, "batched", rounds=5, score=False)
     assert agreement(list(found.groups), truth)["ari"] == 1.0
     assert found.state.kept["weight1"].shape == (2, 32, 16 + 4)
 
 
-@pytest.mark.parametrize(("against", "privacy"), [("before", "weak"), ("after", "weak"), ("after", "strong")])
-def test_clusters_and_means_are_those_of_a_loop_by_hand(against, privacy):
+@pytest.mark.parametrize("privacy", ["weak", "strong"])
+def test_clusters_and_means_are_those_of_a_loop_by_hand(privacy):
     federation, _ = turned(2)
     learner = toy.learner("mlp", federation)
-    method = MDICFL(learner, k=2, start="distinct", against=against, privacy=privacy, **FEW)
+    method = mdicfl(learner, k=2, **DISTINCT, privacy=privacy, **FEW)
     state, said, told = started(method, federation), {}, {}
 
     def watch(request, reply):
@@ -140,19 +134,12 @@ def test_clusters_and_means_are_those_of_a_loop_by_hand(against, privacy):
     wrap = lambda engine: Passing(engine, watch)  # noqa: E731
     new, _, _ = one_round(method, state, federation, wrap=wrap)
     _, probe = method.probe(replace(state, shape=(1, 8, 8)), RoundContext(Seed(0), 0, federation.clients))
-    network, compared = method.learner.module.eval(), state.centres
-    if against == "after":
-        sent = {c: reply["model"] for c, reply in said["update"].items()}
-        before = [[sent[c] for c in federation.clients if state.of([c]) == k] for k in range(2)]
-        compared = {
-            n: torch.stack([torch.stack([m[n].double() for m in mine]).mean(0).float() for mine in before])
-            for n in state.centres
-        }
+    network = method.learner.module.eval()
     for i, who in enumerate(federation.clients):
         mine = federation.y[federation.splits["train"].rows(i)].numpy()
-        law = np.bincount(mine, minlength=4) / len(mine)
+        labels = np.bincount(mine, minlength=4) / len(mine)
         if privacy == "weak":
-            np.testing.assert_allclose(said["law"][who]["law"].numpy(), law, atol=1e-6)
+            np.testing.assert_allclose(said["labels"][who]["labels"].numpy(), labels, atol=1e-6)
         cost, by_class = [], []
         for k in range(2):
             apart = np.zeros(4)
@@ -160,10 +147,10 @@ def test_clusters_and_means_are_those_of_a_loop_by_hand(against, privacy):
                 rows = probe.x[k, 6 * c : 6 * (c + 1)]
                 network.load_state_dict(said["update"][who]["model"])
                 ours = network(rows).softmax(1).detach().double().numpy()
-                network.load_state_dict({n: t[k] for n, t in compared.items()})
+                network.load_state_dict({n: t[k] for n, t in state.centres.items()})
                 theirs = network(rows).softmax(1).detach().double().numpy()
                 apart[c] = np.abs(ours - theirs).sum(1).mean()
-            cost.append(law @ apart)
+            cost.append(labels @ apart)
             by_class.append(apart)
         if privacy == "strong":
             np.testing.assert_allclose(told[who].numpy(), by_class, atol=1e-5)
@@ -179,16 +166,16 @@ def test_clusters_and_means_are_those_of_a_loop_by_hand(against, privacy):
 def test_downloads_are_a_kth_of_those_of_ifca():
     federation, _ = turned(3)
     learner = toy.learner("mlp", federation)
-    ours = MDICFL(learner, k=3, start="distinct", **FEW)
+    ours = mdicfl(learner, k=3, **DISTINCT, **FEW)
     _, _, ifca = one_round(IFCA(learner, k=3), started(IFCA(learner, k=3), federation), federation)
     state, _, first = one_round(ours, started(ours, federation), federation)
     _, _, weak = one_round(ours, state, federation, 1)
     model, n = nbytes({"model": learner.first}), 12
     assert weak == {"update": {"down": n * model, "up": n * model}}
     assert ifca["update"]["down"] == 3 * weak["update"]["down"]
-    assert first["law"] == {"down": 0, "up": n * 4 * 4}, "C floats, once"
+    assert first["labels"] == {"down": 0, "up": n * 4 * 4}, "C floats, once"
     strong = replace(ours, privacy="strong")
-    _, _, spent = one_round(strong, replace(state, laws=state.laws * 0), federation, 1)
+    _, _, spent = one_round(strong, replace(state, labels=state.labels * 0), federation, 1)
     assert spent["update"] == weak["update"]
     assert spent["choose"] == {"down": n * 3 * 4 * 4, "up": n * 8}, "K x C floats down, one whole number up"
     assert set(spent) == {"update", "choose"}
@@ -208,16 +195,22 @@ def transcript(method, federation, rounds=2):
     return set(seen), outcome
 
 
-@pytest.mark.parametrize("start", ["distinct", "parted"])
-def test_strong_privacy_never_sends_a_label_law(start):
+@pytest.mark.parametrize("start", ["distinct_models", "shared_kmeans"])
+def test_strong_privacy_never_sends_a_label_distribution(start):
     federation, _ = turned(3)
-    few = {"start": start, "shared_rounds": 1, "plateau": 0.0, "confidence": 0.0, **FEW}
-    method = MDICFL(toy.learner("mlp", federation), k=3, privacy="strong", **few)
-    assert "law" not in method.tasks(), "a client can not even be asked"
+    few = {
+        "start.name": start,
+        "start.shared_rounds": 1,
+        "start.plateau": 0.9,
+        "start.confidence": 0.0,
+        **FEW,
+    }
+    method = mdicfl(toy.learner("mlp", federation), k=3, privacy="strong", **few)
+    assert "labels" not in method.tasks(), "a client cannot even be asked"
     seen, outcome = transcript(method, federation)
     told = {("shape", "shape", (6,)), ("choose", "choice", ())}
     scores = {("score.centre", key, ()) for key in ("rows", "loss", "lost", "correct", "f1")}
-    assert seen == told | scores | ({("common", "blind", ())} if start == "parted" else set())
+    assert seen == told | scores | ({("common", "blind", ())} if start == "shared_kmeans" else set())
     assert all(memory == {} for memory in outcome.memories.values())
     # With weak privacy the server may know how many rows of each class there are, and scores tell it.
     open_seen, _ = transcript(replace(method, privacy="weak"), federation)
@@ -226,7 +219,7 @@ def test_strong_privacy_never_sends_a_label_law(start):
 
 def test_scores_are_the_same_whoever_makes_them():
     federation = toy.ragged()
-    weak = MDICFL(toy.learner("mlp", federation), k=2, start="distinct", **FEW)
+    weak = mdicfl(toy.learner("mlp", federation), k=2, **DISTINCT, **FEW)
     strong, found = replace(weak, privacy="strong"), []
     for method in (weak, strong):
         state = started(method, federation)
@@ -249,9 +242,9 @@ def query(method, federation, who, distances):
         return int(stage.perform(Ask("choose", (who,), {}, each), turn).tensor("choice"))
 
 
-def test_a_server_that_makes_up_distances_finds_the_label_law_by_bisection():
+def test_a_server_that_makes_up_distances_finds_the_label_distribution_by_bisection():
     federation = toy.ragged()
-    method = MDICFL(toy.learner("mlp", federation), k=2, privacy="strong")
+    method = mdicfl(toy.learner("mlp", federation), k=2, privacy="strong")
     who = federation.clients[4]
     mine = federation.y[federation.splits["train"].rows(4)].numpy()
     queries = math.ceil(math.log2(1e3))
@@ -266,57 +259,50 @@ def test_a_server_that_makes_up_distances_finds_the_label_law_by_bisection():
     assert queries == 10
 
 
-BAD_LAWS = {
-    "too little": lambda law: law * 0.9,
-    "too much": lambda law: law + 0.1,
-    "negative": lambda law: law + torch.tensor([-2.0, 2.0, 0.0, 0.0]),
-    "wrong length": lambda law: law[:, :3],
+BAD_LABELS = {
+    "too little": lambda labels: labels * 0.9,
+    "too much": lambda labels: labels + 0.1,
+    "negative": lambda labels: labels + torch.tensor([-2.0, 2.0, 0.0, 0.0]),
+    "wrong length": lambda labels: labels[:, :3],
 }
 
 
-@pytest.mark.parametrize("how", BAD_LAWS)
-def test_who_tells_a_bad_law_counts_as_missing_and_is_asked_again(how):
+@pytest.mark.parametrize("how", BAD_LABELS)
+def test_who_tells_a_bad_label_distribution_counts_as_missing_and_is_asked_again(how):
     federation, _ = turned(3)
     bad = federation.clients[5]
-    method = MDICFL(toy.learner("mlp", federation), k=3, start="distinct", **FEW)
+    method = mdicfl(toy.learner("mlp", federation), k=3, **DISTINCT, **FEW)
     state = started(method, federation)
-    wrap = altered(bad, "law", lambda body: {"law": BAD_LAWS[how](body["law"])})
+    wrap = altered(bad, "labels", lambda body: {"labels": BAD_LABELS[how](body["labels"])})
     new, info, sent = one_round(method, state, federation, wrap=wrap)
     without = [c for c in federation.clients if c != bad]
     wanted, _, _ = one_round(method, state, federation, cohort=without)
     assert message_difference(new.centres, wanted.centres, 0) == ""
     assert torch.equal(new.of([bad]), state.of([bad]))
-    assert info["bad_laws"] == ([bad] if how.startswith("too") else []), "the guard names the others"
+    assert info["bad_labels"] == ([bad] if how.startswith("too") else []), "the guard names the others"
     assert sent["update"]["down"] == 11 * nbytes({"model": method.learner.first})
     again, info, sent = one_round(method, new, federation, 1)
-    assert sent["law"]["up"] == 4 * 4
-    assert info["bad_laws"] == []
-    assert again.told([bad]) == [True]
+    assert sent["labels"]["up"] == 4 * 4
+    assert info["bad_labels"] == []
+    assert again.has_labels([bad]) == [True]
 
 
 def test_an_empty_cluster_keeps_its_model_and_twins_count_once():
     federation, _ = turned(3)
-    method = MDICFL(toy.learner("mlp", federation), k=3, start="shared", **FEW)
+    method = mdicfl(toy.learner("mlp", federation), k=3, **DRAWN, **FEW)
     state = started(method, federation)
     few = [c for c in federation.clients if state.of([c]) != 2]
     one, info, _ = one_round(method, state, federation, cohort=few)
-    assert info == {"bad_laws": [], "clusters": 3}, "groups that were drawn stand for the first round"
+    assert info == {"bad_labels": [], "clusters": 3}, "groups that were drawn stand for the first round"
     for name, t in one.centres.items():
         assert torch.equal(t[2], method.learner.first[name])
-    alike = {n: t[:1].expand_as(t).clone() for n, t in one.centres.items()}
-    twins = merged(
-        replace(one, centres=alike),
-        method.learner,
-        method.probe(one, RoundContext(Seed(0), 1, ()))[1].x,
-        0.25,
-        False,
-    )[1]
+    equal = {n: t[:1].expand_as(t).clone() for n, t in one.centres.items()}
+    probe = method.probe(one, RoundContext(Seed(0), 1, ()))[1]
+    twins = merged(replace(one, centres=equal), method.learner, probe, False)[1]
     assert twins == {"clusters": 3, "effective": 1}
-    apart = started(replace(method, start="distinct"), federation)
+    apart = started(changed(method, **DISTINCT), federation)
     apart = replace(apart, shape=(1, 8, 8), member=apart.member.clamp(max=1))
-    gone = merged(apart, method.learner, method.probe(apart, RoundContext(Seed(0), 1, ()))[1].x, 0.25, False)[
-        1
-    ]
+    gone = merged(apart, method.learner, method.probe(apart, RoundContext(Seed(0), 1, ()))[1], False)[1]
     assert gone == {"clusters": 2, "effective": 2}, "a cluster without members does not count"
 
 
@@ -327,23 +313,24 @@ def test_rows_of_any_kind_will_do_and_other_losses_will_not():
     with Seed(0).borrowed("init"):
         learner = Learner(nn.Linear(5, 3), find_loss("cross_entropy"), 3)
     for sampler in ("back_search", "generator"):
-        method = MDICFL(learner, k=2, sampler=sampler, samples=3, search_iterations=3,
-                        generator_iterations=3, shared_rounds=1, plateau=0)  # fmt: skip
+        few = {"pseudo.samples": 3, "search.iterations": 3, "generator.iterations": 3}
+        start = {"start.shared_rounds": 1, "start.plateau": 0.0}
+        method = mdicfl(learner, k=2, **{"pseudo.sampler": sampler}, **few, **start)
         state = toy.play_rounds(method, federation, rounds=2, score=False).state
         assert state.shape == (5,)
         assert state.begun
     with pytest.raises(KinfolkError, match="loss = 'mse': mdicfl compares the probabilities of classes"):
-        MDICFL(Learner(nn.Linear(5, 1), find_loss("mse"), 1))
+        mdicfl(Learner(nn.Linear(5, 1), find_loss("mse"), 1))
     with pytest.raises(KinfolkError, match=r"model.norm = 'batch': .*must not depend on other rows"):
-        MDICFL(
+        mdicfl(
             Learner(
                 nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False)), find_loss("cross_entropy"), 2
             )
         )
-    with pytest.raises(KinfolkError, match=r"algorithm.sampler = 'gan': choose one of"):
-        build_algorithm("mdicfl", learner, {"sampler": "gan"})
+    with pytest.raises(KinfolkError, match=r"algorithm.pseudo.sampler = 'gan': choose one of"):
+        build_algorithm("mdicfl", learner, {"pseudo.sampler": "gan"})
     with pytest.raises(KinfolkError, match=r"algorithm.k = 5: give at most 4"):
-        MDICFL(learner, k=5).init(learner.first, federation.clients, Seed(0))
+        mdicfl(learner, k=5).init(learner.first, federation.clients, Seed(0))
 
 
 def test_the_shape_of_rows_is_the_commonest_that_the_network_takes():
@@ -362,9 +349,9 @@ def test_the_shape_of_rows_is_the_commonest_that_the_network_takes():
     assert told() == ()
 
 
-def test_parted_is_one_model_at_first_and_then_finds_the_groups():
+def test_the_default_start_is_one_model_at_first_and_then_finds_the_groups():
     federation, truth = turned(3)
-    method = MDICFL(toy.learner("mlp", federation, epochs=4), k=3, shared_rounds=2, **FEW)
+    method = mdicfl(toy.learner("mlp", federation, epochs=4), k=3, **{"start.shared_rounds": 2}, **FEW)
     shared = toy.play_rounds(method, federation, "loop", rounds=2, participation=1.0, score=False).state
     fedavg = FedAvg(method.learner, "uniform")
     plain = toy.play_rounds(fedavg, federation, "loop", rounds=2, participation=1.0,

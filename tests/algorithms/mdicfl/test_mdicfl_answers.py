@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_mdicfl import FEW, altered, one_round, started
+from mdicfl_options import DISTINCT, DRAWN, FEW, mdicfl
+from test_mdicfl import altered, one_round, started
 from torch import nn
 from turned import turned
 
-from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference, state_difference
@@ -62,7 +62,7 @@ def says_nothing(client):
 def test_who_makes_no_valid_choice_keeps_its_cluster_and_is_logged(answer):
     federation, _ = turned(K)
     bad = federation.clients[5]
-    method = MDICFL(toy.learner("mlp", federation), k=K, start="distinct", privacy="strong", **FEW)
+    method = mdicfl(toy.learner("mlp", federation), k=K, **DISTINCT, privacy="strong", **FEW)
     state = started(method, federation)
     wrap = says_nothing(bad) if answer == "nothing" else altered(bad, "choose", ANSWERS[answer])
     new, log = logged(method, state, federation, wrap)
@@ -78,9 +78,11 @@ def test_who_makes_no_valid_choice_keeps_its_cluster_and_is_logged(answer):
 @pytest.mark.parametrize(("network", "sampler"), [("mlp", "generator"), ("tiny_cnn", "back_search")])
 def test_weak_and_strong_privacy_come_to_the_same_from_the_default_start(network, sampler):
     federation, _ = turned(K)
-    few = {"samples": 3, "search_iterations": 5, "generator_iterations": 5, "hidden": 8, "shared_rounds": 1,
-           "plateau": 0.0, "confidence": 0.0}  # fmt: skip
-    weak = MDICFL(toy.learner(network, federation), k=K, sampler=sampler, warm_epochs=2, **few)
+    few = {"pseudo.samples": 3, "search.iterations": 5, "generator.iterations": 5, "generator.hidden": 8}
+    few |= {"start.shared_rounds": 1, "start.plateau": 0.0, "start.confidence": 0.0}
+    weak = mdicfl(
+        toy.learner(network, federation), k=K, **{"pseudo.sampler": sampler, "start.warm_epochs": 2}, **few
+    )
     one, other = (
         toy.play_rounds(method, federation, "batched", rounds=3, participation=0.75, score=False)
         for method in (weak, replace(weak, privacy="strong"))
@@ -88,7 +90,7 @@ def test_weak_and_strong_privacy_come_to_the_same_from_the_default_start(network
     assert one.groups == other.groups
     assert one.state.assigned
     assert other.state.assigned
-    assert state_difference(one.state, replace(other.state, laws=one.state.laws), 1e-5) == ""
+    assert state_difference(one.state, replace(other.state, labels=one.state.labels), 1e-5) == ""
 
 
 def of_one_class():
@@ -107,7 +109,7 @@ def test_clients_of_one_class_are_placed_by_that_class_alone(privacy):
     with Seed(1).borrowed("init"):
         module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
     learner = Learner(module, find_loss("cross_entropy"), 2, SGD(), Plan(10, 2), lr=0.1)
-    method = MDICFL(learner, k=2, privacy=privacy, start="shared", **FEW)
+    method = mdicfl(learner, k=2, privacy=privacy, **DRAWN, **FEW)
     state, _, _ = one_round(method, started(method, federation), federation)
     said = {}
 
@@ -125,7 +127,7 @@ def test_clients_of_one_class_are_placed_by_that_class_alone(privacy):
     assert all(torch.isfinite(t).all() for t in new.centres.values())
 
 
-def test_a_table_with_groups_is_parted_too():
+def test_a_table_with_groups_is_split_too():
     draw, rows = np.random.default_rng(3), {}
     for i in range(12):  # the label is the largest of three numbers, in half of the clients the smallest
         x = draw.normal(size=(60, 3)).astype("float32")
@@ -134,8 +136,9 @@ def test_a_table_with_groups_is_parted_too():
     with Seed(0).borrowed("init"):
         learner = Learner(nn.Linear(3, 3), find_loss("cross_entropy"), 3, SGD(), Plan(10, 3), lr=0.1)
     for sampler in ("back_search", "generator"):
-        method = MDICFL(learner, k=2, sampler=sampler, samples=6, search_iterations=30,
-                        generator_iterations=60, hidden=16, output="none")  # fmt: skip
+        generator = {"generator.iterations": 60, "generator.hidden": 16, "generator.output": "none"}
+        few = {"pseudo.sampler": sampler, "pseudo.samples": 6, "search.iterations": 30, **generator}
+        method = mdicfl(learner, k=2, **few)
         groups = toy.play_rounds(method, federation, "batched", rounds=6, score=False).groups
         assert agreement(list(groups), torch.arange(12) % 2)["ari"] == 1.0
 

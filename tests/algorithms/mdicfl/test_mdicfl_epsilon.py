@@ -10,12 +10,12 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from test_mdicfl import FEW, one_round, started
+from mdicfl_options import DISTINCT, FEW, mdicfl
+from test_mdicfl import one_round, started
 from turned import turned
 
-from kinfolk.algorithms.blocks import label_distribution as label_law
-from kinfolk.algorithms.blocks.label_distribution import SPENT, no_coin, respond, throw
-from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
+from kinfolk.algorithms.mdicfl import randomised_response
+from kinfolk.algorithms.mdicfl.randomised_response import SPENT, no_coin, respond, throw
 from kinfolk.contract import toy
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import read_audit, read_rounds
@@ -30,7 +30,9 @@ from kinfolk.types import Client, Stack
 def known_secrets(monkeypatch):
     """Secrets that are the same in every test run; what is random must not fail now and then."""
     number = count()
-    monkeypatch.setattr(label_law.secrets, "token_bytes", lambda n: bytes([1 + next(number) % 255]) * n)
+    monkeypatch.setattr(
+        randomised_response.secrets, "token_bytes", lambda n: bytes([1 + next(number) % 255]) * n
+    )
 
 
 def coin(memory, name="ann", number=0, seed=5):
@@ -79,12 +81,12 @@ def test_a_round_has_one_coin_and_a_coin_serves_once(known_secrets):
 
 def test_answers_are_randomised_in_a_run(known_secrets):
     federation, _ = turned(3)
-    plain = MDICFL(toy.learner("mlp", federation), k=3, privacy="strong", start="distinct", **FEW)
+    plain = mdicfl(toy.learner("mlp", federation), k=3, privacy="strong", **DISTINCT, **FEW)
     method = replace(plain, epsilon=1e-6)
     truth, answers = (one_round(m, started(m, federation), federation)[0].member for m in (plain, method))
     assert 0 < int((truth != answers).sum()) < 12
     with pytest.raises(KinfolkError, match=r"algorithm.epsilon = 1.0: .*privacy = 'strong'"):
-        MDICFL(plain.learner, epsilon=1.0)
+        mdicfl(plain.learner, epsilon=1.0)
     assert method.init_client("ann")["coin"].tolist() == [SPENT, SPENT]
     assert respond(torch.tensor(1), torch.tensor([SPENT, SPENT]), 1.0, 3) == -1
     each = Stack(federation.clients, torch.ones(12, dtype=torch.int64), {"distances": torch.ones(12, 3, 4)})
@@ -98,7 +100,7 @@ def test_answers_are_randomised_in_a_run(known_secrets):
 def test_what_answers_spend_adds_up_and_void_rounds_give_nothing_back():
     federation, _ = turned(3)
     learner = toy.learner("mlp", federation)
-    method = MDICFL(learner, k=3, privacy="strong", start="distinct", epsilon=0.5, **FEW)
+    method = mdicfl(learner, k=3, privacy="strong", **DISTINCT, epsilon=0.5, **FEW)
     state = started(method, federation)
     assert set(method.spent(state).values()) == {0.0}
     half = federation.clients[:6]
@@ -110,7 +112,7 @@ def test_what_answers_spend_adds_up_and_void_rounds_give_nothing_back():
     void = method.still_spent(one, two)
     assert method.spent(void) == method.spent(two)
     assert void.member is one.member
-    assert MDICFL(learner, k=3).spent(started(MDICFL(learner, k=3), federation)) == {}
+    assert mdicfl(learner, k=3).spent(started(mdicfl(learner, k=3), federation)) == {}
 
 
 class Killed(Exception):
@@ -120,8 +122,8 @@ class Killed(Exception):
 def test_a_resumed_run_repeats_its_answers_and_the_records_say_what_was_spent(tmp_path):
     federation = toy.ragged()
     own = toy.learner("mlp", federation)
-    method = MDICFL(
-        own, k=2, privacy="strong", start="distinct", epsilon=1e-6, samples=2, search_iterations=2
+    method = mdicfl(
+        own, k=2, privacy="strong", **DISTINCT, epsilon=1e-6, **{"pseudo.samples": 2, "search.iterations": 2}
     )
     spec = toy.spec_of(method, {"rounds": 3})
 
@@ -149,7 +151,9 @@ def test_a_resumed_run_repeats_its_answers_and_the_records_say_what_was_spent(tm
 def test_answers_of_void_rounds_are_in_the_audit(tmp_path):
     federation = toy.ragged()
     own = toy.learner("mlp", federation)
-    method = MDICFL(own, k=2, privacy="strong", start="distinct", epsilon=0.5, samples=2, search_iterations=2)
+    method = mdicfl(
+        own, k=2, privacy="strong", **DISTINCT, epsilon=0.5, **{"pseudo.samples": 2, "search.iterations": 2}
+    )
     spec = toy.spec_of(method, {"rounds": 2, "absent": 0.5, "quorum": 1.0})
     ended = run(spec, tmp_path / "r", federation=federation, network=own.module)
     lines = read_rounds(tmp_path / "r")

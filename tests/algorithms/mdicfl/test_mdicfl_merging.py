@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_mdicfl import FEW, one_round, started
+from mdicfl_options import DISTINCT, FEW, mdicfl
+from test_mdicfl import one_round, started
 from turned import turned
 
-from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
+from kinfolk.algorithms.mdicfl import merging
 from kinfolk.algorithms.mdicfl.merging import as_one, merged
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
@@ -23,9 +24,9 @@ from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 
 
-def test_merging_joins_what_agrees_and_nothing_else():
+def test_merging_joins_what_agrees_and_nothing_else(monkeypatch):
     federation, _ = turned(3)
-    method = MDICFL(toy.learner("mlp", federation), k=5, start="distinct", **FEW)
+    method = mdicfl(toy.learner("mlp", federation), k=5, **DISTINCT, **FEW)
     state = replace(started(method, federation), shape=(1, 8, 8))
     turn = RoundContext(Seed(0), 1, federation.clients)
     member = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3])  # nobody is in the last
@@ -35,7 +36,7 @@ def test_merging_joins_what_agrees_and_nothing_else():
     }
     before = replace(state, member=member, centres=twins)
     probe = method.probe(before, turn)[1]
-    after, told = merged(before, method.learner, probe.x, method.merge_below, True)
+    after, told = merged(before, method.learner, probe, True)
     assert told == {"clusters": 3, "effective": 3}
     assert after.member.tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, 3, 3, 3]
     assert after.one_with.tolist() == [0, 1, 0, 3, 4]
@@ -44,25 +45,26 @@ def test_merging_joins_what_agrees_and_nothing_else():
         np.testing.assert_allclose(after.centres[name][0].numpy(), wanted, rtol=1e-6, atol=1e-8)
         assert torch.equal(after.centres[name][2], after.centres[name][0])
         assert all(torch.equal(after.centres[name][k], t[k]) for k in (1, 3, 4))
-    same, told = merged(before, method.learner, probe.x, method.merge_below, False)
+    same, told = merged(before, method.learner, probe, False)
     assert same is before
     assert told == {"clusters": 4, "effective": 3}
-    assert merged(before, method.learner, probe.x, 0.0, True)[0] is before
+    monkeypatch.setattr(merging, "AGREE", 0.0)
+    assert merged(before, method.learner, probe, True)[0] is before
     chained = after.one_with.clone()
     chained[0] = 1  # what was merged before follows
     assert as_one(after, chained[after.one_with]).one_with.tolist() == [1, 1, 1, 3, 4]
 
 
 @pytest.mark.parametrize("privacy", ["weak", "strong"])
-def test_a_merged_cluster_is_a_copy_that_nobody_joins(privacy):
+def test_a_merged_cluster_is_a_copy_that_nobody_joins(privacy, monkeypatch):
+    monkeypatch.setattr(merging, "AGREE", 2.1)
     federation, _ = turned(2)
-    method = MDICFL(
+    method = mdicfl(
         toy.learner("mlp", federation),
         k=3,
         privacy=privacy,
-        start="distinct",
+        **DISTINCT,
         merge=True,
-        merge_below=2.1,
         **FEW,
     )
     state = started(method, federation)
@@ -85,7 +87,7 @@ def test_six_clusters_on_four_groups_end_as_four():
     with Seed(0).borrowed("init"):
         module = build_model("mlp", federation.shape, 10, {"hidden": [32]})
     learner = Learner(module, find_loss("cross_entropy"), 10, plan=Plan(20, 4), lr=0.1)
-    method = MDICFL(learner, k=6, samples=10, search_iterations=50, merge=True)
+    method = mdicfl(learner, k=6, **{"pseudo.samples": 10, "search.iterations": 50}, merge=True)
     found = toy.play_rounds(method, federation, "batched", rounds=7, participation=1.0, score=False)
     assert len(set(found.groups)) == 4
     assert agreement(list(found.groups), federation.truth)["ari"] >= 0.95

@@ -6,12 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfolk.algorithms.blocks.output_distance import (
-    class_distances,
-    joined,
-    mutual_distances,
-    nearest_cluster,
-)
+from kinfolk.algorithms.mdicfl.merging import joined, mutual_distances
+from kinfolk.algorithms.mdicfl.output_distance import class_distances, nearest_cluster
 
 
 def outputs(*size):

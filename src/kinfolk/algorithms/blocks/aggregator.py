@@ -1,4 +1,4 @@
-"""The models of groups as trimmed means or medians of their members', which a few attackers can not move far.
+"""How the models of a group's members become one: their mean, or what a few attackers cannot move far.
 
 Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning: Towards Optimal Statistical
 Rates. ICML 2018.
@@ -8,56 +8,104 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms.blocks.many_models import GroupMeans
+from kinfolk.algorithms.blocks.many_models import GroupMeans, GroupOf
 from kinfolk.clustering.trimmed import median, trimmed_mean
 from kinfolk.errors import KinfolkError
 from kinfolk.fold import Weights, client_weights
 from kinfolk.types import Client, Stack, Tree
 
+# (models of a group [members, ...], their weights or None) -> one model
+CentreOf = Callable[[Tensor, Tensor | None], Tensor]
+
 # What stands for the members of a group.
 Centre = Literal["mean", "trimmed", "median"]
 
-# (models of a group [members, ...], their weights or None) -> one model
-Middle = Callable[[Tensor, Tensor | None], Tensor]
+
+@dataclass(frozen=True)
+class RobustMean:
+    """Options `[algorithm.aggregate]`: what stands for the models of a group's members."""
+
+    # "mean" sums as replies come; "trimmed" and "median" hold the models of the cohort.
+    name: Centre = "mean"
+    trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
+
+    def __post_init__(self) -> None:
+        check_trim("algorithm.aggregate.trim", self.trim)
+
+    @property
+    def centre(self) -> CentreOf | None:
+        """What is taken in place of a mean, coordinate by coordinate."""
+        if self.name == "trimmed":
+            return partial(_trimmed, self.trim)
+        return median if self.name == "median" else None
+
+
+@dataclass(frozen=True)
+class Aggregator(RobustMean):
+    """Options `[algorithm.aggregate]`: how the models of a group's members become the model of the group.
+
+    >>> Aggregator("trimmed", trim=0.5)
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: algorithm.aggregate.trim = 0.5: give 0 or more and less than 0.5
+    """
+
+    weights: Weights = "uniform"  # of clients in their group: all alike, or by their rows
+
+    def fold(self, keep: Tree, group: GroupOf) -> GroupMeans | RobustGroupMean:
+        """The fold of replies with a "model" into the models of their groups; empty groups keep theirs.
+
+        What the script receives: (models [K, ...], group of each client that replied, weight of each group).
+
+        >>> Aggregator().fold({}, len) == GroupMeans("model", {}, "uniform", len)
+        True
+        """
+        if self.centre is None:
+            return GroupMeans("model", keep, self.weights, group)
+        return RobustGroupMean("model", keep, self.weights, group, self.centre)
+
+    def of(self, got: Stack, keep: Tree, group: GroupOf) -> Tree:
+        """The models of groups out of replies that are all there."""
+        by = self.fold(keep, group)
+        return by.end(by.add(by.begin(), got))[0]
+
+
+def _trimmed(trim: float, models: Tensor, weights: Tensor | None = None) -> Tensor:
+    return trimmed_mean(models, trim, weights)
+
+
+def group_fold(
+    mean: Centre, trim: float, key: str, keep: Tree, weights: Weights, group: GroupOf
+) -> GroupMeans | RobustGroupMean:
+    """As `Aggregator.fold`, for methods that have no such group of options yet."""
+    return Aggregator(mean, trim, weights).fold(keep, group)
 
 
 def check_trim(field: str, value: float) -> None:
     """Refuse a share that leaves nobody in the middle.
 
-    >>> check_trim("algorithm.trim", 0.5)
+    >>> check_trim("algorithm.cluster_trim", 0.5)
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: algorithm.trim = 0.5: give 0 or more and less than 0.5
+    kinfolk.errors.KinfolkError: algorithm.cluster_trim = 0.5: give 0 or more and less than 0.5
     """
     if not 0 <= value < 0.5:
         raise KinfolkError(field, value, "give 0 or more and less than 0.5")
 
 
-def group_fold(
-    mean: Centre, trim: float, key: str, keep: Tree, weights: Weights, group: Any
-) -> GroupMeans | GroupMiddles:
-    """The fold for the models of groups: "mean" sums as replies come, the others hold all of them.
-
-    >>> group_fold("mean", 0.1, "model", {}, "size", None) == GroupMeans("model", {}, "size", None)
-    True
-    """
-    if mean == "mean":
-        return GroupMeans(key, keep, weights, group)
-    return GroupMiddles(key, keep, weights, group, mean, trim)
-
-
 @dataclass(frozen=True)
-class GroupMiddles:
+class RobustGroupMean:
     """A fold as `GroupMeans`, with the coordinate-wise trimmed mean or median of each group.
 
     What is in the middle is known only when everybody is there, so the models of the whole cohort are
     held until the end: cohort x model numbers, where sums would take groups x model.
 
-    >>> fold = GroupMiddles("model", {"w": torch.zeros(2, 1)}, "uniform", lambda chunk: torch.ones(3).long())
+    >>> ones = lambda chunk: torch.ones(3).long()
+    >>> fold = RobustGroupMean("model", {"w": torch.zeros(2, 1)}, "uniform", ones, median)
     >>> replies = {c: (1, {"model": {"w": torch.tensor([v])}}) for c, v in zip("abc", (2.0, 3.0, 99.0))}
     >>> fold.end(fold.add(fold.begin(), Stack.of(replies)))[0]
     {'w': tensor([[0.],
@@ -67,9 +115,8 @@ class GroupMiddles:
     key: str
     keep: Tree  # the models of the groups as they are, [K, ...]
     weights: Weights
-    group: Any  # (chunk) -> [replies] int64
-    mean: Literal["trimmed", "median"] = "median"
-    trim: float = 0.1  # share of a group's members cut off each side of a trimmed mean
+    group: GroupOf
+    centre: CentreOf
 
     def begin(self) -> tuple[tuple[Stack, Tensor], ...]:
         """Nobody yet."""
@@ -94,17 +141,13 @@ class GroupMiddles:
         models = {}
         for name, old in self.keep.items():  # leaf by leaf: all models are never there twice
             leaf = torch.cat([chunk.tree(self.key)[name] for chunk, _ in total])[order.to(old.device)]
-            models[name] = leaf_middles(leaf, group, old, self.middle, shares)
+            models[name] = leaf_centres(leaf, group, old, self.centre, shares)
         member = {who[i]: g for i, g in zip(order.tolist(), group.tolist(), strict=True)}
         return models, member, mass.index_add(0, group, weights)
 
-    def middle(self, mine: Tensor, weights: Tensor | None) -> Tensor:
-        """One model for the members of a group."""
-        return median(mine, weights) if self.mean == "median" else trimmed_mean(mine, self.trim, weights)
 
-
-def leaf_middles(
-    leaf: Tensor, group: Tensor, keep: Tensor, middle: Middle, weights: Tensor | None = None
+def leaf_centres(
+    leaf: Tensor, group: Tensor, keep: Tensor, centre: CentreOf, weights: Tensor | None = None
 ) -> Tensor:
     """One leaf of the models of all groups, [K, ...], from that of all members, [members, ...].
 
@@ -112,7 +155,7 @@ def leaf_middles(
     parameters; integer entries are not averaged: the largest is taken.
 
     >>> leaf, group = torch.tensor([[1.0], [2.0], [9.0], [7.0]]), torch.tensor([0, 0, 0, 2])
-    >>> leaf_middles(leaf, group, torch.zeros(3, 1), median).T
+    >>> leaf_centres(leaf, group, torch.zeros(3, 1), median).T
     tensor([[2., 0., 7.]])
     """
 
@@ -123,6 +166,6 @@ def leaf_middles(
             return keep[g]
         if not mine.is_floating_point():
             return mine.amax(0)
-        return middle(mine.double(), shares).to(keep.dtype)
+        return centre(mine.double(), shares).to(keep.dtype)
 
     return torch.stack([one(g) for g in range(len(keep))])

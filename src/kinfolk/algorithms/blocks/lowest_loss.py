@@ -18,7 +18,7 @@ from kinfolk.task import Batch, Carry, ClientInfo, Fit, FloatSpec, IntSpec, Plan
 from kinfolk.types import Message, Stack, Tree
 
 WORST = 1e17
-S = TypeVar("S")
+S = TypeVar("S", bound=State)
 
 
 def enough_clients(k: int, clients: Sequence[str]) -> None:
@@ -73,10 +73,10 @@ def lowest_loss_task(learner: Learner, k: int) -> Task:
     return Task(start, finish, (Scan(compare, _once(learner)),), {"loss": FloatSpec()})
 
 
-def choose_anew(state: S, models: State, turn: RoundContext) -> Script[S]:
+def choose_anew(state: S, turn: RoundContext) -> Script[S]:
     """Everyone chooses among the models as they are now; who does not answer stays where it was."""
-    got = yield from ask("choose", turn.clients, shared={"models": models.centres})
-    return replace(state, member=models.moved(got.clients, choices(got).cpu())), {}  # type: ignore[type-var]
+    got = yield from ask("choose", turn.clients, shared={"models": state.centres})
+    return replace(state, member=state.moved(got.clients, choices(got).cpu())), {}
 
 
 def choose_and_train(learner: Learner, k: int) -> Task:

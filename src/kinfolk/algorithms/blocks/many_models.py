@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from kinfolk.fold import Weights, client_weights, weighted_sum
 from kinfolk.streams import Seed
 from kinfolk.task import Table, Task
 from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tree
+
+# (chunk of replies) -> the group of each, [replies] int64
+GroupOf = Callable[[Stack], Tensor]
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,31 @@ class State:
         place = {c: i for i, c in enumerate(self.clients)}
         return self.member.cpu()[torch.tensor([place[c] for c in who], dtype=torch.int64)]
 
+    def group_of(self, chunk: Stack) -> Tensor:
+        """The groups of those who replied: how replies are put into the groups that stand."""
+        return self.of(chunk.clients)
+
     def moved(self, who: Sequence[Client], groups: Tensor) -> Tensor:
         """Memberships with those of `who` changed."""
         place = {c: i for i, c in enumerate(self.clients)}
         member = self.member.cpu().clone()
         member[torch.tensor([place[c] for c in who], dtype=torch.int64)] = groups.to(member)
         return member
+
+
+def in_use(saved: Message) -> tuple[Tree, tuple[int, ...]]:
+    """Of a saved state the models of the groups that have members, and their numbers; nothing without groups.
+
+    A place that nobody is in holds an old model, a copy of another's or the first one.
+
+    >>> in_use({"centres": {"w": torch.tensor([[1.0], [2.0]])}, "member": torch.tensor([1, 1])})
+    ({'w': tensor([[2.]])}, (1,))
+    """
+    centres, member = saved.get("centres"), saved.get("member")
+    if not isinstance(centres, dict) or not isinstance(member, Tensor):
+        return {}, ()
+    groups = tuple(sorted(set(member.tolist())))
+    return {name: t[list(groups)] for name, t in centres.items()}, groups
 
 
 def copies(model: Tree, k: int) -> Tree:
@@ -120,7 +142,7 @@ class GroupMeans:
     key: str
     keep: Tree  # the models of the groups as they are, [K, ...]
     weights: Weights
-    group: Any  # (chunk) -> [replies] int64
+    group: GroupOf
 
     def begin(self) -> tuple[Tree, Tensor, dict[Client, int]]:
         """Nothing summed yet."""

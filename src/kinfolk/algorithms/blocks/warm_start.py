@@ -6,20 +6,19 @@ k-means on models finds sizes. There it is shown w_i - w at unit length: which w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms.blocks.many_models import GroupMeans
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.blocks.near_centre import squared_distances
 from kinfolk.clustering.distances import flat
 from kinfolk.clustering.kmeans import kmeans, nearest
 from kinfolk.clustering.outliers import outlying
 from kinfolk.clustering.sketch import Sketch, width_for
-from kinfolk.fold import Fold, Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Request, ask, fold
 from kinfolk.streams import RoundContext, Seed
@@ -30,9 +29,6 @@ from kinfolk.types import Client, Stack, Tree
 EXACT = 1 << 30
 # Clients whose models k-means sees; of more, a sample decides and the others join the nearest centre.
 MOST = 4096
-
-# (key, models of the groups as they are, weights, group of each reply) -> a fold, as `GroupMeans`.
-GroupFold = Callable[[str, Tree, Weights, Any], Fold[tuple[Tree, dict[Client, int], Tensor]]]
 
 
 def warm_task(learner: Learner, epochs: int) -> Task:
@@ -50,7 +46,7 @@ def without_head(learner: Learner) -> tuple[str, ...]:
     >>> without_head(Learner(net, find_loss("cross_entropy"), 2))
     ('body.weight', 'body.bias')
     """
-    return tuple(n for n in learner.names if not n.startswith("head.")) or learner.names
+    return tuple(n for n in learner.names if n not in learner.head) or learner.names
 
 
 def drawn_groups(clients: int, k: int, seed: Seed) -> Tensor:
@@ -67,15 +63,14 @@ def warm_kmeans(
     names: Sequence[str],
     k: int,
     restarts: int,
-    weights: Weights,
     turn: RoundContext,
-    by: GroupFold = GroupMeans,
+    aggregate: Aggregator,
     aside: float = 0.0,
     directions: bool | None = None,
 ) -> Generator[Request, Any, tuple[Tree, dict[Client, int]] | None]:
     """Everyone does the task "warm" from `first`; (means of the groups [K, ...], group of each client).
 
-    None if fewer than k clients answered. `by` makes the fold that stands for the groups. Clients
+    None if fewer than k clients answered. Clients
     that lie more than `aside` times as far from others as most do have no part in it, nor a group yet.
     With `directions` k-means compares which way clients went from `first`, not how far; None: only where
     they have unlike numbers of rows, since who takes more steps gets farther.
@@ -98,7 +93,7 @@ def warm_kmeans(
     found = kmeans(directions_from(origin, table), k, turn.seed, restarts)
     labels = dict(zip(who, found.labels.tolist(), strict=True))
     keep = {n: t.expand(k, *t.shape) for n, t in first.items()}
-    means = by("model", keep, weights, lambda chunk: _of(labels, chunk))
+    means = aggregate.fold(keep, lambda chunk: _of(labels, chunk))
     if held is not None:
         centres, _, _ = means.end(means.add(means.begin(), held.at(who)))
     else:  # the same work again gives the same models: their means are taken without holding them all
@@ -110,7 +105,7 @@ def warm_kmeans(
                 return squared_distances(chunk.tree("model"), centres, names).argmin(1)
             return nearest(directions_from(origin, points.rows(chunk)), found.centres)[0]
 
-        near = by("model", centres, weights, join)
+        near = aggregate.fold(centres, join)
         centres, labels, _ = yield from fold(near, "warm", turn.clients, {"model": first}, again=asked)
     return centres, labels
 

@@ -27,25 +27,23 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks import many_models, near_centre
-from kinfolk.algorithms.blocks.aggregator import Centre, check_trim
-from kinfolk.algorithms.blocks.label_distribution import count_labels
-from kinfolk.algorithms.blocks.lowest_loss import enough_clients, where
-from kinfolk.algorithms.blocks.many_models import copies, model_of_group
-from kinfolk.algorithms.blocks.warm_start import warm_kmeans, warm_task
+from kinfolk.algorithms.blocks.aggregator import Aggregator, RobustMean
+from kinfolk.algorithms.blocks.label_counts import count_labels
+from kinfolk.algorithms.blocks.lowest_loss import where
+from kinfolk.algorithms.blocks.many_models import model_of_group
+from kinfolk.algorithms.blocks.start import Start
 from kinfolk.algorithms.fesem.chain import Chain, chain_of
 from kinfolk.algorithms.fesem.matched import Middle, common_model, cut_back, match_next
 from kinfolk.algorithms.fesem.matching import Prior
-from kinfolk.clustering.trimmed import median, trimmed_mean
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
-from kinfolk.script import Request, Script, ask
+from kinfolk.script import AssignBy, Request, Script, ask
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Carry, Fit, Table, Task
 from kinfolk.types import Client, Message, PerClient, Stack, Tree
@@ -57,6 +55,32 @@ class State(many_models.State):
 
     rows: Tensor  # [clients] int64: training rows; 0 for those not heard yet
     labels: Tensor  # [clients, C] float64: training rows of each class, n_jc
+    split: bool  # whether clients have been split into groups
+    counted: int  # common rounds that counted: see `Start`
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Options `[algorithm.matching]`: how the units of a group's members are matched."""
+
+    retrain_epochs: int = 0  # of every member after each matched layer; 0: the server matches alone
+    sweeps: int = 8  # times that every member may be matched again
+    growth: float = 1.0  # how far a layer may widen while it is matched, before it is cut back
+    gamma: float = 1.0  # mass of the buffet: how readily a new unit appears
+    sigma: float = 1.0  # of a member's unit around the common one
+    sigma0: float = 1.0  # of common units around 0
+    kappa: float = 2.0  # weight of a unit's popularity
+
+    def __post_init__(self) -> None:
+        for name in ("retrain_epochs", "sweeps", "kappa"):
+            at_least(f"algorithm.matching.{name}", getattr(self, name), 0)
+        for name in ("gamma", "sigma", "sigma0"):
+            if not getattr(self, name) > 0:
+                raise KinfolkError(f"algorithm.matching.{name}", getattr(self, name), "give a number above 0")
+        if not 1 <= self.growth <= 1.5:
+            raise KinfolkError(
+                "algorithm.matching.growth", self.growth, "give 1 to 1.5, the factor of a width"
+            )
 
 
 @dataclass(frozen=True)
@@ -68,36 +92,19 @@ class FeSEMMA:
     lam: float = 0.05  # lambda: how strongly clients are held to their centre
     # "normalised": lambda / (N a_i), the paper's weights divided by a_i; "plain": lambda for everyone.
     prox_scaling: Literal["normalised", "plain"] = "normalised"
-    start: Literal["warm_kmeans", "random_partition", "distinct_models"] = "warm_kmeans"  # as in FeSEM
-    warm_epochs: int = 5  # epochs of every client before k-means
-    restarts: int = 20  # of k-means; the best counts
-    retrain_epochs: int = 0  # of every member after each matched layer; 0: the server matches alone
-    sweeps: int = 8  # times that every member may be matched again
-    growth: float = 1.0  # how far a layer may widen while it is matched, before it is cut back
-    gamma: float = 1.0  # mass of the buffet: how readily a new unit appears
-    sigma: float = 1.0  # of a member's unit around the common one
-    sigma0: float = 1.0  # of common units around 0
-    kappa: float = 2.0  # weight of a unit's popularity
-    # What stands for units that were put together: their mean (in the output layer by rows of each class),
-    # or what a few attackers can not move far, in which every member counts alike.
-    mean: Centre = "mean"
-    trim: float = 0.1  # share of a group's members that "trimmed" cuts off each side
+    start: Start = Start()
+    matching: Matching = Matching()
+    # Of units that were matched: their mean (in the output layer by rows of each class), or what a few
+    # attackers cannot move far, in which every member counts alike.
+    aggregate: RobustMean = RobustMean()
     chain: Chain = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, least in (("k", 1), ("lam", 0), ("warm_epochs", 1), ("restarts", 1), ("retrain_epochs", 0)):
-            at_least(f"algorithm.{name}", getattr(self, name), least)
-        for name in ("sweeps", "kappa"):
-            at_least(f"algorithm.{name}", getattr(self, name), 0)
-        for name in ("gamma", "sigma", "sigma0"):
-            if not getattr(self, name) > 0:
-                raise KinfolkError(f"algorithm.{name}", getattr(self, name), "give a number above 0")
-        if not 1 <= self.growth <= 1.5:
-            raise KinfolkError("algorithm.growth", self.growth, "give 1 to 1.5, the factor of a width")
-        check_trim("algorithm.trim", self.trim)
-        if self.mean != "mean" and self.growth > 1:
-            told = "a layer that grows has units that not every member has; use algorithm.growth = 1"
-            raise KinfolkError("algorithm.mean", self.mean, told)
+        at_least("algorithm.k", self.k, 1)
+        at_least("algorithm.lam", self.lam, 0)
+        if self.aggregate.name != "mean" and self.matching.growth > 1:
+            remedy = "a layer that grows has units that not every member has; use matching.growth = 1"
+            raise KinfolkError("algorithm.aggregate.name", self.aggregate.name, remedy)
         object.__setattr__(self, "chain", chain_of(self.learner.module))
         units, outputs = len(self.learner.first[self.chain.layers[-1].weight]), self.learner.outputs
         if units != outputs:
@@ -105,29 +112,29 @@ class FeSEMMA:
                 "network", units, f"its last layer must have one unit for each of {outputs} outputs"
             )
 
-    @property
-    def middle(self) -> Middle | None:
-        """The middle that is wanted in place of the mean."""
-        wanted: dict[str, Middle] = {"median": median, "trimmed": partial(trimmed_mean, trim=self.trim)}
-        return wanted.get(self.mean)
-
     groups = many_models.groups
+    assign_by: ClassVar[AssignBy] = "distance"
     begin, objective, implicit = near_centre.begin, near_centre.objective, near_centre.implicit
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
-        """K copies of the common start, and memberships that are drawn: they part centres that are alike."""
-        enough_clients(self.k, clients)
-        member = torch.from_numpy(seed.numpy("cluster", "start").permutation(len(clients)) % self.k)
+        """K centres and memberships as the start has them."""
+        centres, member = self.start.first(first, self.k, clients, self.learner, seed)
         rows = torch.zeros(len(clients), dtype=torch.int64)
         labels = torch.zeros(len(clients), self.learner.outputs, dtype=torch.float64)
-        centres, distinct = copies(first, self.k), self.start == "distinct_models"
-        centres = many_models.distinct(centres, self.learner.names, seed) if distinct else centres
-        return State(centres, member, clients, rows, labels)
+        return State(centres, member, clients, rows, labels, False, 0)
 
     def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
         """Local updates from the centres, then E, then M by matching."""
-        state, given = yield from self._begin(state, cohort, turn)
+        state = yield from self._count_labels(state, cohort)
         pull = {"pull": self._pull(state)}
+        if not state.split and self.start.is_common(state.counted, turn):
+            mean = Aggregator(self.aggregate.name, self.aggregate.trim)
+            centres, counts, told = yield from self.start.common_mean(state, mean, cohort, pull)
+            return replace(state, centres=centres, counted=state.counted + counts), told
+        if not state.split:
+            state = yield from self._split(state, turn)
+        # Where centres are one model still, the groups that were drawn make them differ.
+        given = all(torch.equal(t, t[:1].expand_as(t)) for t in state.centres.values())
         got = yield from ask("update", cohort, pull, model_of_group(state, cohort))
         if not got.clients:
             return state, {}
@@ -137,52 +144,52 @@ class FeSEMMA:
         member = dict(zip(got.clients, group.tolist(), strict=True))
         parts = {g: got.at([c for c in member if member[c] == g]) for g in sorted(set(member.values()))}
         parts, moved = yield from self._match(parts, turn)
-        centres = {n: t.clone(memory_format=torch.contiguous_format) for n, t in state.centres.items()}
-        for g, part in parts.items():
-            model = common_model(
-                part.tree("model"), self.chain, self._classes(state, part.clients), middle=self.middle
-            )
-            for name, leaf in model.items():
-                centres[name][g] = leaf
-        new = replace(state, centres=centres, member=state.moved(tuple(member), where(member)))
+        new = replace(
+            state, centres=self._means(state, parts), member=state.moved(tuple(member), where(member))
+        )
         return new, {"spread": spread, "reordered": moved}
 
-    def _begin(
-        self, state: State, cohort: Sequence[Client], turn: RoundContext
-    ) -> Generator[Request, Any, tuple[State, bool]]:
-        """Hear rows and labels of whom they are not known, everyone at first, who then also start warm.
-
-        Also tells whether the centres are one model still, so that the groups that were drawn must part them.
-        """
+    def _count_labels(self, state: State, cohort: Sequence[Client]) -> Generator[Request, Any, State]:
+        """Hear rows and labels of whom they are not known: of everyone at first."""
         first = not bool(state.rows.any())
         unknown = [Client(c) for c, n in zip(state.clients, state.rows.tolist(), strict=True) if not n]
         asked = [c for c in unknown if first or c in cohort]
-        if asked:
-            state = _told(state, (yield from ask("count", asked)))
-        if first and self.start == "warm_kmeans":
-            model, names = {n: t[0] for n, t in state.centres.items()}, self.learner.names
-            found = yield from warm_kmeans(model, names, self.k, self.restarts, "uniform", turn)
-            if found:
-                state = replace(state, centres=found[0], member=state.moved(tuple(found[1]), where(found[1])))
-        return state, all(torch.equal(t, t[:1].expand_as(t)) for t in state.centres.values())
+        return _told(state, (yield from ask("count", asked))) if asked else state
+
+    def _split(self, state: State, turn: RoundContext) -> Generator[Request, Any, State]:
+        """The groups to begin with, drawn if too few have answered; for good once anybody has."""
+        found = yield from self.start.split(state, self.learner, Aggregator(), turn)
+        centres, member, _ = found or self.start.drawn(state, turn)
+        return replace(state, centres=centres, member=member, split=bool(state.rows.any()))
+
+    def _means(self, state: State, parts: Mapping[int, Stack]) -> Tree:
+        """The centres, those of groups that were matched replaced."""
+        centres = {n: t.clone(memory_format=torch.contiguous_format) for n, t in state.centres.items()}
+        for g, part in parts.items():
+            classes = self._classes(state, part.clients)
+            model = common_model(part.tree("model"), self.chain, classes, middle=self._middle)
+            for name, leaf in model.items():
+                centres[name][g] = leaf
+        return centres
 
     def _match(
         self, parts: dict[int, Stack], turn: RoundContext
     ) -> Generator[Request, Any, tuple[dict[int, Stack], float]]:
         """Make the hidden layers of every group common; also the share of units that changed their place."""
-        prior, moved = Prior(self.sigma, self.sigma0, self.gamma, kappa=self.kappa), []
+        how, moved = self.matching, []
+        prior = Prior(how.sigma, how.sigma0, how.gamma, kappa=how.kappa)
         for layer, here in enumerate(self.chain.layers[:-1]):
             matched = {}
             for g, part in parts.items():
                 models, seed = part.tree("model"), Seed(turn.seed.number("matching", turn.round, g))
                 step = match_next(
-                    models, self.chain, layer, seed, prior, self.sweeps, self.growth, middle=self.middle
+                    models, self.chain, layer, seed, prior, how.sweeps, how.growth, middle=self._middle
                 )
                 step = cut_back(step, self.chain, layer, models[here.weight].shape[1])
                 moved.append((step.assignment != torch.arange(step.assignment.shape[1])).flatten())
                 matched[g] = replace(part, body={"model": step.models})
             parts = matched
-            if self.retrain_epochs:
+            if how.retrain_epochs:
                 everyone = Stack.join(list(parts.values()))
                 got = yield from ask(f"retrain.{layer}", everyone.clients, each=everyone)
                 parts = {g: _updated(part, got) for g, part in parts.items()}
@@ -194,6 +201,12 @@ class FeSEMMA:
         scale = float(known.mean()) if self.prox_scaling == "normalised" and len(known) else 1.0
         return torch.tensor(self.lam * scale)
 
+    @property
+    def _middle(self) -> Middle | None:
+        """What is taken of matched units in place of their mean."""
+        centre = self.aggregate.centre
+        return None if centre is None else lambda leaf: centre(leaf, None)
+
     def _classes(self, state: State, who: Sequence[Client]) -> Tensor | None:
         place = {c: i for i, c in enumerate(state.clients)}
         return state.labels.cpu()[[place[c] for c in who]] if self.learner.loss.classification else None
@@ -201,11 +214,12 @@ class FeSEMMA:
     def tasks(self) -> Table:
         """Count labels once; train from the centre with the penalty; train what is above a matched layer."""
         classes = self.learner.outputs if self.learner.loss.classification else 0
-        hidden = range(len(self.chain.layers) - 1 if self.retrain_epochs else 0)
+        hidden = range(len(self.chain.layers) - 1 if self.matching.retrain_epochs else 0)
+        update = self.learner.train(self.implicit, self.begin)
         return {
             "count": count_labels(classes, self.learner.score_batch) if classes else near_centre.COUNT,
-            "update": self.learner.train(self.implicit, self.begin),
-            "warm": warm_task(self.learner, self.warm_epochs),
+            "update": update,
+            **self.start.tasks(self.learner, update),
             **{f"retrain.{layer}": self._above(layer) for layer in hidden},
         }
 
@@ -219,7 +233,7 @@ class FeSEMMA:
         def finish(carry: Carry) -> tuple[Message, None]:
             return {"model": {n: carry["model"][n] for n in first}}, None
 
-        fit = Fit((descent,), replace(self.learner.plan, epochs=self.retrain_epochs, steps=0))
+        fit = Fit((descent,), replace(self.learner.plan, epochs=self.matching.retrain_epochs, steps=0))
         task = self.learner.train(finish=finish, reply={"model": first})
         return replace(task, passes=(fit,), stream=f"retrain.{layer}", extra=1)
 

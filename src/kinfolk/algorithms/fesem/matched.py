@@ -64,6 +64,8 @@ def match_next(
     For retraining between layers: give `step.models` to the clients, let them train `chain.after(layer)`,
     stack what they return and match the next layer; end with `common_model`.
 
+    >>> from torch import nn
+    >>> from kinfolk.algorithms.fesem.chain import chain_of
     >>> chain = chain_of(nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1)))
     >>> stack = {"0.weight": torch.tensor([[[1.0], [5.0]], [[5.0], [1.0]]]), "0.bias": torch.zeros(2, 2),
     ...          "2.weight": torch.tensor([[[3.0, 4.0]], [[4.0, 3.0]]]), "2.bias": torch.zeros(2, 1)}
@@ -99,6 +101,8 @@ def cut_back(step: Step, chain: Chain, layer: int, width: int) -> Step:
 
     The assignment says -1 where a client's unit was cut off.
 
+    >>> from torch import nn
+    >>> from kinfolk.algorithms.fesem.chain import chain_of
     >>> chain = chain_of(nn.Sequential(nn.Linear(1, 3, bias=False), nn.Linear(3, 1, bias=False)))
     >>> stack = {"0.weight": torch.tensor([[[1.0], [2.0], [3.0]]] * 2), "1.weight": torch.ones(2, 1, 3)}
     >>> grown = Step(stack, {"0.weight": stack["0.weight"][0]}, torch.tensor([[0, 2], [1, 2]]))
@@ -128,6 +132,8 @@ def average_output(
     With `class_counts` [clients, classes], each class is averaged by who has seen it: n_jc / sum_j n_jc, and
     evenly where nobody has. Else by `weights` [clients], or evenly.
 
+    >>> from torch import nn
+    >>> from kinfolk.algorithms.fesem.chain import chain_of
     >>> chain = chain_of(nn.Linear(1, 2, bias=False))
     >>> stack = {"weight": torch.tensor([[[0.0], [0.0]], [[4.0], [4.0]]])}
     >>> average_output(stack, chain, torch.tensor([[3, 0], [1, 0]]))["weight"].T
@@ -158,6 +164,8 @@ def common_model(
     integers (counters of batches) the largest stays. With a `middle` it is taken of all these, and everybody
     counts alike.
 
+    >>> from torch import nn
+    >>> from kinfolk.algorithms.fesem.chain import chain_of
     >>> chain = chain_of(nn.Linear(1, 1))
     >>> weight = torch.tensor([[[1.0]], [[3.0]]])
     >>> common_model({"weight": weight, "bias": torch.zeros(2, 1), "n": torch.tensor([4, 9])}, chain)

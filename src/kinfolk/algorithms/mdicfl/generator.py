@@ -1,10 +1,10 @@
-"""Rows made out of a model alone: a small network learns to make inputs that the model takes for a class.
+"""Conditional generators, MD-ICFL-2: a small network learns to make inputs that a model takes for a class.
 
 Zhang et al.: Communication-efficient clustered federated learning via model distance. Machine Learning, 2024.
-Its MD-ICFL-2; the network is that of Zhu, Hong, Zhou: Data-free knowledge distillation for heterogeneous
-federated learning. ICML 2021, with rows in place of features:
+The network is that of Zhu, Hong, Zhou: Data-free knowledge distillation for heterogeneous federated learning.
+ICML 2021, with rows in place of features:
 
-    [noise, label as one of C] -> hidden, BatchNorm, ReLU -> row
+    [noise, one-hot label] -> hidden, BatchNorm, ReLU -> row
 
 One network for each model; all learn in one optimisation, every tensor with the models in front.
 """
@@ -12,16 +12,16 @@ One network for each model; all learn in one optimisation, every tensor with the
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kinfolk.algorithms.mdicfl.back_search import Adam, Prior, batchable, labels, losses, repeat
-from kinfolk.algorithms.mdicfl.input_gradient import rows_innermost
+from kinfolk.algorithms.mdicfl.pseudo import PseudoRows
+from kinfolk.errors import at_least
+from kinfolk.learning.inputs import costs_of, minimise
 from kinfolk.learning.learner import Learner
 from kinfolk.streams import RoundContext
 from kinfolk.types import Tree
@@ -32,37 +32,40 @@ TRAINED = ("weight1", "scale", "shift", "weight2", "bias2")
 
 
 @dataclass(frozen=True)
-class Generators:
+class Generator:
     """A conditional generator for each of K models."""
 
-    samples: int = 30  # M: rows for each class
     iterations: int = 1000
     lr: float = 0.01
     batch: int = 100
     noise: int = 16  # numbers from N(0, 1) beside the label
     hidden: int = 0  # width; 0: 512 for images of three channels or more, 256 for anything else
     output: Literal["tanh", "none"] = "tanh"  # tanh where inputs lie in [-1, 1]
-    warm_start: bool = False  # go on from the networks of the round before
-    diversity_weight: float = 0.0  # against rows of a class that are all alike
-    # What BatchNorm goes by when rows are drawn: means "running" since training began, or of the "batch".
-    statistics: Literal["running", "batch"] = "running"
-    prior: Prior = field(default_factory=Prior)
+    warm: bool = False  # go on from the networks of the round before
+
+    def __post_init__(self) -> None:
+        for name, least in {"iterations": 0, "lr": 0, "batch": 2, "noise": 1, "hidden": 0}.items():
+            at_least(f"algorithm.generator.{name}", getattr(self, name), least)
 
     def draw(
-        self, learner: Learner, models: Tree, shape: tuple[int, ...], turn: RoundContext, kept: Tree
+        self,
+        wanted: PseudoRows,
+        learner: Learner,
+        models: Tree,
+        shape: tuple[int, ...],
+        turn: RoundContext,
+        kept: Tree,
     ) -> tuple[Tensor, Tree]:
         """Rows [K, classes * samples, *shape] of K models, class after class; and the networks to keep."""
         k, device = len(next(iter(models.values()))), next(iter(models.values())).device
         nets = kept or {n: t.to(device) for n, t in self.first(k, learner.outputs, shape, turn).items()}
         nets = {n: t.clone() for n, t in nets.items()}
-        self.train(nets, learner, models, shape, turn)
-        y = labels(learner.outputs, self.samples).expand(k, -1)
+        self.train(wanted, nets, learner, models, shape, turn)
+        y = wanted.labels(learner.outputs).expand(k, -1)
         noise = _normal((len(y[0]), self.noise), k, turn, "draw")
-        drawn = {n: t.clone() for n, t in nets.items()}  # by the batch, running means would follow
-        by_batch = self.statistics == "batch"
         with torch.no_grad():
-            x = self.rows(drawn, noise.to(device), y.to(device), learner.outputs, shape, training=by_batch)
-        return x, nets if self.warm_start else {}
+            x = self.rows(nets, noise.to(device), y.to(device), learner.outputs, shape, training=False)
+        return x, nets if self.warm else {}
 
     def first(self, k: int, classes: int, shape: tuple[int, ...], turn: RoundContext) -> Tree:
         """Fresh networks, every leaf [K, ...], with the first weights that `torch.nn` would give layers."""
@@ -86,7 +89,7 @@ class Generators:
     def rows(
         self, nets: Tree, noise: Tensor, y: Tensor, classes: int, shape: tuple[int, ...], training: bool
     ) -> Tensor:
-        """What the networks make of noise [K, rows, noise] and labels [K, rows]; BatchNorm's means follow."""
+        """Rows out of noise [K, rows, noise] and labels [K, rows]; in training BatchNorm's means follow."""
         asked = (y[..., None] == torch.arange(classes, device=y.device)).to(noise)
         z = torch.cat([noise, asked], -1)
         h = torch.baddbmm(nets["bias1"][:, None], z, nets["weight1"].transpose(1, 2))
@@ -99,45 +102,31 @@ class Generators:
         return (x.tanh() if self.output == "tanh" else x).reshape(k, rows, *shape)
 
     def train(
-        self, nets: Tree, learner: Learner, models: Tree, shape: tuple[int, ...], turn: RoundContext
+        self,
+        wanted: PseudoRows,
+        nets: Tree,
+        learner: Learner,
+        models: Tree,
+        shape: tuple[int, ...],
+        turn: RoundContext,
     ) -> None:
-        """Let the networks learn, in place: CE(h(model; x), y) + prior, y drawn evenly."""
+        """Let the networks learn, in place: CE(h(model; x), y) + the pull, y drawn uniformly."""
         k, device = len(nets["scale"]), nets["scale"].device
         noise = _normal((self.iterations, self.batch, self.noise), k, turn, "train").transpose(0, 1)
-        wanted = _even((self.iterations, self.batch), learner.outputs, k, turn).transpose(0, 1)
-        noise, wanted = noise.to(device).contiguous(), wanted.to(device).contiguous()
-        together = batchable(learner, models, torch.zeros(k, 1, *shape, device=device))
-        adam = Adam([nets[n] for n in TRAINED], self.lr)
+        labels = _uniform((self.iterations, self.batch), learner.outputs, k, turn).transpose(0, 1)
+        noise, labels = noise.to(device).contiguous(), labels.to(device).contiguous()
+        costs = costs_of(learner, models, wanted.cost(learner), torch.zeros(k, 1, *shape, device=device))
         now = torch.zeros(1, dtype=torch.int64, device=device)
 
-        def step() -> None:
-            e, y = noise.index_select(0, now)[0], wanted.index_select(0, now)[0]
-            leaves = {n: nets[n].detach().requires_grad_() for n in TRAINED}
-            with torch.enable_grad():
-                x = self.rows({**nets, **leaves}, e, y, learner.outputs, shape, training=True)
-                # Models do not mix, so that the sum's gradient is each one's own.
-                total = losses(learner, models, x, y, self.prior, together).mean(1).sum()
-                if self.diversity_weight:
-                    total = total + self.diversity_weight * alikeness(x, e).sum()
-            adam.step(torch.autograd.grad(total, list(leaves.values())))
-            now.add_(1)
+        def loss(leaves: list[Tensor]) -> Tensor:
+            e, y = noise.index_select(0, now)[0], labels.index_select(0, now)[0]
+            own = {**nets, **dict(zip(TRAINED, leaves, strict=True))}
+            x = self.rows(own, e, y, learner.outputs, shape, training=True)
+            # Models do not mix, so that the sum's gradient is each one's own.
+            return costs(x, y).mean(1).sum()
 
-        with nullcontext() if device.type == "cuda" else rows_innermost():
-            repeat(step, self.iterations, [*nets.values(), *adam.tensors, now])
-
-
-def alikeness(x: Tensor, noise: Tensor) -> Tensor:
-    """How alike rows x [K, rows, ...] are that were made of unlike noise [K, rows, noise]: [K], in (0, 1].
-
-    exp(-mean over pairs of (mean |x_i - x_j|) (mean (e_i - e_j)^2)), as in Zhu et al. 2021.
-
-    >>> alikeness(torch.ones(1, 3, 2), torch.eye(3)[None])
-    tensor([1.])
-    """
-    flat = x.flatten(2)
-    apart = torch.cdist(flat, flat, p=1) / flat.shape[-1]
-    unlike = (noise[:, :, None] - noise[:, None]).square().mean(-1)
-    return (-(apart * unlike).mean((1, 2))).exp()
+        params, rest = [nets[n] for n in TRAINED], [nets["mean"], nets["variance"], now]
+        minimise(loss, params, self.lr, self.iterations, after=lambda: now.add_(1), changed=rest)
 
 
 def _normal(size: tuple[int, ...], k: int, turn: RoundContext, use: str) -> Tensor:
@@ -146,7 +135,7 @@ def _normal(size: tuple[int, ...], k: int, turn: RoundContext, use: str) -> Tens
     return torch.stack(draws)
 
 
-def _even(size: tuple[int, ...], classes: int, k: int, turn: RoundContext) -> Tensor:
+def _uniform(size: tuple[int, ...], classes: int, k: int, turn: RoundContext) -> Tensor:
     """Labels, all equally likely, [K, *size]."""
     words = ("pseudo", turn.round)
     streams = [turn.seed.torch(*words, j, "labels") for j in range(k)]

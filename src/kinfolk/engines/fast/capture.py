@@ -1,4 +1,4 @@
-"""A pass over rows as a CUDA graph: one step is recorded, then replayed without a word from the host.
+"""A pass over rows as a CUDA graph: one step is recorded, then replayed without the host.
 
 Everything a recorded step reads or writes lies at a fixed address: the carry of the chunk, the
 optimisers' states, the plan and the number of the step, which the step itself counts up, and the rows:
@@ -40,7 +40,7 @@ LONGEST_WHOLE = 8
 # How often a pattern of steps must have come before: so many launches take as long as the recording.
 WORTH_WHOLE = 32
 # Whole passes that are kept, so that their graphs take little memory. The first ones to come again stay: if
-# they gave way to others, clients who are drawn anew in every round would have the host record for ever.
+# they gave way to others, clients that are sampled in every round would have the host record forever.
 MOST_WHOLE = 4
 # Patterns that are counted at a time: those of a round, one for each chunk, and some more.
 _COUNTED = 64
@@ -226,7 +226,7 @@ def _base(t: Tensor) -> Tensor:
 
 
 def _copy(to: Message, new: Message) -> None:
-    """Write what differs; a part that a step adds can not be kept at a fixed address."""
+    """Write what differs; a part that a step adds cannot be kept at a fixed address."""
     for key, value in new.items():
         mine = to[key]
         pairs = [(mine[n], t) for n, t in value.items()] if isinstance(value, dict) else [(mine, value)]

@@ -265,7 +265,7 @@ def _trial(call: Call) -> dict[str, float]:
 
         try:
             took[name] = _milliseconds(go)
-        except RuntimeError:  # out of memory for the columns, or a shape the form can not do
+        except RuntimeError:  # out of memory for the columns, or a shape the form cannot do
             took[name] = math.inf
     return took
 

@@ -26,7 +26,7 @@ _MAKERS = {
     _aten.arange.default,
     _aten.scalar_tensor.default,
 }
-# Numbers in a result that is kept rather than made anew in every step.
+# Numbers in a result that is kept rather than computed again in every step.
 _MOST_KEPT = 1 << 16
 
 
@@ -65,7 +65,7 @@ class _Watched(Interpreter):
 def keep_constants(made: GraphModule, given: Sequence[Tensor]) -> None:
     """Work out once what depends on shapes alone: the slope of a mean, zeros to add to."""
     constant: set[Node] = set()
-    spoilt = {
+    written = {
         shown(arg)
         for node in made.graph.nodes
         if isinstance(node.target, OpOverload) and node.target._schema.is_mutable
@@ -74,7 +74,7 @@ def keep_constants(made: GraphModule, given: Sequence[Tensor]) -> None:
     for node in made.graph.nodes:
         if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
             continue
-        if torch.Tag.nondeterministic_seeded in node.target.tags or shown(node) in spoilt:
+        if torch.Tag.nondeterministic_seeded in node.target.tags or shown(node) in written:
             continue
         inputs = node.all_input_nodes
         if node.target in _MAKERS or (inputs and all(n in constant for n in inputs)):

@@ -1,7 +1,7 @@
 """Lanes: queues of a CUDA device that work side by side, each with recordings and memory of its own.
 
-PyTorch's allocator hands memory out anew as soon as the host lets go of it, on the word of the one queue
-that it was made in. Two rules make that safe: a lane begins only after all that was queued before on the
+PyTorch's allocator reuses memory as soon as the host lets go of it, ordered only within the queue that it was
+made in. Two rules make that safe: a lane begins only after all that was queued before on the
 engine's own queue, and whoever starts a lane holds on to what it reads until the engine's queue waits for
 it.
 """

@@ -52,7 +52,7 @@ class Traced:
 
 
 class Traces:
-    """Traced gradients by descent and shapes. What can not be traced is computed as it always was."""
+    """Traced gradients by descent and shapes. What cannot be traced is computed as it always was."""
 
     def __init__(self) -> None:
         self._asked: dict[Any, int] = {}
@@ -124,7 +124,7 @@ class Traces:
 
 
 def _trace(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: bool) -> GraphModule | None:
-    """The operations of one step on inputs laid out flat; None if the objective can not be traced."""
+    """The operations of one step on inputs laid out flat; None if the objective cannot be traced."""
     shape = [(key, name) for key, name, _ in leaves(carry)]
 
     def flat(*given: Tensor) -> list[Tensor]:
@@ -148,7 +148,7 @@ def _trace(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: b
     given = [*(t.clone() for t in buffers.values()), *held, *rows]
     try:
         made = make_fx(flat)(*given)
-    except Exception:  # whatever a user's objective does that can not be traced
+    except Exception:  # whatever a user's objective does that cannot be traced
         return None
     remove_noops(made.graph)
     keep_constants(made, given)

@@ -1,65 +1,53 @@
-"""Labels as clients tell them or use them: counts, the law p_i of own rows, a choice of clusters by it."""
+"""Strong privacy: a client chooses its cluster itself, and may answer at random.
+
+Randomised response: the choice with probability e^eps / (e^eps + K - 1), else one of the others. Its coins
+come from a secret of the client's own.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import secrets
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms.blocks.output_distance import nearest_cluster
-from kinfolk.task import Batch, Carry, ClientInfo, FloatSpec, IntSpec, Peer, Plan, Scan, Task
+from kinfolk.algorithms.blocks.label_counts import label_scan, no_labels
+from kinfolk.algorithms.mdicfl.label_distribution import distribution
+from kinfolk.algorithms.mdicfl.output_distance import nearest_cluster
+from kinfolk.task import Carry, ClientInfo, IntSpec, Peer, PeerTask, Task
 from kinfolk.types import Message
 
-# A coin that was never thrown, or has served: whoever holds it has no answer to give.
+# A coin that was never thrown, or is used up: whoever holds it gives no answer.
 SPENT = -1.0
 # Bytes of the secret that a client's coins are made of.
 SECRET = 32
 
 
-def count_labels(classes: int, batch: int) -> Task:
-    """A task: how many training rows of each class there are; as floats, whose range the guard checks."""
-    sweep = Scan(_count_labels, Plan(batch, shuffle=False))
-    expected = {"labels": FloatSpec((classes,), low=0)}
-    return Task(_no_labels(classes), lambda carry: ({"labels": carry["counts"]}, None), (sweep,), expected)
-
-
-def law_task(classes: int, batch: int) -> Task:
-    """A task: the label law p_i of the client's training rows."""
-    sweep = Scan(_count_labels, Plan(batch, shuffle=False))
-    start = _no_labels(classes)
-    return Task(
-        start, lambda carry: ({"law": _law(carry)}, None), (sweep,), {"law": FloatSpec((classes,), 0, 1)}
-    )
-
-
 def choose_task(classes: int, k: int, batch: int, epsilon: float) -> Task:
-    """A task: s_i = argmin_k p_i . d_ik, by the client's own labels, told as it is or at random."""
-    none = _no_labels(classes)
+    """A task: s_i = argmin_k p_i . d_ik, by the client's own labels; with an epsilon, randomised."""
+    none = no_labels(classes)
 
     def start(message: Message, memory: Message, facts: ClientInfo) -> Carry:
         coin = memory if epsilon else {}
         return {**none(message, memory, facts), "distances": message["distances"], **coin}
 
     def finish(carry: Carry) -> tuple[Message, Message | None]:
-        choice = nearest_cluster(carry["distances"], _law(carry))
+        choice = nearest_cluster(carry["distances"], distribution(carry))
         if not epsilon:
             return {"choice": choice}, None
         answer = respond(choice, carry["coin"], epsilon, k)
         spent = {"coin": torch.full_like(carry["coin"], SPENT)}
         return {"choice": answer}, {**{n: carry[n] for n in ("secret", "thrown")}, **spent}
 
-    sweep = Scan(_count_labels, Plan(batch, shuffle=False))
-    return Task(start, finish, (sweep,), {"choice": IntSpec(0, k)})
+    return Task(start, finish, (label_scan(batch),), {"choice": IntSpec(0, k)})
 
 
 def respond(choice: Tensor, coin: Tensor, epsilon: float, k: int) -> Tensor:
     """Randomised response: the choice with probability e^eps / (e^eps + K - 1), else any other, evenly.
 
-    `coin` is two numbers in [0, 1); one that is spent gives -1, which is no answer.
+    `coin` is two numbers in [0, 1); one that is spent gives -1, which the guard rejects.
 
     >>> respond(torch.tensor(2), torch.tensor([0.99, 0.1]), 0.5, 4), respond(
     ...     torch.tensor(2), torch.tensor([0.1, 0.1]), 0.5, 4)
@@ -70,6 +58,14 @@ def respond(choice: Tensor, coin: Tensor, epsilon: float, k: int) -> Tensor:
     other = other + (other >= choice).long()
     answer = torch.where(coin[0] < truly, choice, other)
     return torch.where(coin[0] == SPENT, torch.full_like(answer, -1), answer)
+
+
+def coin_tasks() -> dict[str, PeerTask]:
+    """Tasks that send nothing: draw a secret, throw the coin of the round."""
+    return {
+        "secret": PeerTask(lambda memory, me: {}, lambda inbox, memory, me: with_secret(memory)),
+        "coin": PeerTask(lambda memory, me: {}, lambda inbox, memory, me: throw(memory, me)),
+    }
 
 
 def no_coin() -> Message:
@@ -102,22 +98,3 @@ def throw(memory: Message, me: Peer) -> Message:
     words = [int.from_bytes(drawn[i : i + 3], "big") / 2**24 for i in (0, 3)]
     coin = torch.tensor(words).to(memory["coin"])
     return {**memory, "coin": coin, "thrown": torch.full_like(memory["thrown"], me.turn.round)}
-
-
-def _no_labels(classes: int) -> Any:
-    def start(message: Message, memory: Message, facts: ClientInfo) -> Carry:
-        # Zeros made of the client's own number of rows: each client has its own from the beginning.
-        none = facts.rows * 0.0
-        return {"counts": torch.zeros(classes, device=none.device) + none, "rows": facts.rows}
-
-    return start
-
-
-def _count_labels(carry: Carry, batch: Batch) -> Carry:
-    seen = batch.y[:, None] == torch.arange(len(carry["counts"]), device=batch.y.device)
-    return {**carry, "counts": carry["counts"] + batch.sum(seen.to(carry["counts"]))}
-
-
-def _law(carry: Carry) -> Tensor:
-    law: Tensor = carry["counts"] / carry["rows"].clamp(min=1)
-    return law

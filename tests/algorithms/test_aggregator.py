@@ -10,14 +10,18 @@ import torch
 from scipy.stats import trim_mean
 from turned import turned
 
-from kinfolk.algorithms.blocks.aggregator import GroupMiddles, group_fold
+from kinfolk.algorithms.blocks.aggregator import Aggregator, RobustGroupMean
 from kinfolk.algorithms.blocks.many_models import GroupMeans
+from kinfolk.algorithms.blocks.start import Start
 from kinfolk.algorithms.clustered_fl import ClusteredFL
 from kinfolk.algorithms.clustered_hdbscan import ClusteredHDBSCAN
 from kinfolk.algorithms.fesem.fesem import FeSEM
 from kinfolk.algorithms.hypcluster import HypCluster
 from kinfolk.algorithms.ifca import IFCA
+from kinfolk.algorithms.mdicfl.back_search import BackSearch
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
+from kinfolk.algorithms.mdicfl.pseudo import PseudoRows
+from kinfolk.algorithms.mdicfl.start import HeldStart
 from kinfolk.algorithms.robust import Robust
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
@@ -44,7 +48,7 @@ def places(chunk: Stack) -> torch.Tensor:
 
 
 def folded(mean, trim=0.1, weights="uniform", parts=(range(9), range(9, 23))):
-    by = group_fold(mean, trim, "model", KEEP, weights, places)
+    by = Aggregator(mean, trim, weights).fold(KEEP, places)
     total = by.begin()
     for rows in parts:
         total = by.add(total, chunk(list(rows)))
@@ -103,7 +107,7 @@ def test_how_replies_arrive_does_not_matter(mean, weights):
 
 def test_nobody_and_members_without_rows_leave_the_models():
     assert folded("median", parts=[])[0] is KEEP
-    by = group_fold("median", 0.1, "model", KEEP, "size", places)
+    by = Aggregator("median", weights="size").fold(KEEP, places)
     empty = Stack(chunk([0, 1]).clients, torch.zeros(2, dtype=torch.int64), chunk([0, 1]).body)
     models, member, mass = by.end(by.add(by.begin(), empty))
     assert message_difference(models, KEEP, 0) == ""
@@ -112,27 +116,42 @@ def test_nobody_and_members_without_rows_leave_the_models():
 
 
 def test_the_plain_mean_stays_the_fold_that_sums():
-    assert isinstance(group_fold("mean", 0.1, "model", KEEP, "size", places), GroupMeans)
-    assert isinstance(group_fold("trimmed", 0.1, "model", KEEP, "size", places), GroupMiddles)
+    assert isinstance(Aggregator("mean").fold(KEEP, places), GroupMeans)
+    assert isinstance(Aggregator("trimmed").fold(KEEP, places), RobustGroupMean)
 
 
 METHODS = {
-    "fesem": lambda learner, **more: FeSEM(learner, k=2, restarts=3, warm_epochs=2, **more),
+    "fesem": lambda learner, **more: FeSEM(learner, k=2, start=Start(restarts=3, warm_epochs=2), **more),
     "ifca": lambda learner, **more: IFCA(learner, k=2, **more),
     "hypcluster": lambda learner, **more: HypCluster(learner, k=2, **more),
     "clustered_fl": lambda learner, **more: ClusteredFL(learner, split_after=1, **more),
     "mdicfl": lambda learner, **more: MDICFL(
-        learner, k=2, shared_rounds=1, restarts=3, warm_epochs=2, samples=3, search_iterations=5, **more
+        learner,
+        k=2,
+        start=HeldStart("shared_kmeans", 2, 3, "body_directions", shared_rounds=1),
+        pseudo=PseudoRows(samples=3),
+        search=BackSearch(5),
+        **more,
     ),
     "clustered_hdbscan": lambda learner, **more: ClusteredHDBSCAN(learner, min_size=3, **more),
-    "robust": lambda learner, **more: Robust(learner, k=2, first_epochs=2, **{"mean": "mean", **more}),
+    "robust": lambda learner, **more: Robust(
+        learner, k=2, first_epochs=2, **{"aggregate": Aggregator(), **more}
+    ),
 }
+
+
+def aggregated(name, more):
+    """How each method is told how to aggregate."""
+    if not more:
+        return more
+    weights = "size" if name in ("hypcluster", "clustered_hdbscan") else "uniform"
+    return {"aggregate": Aggregator(more.get("mean", "mean"), more.get("trim", 0.1), weights)}
 
 
 @cache
 def centres(name, bad="nobody", **more):
     federation, _ = turned(2)
-    method = METHODS[name](toy.learner("mlp", federation), **more)
+    method = METHODS[name](toy.learner("mlp", federation), **aggregated(name, more))
     outcome = toy.play_rounds(method, federation, rounds=2, wrap=poisoned(bad), score=False)
     return outcome.state.centres
 
@@ -168,7 +187,9 @@ def test_a_poisoned_member_is_kept_out_of_the_middle(mean, most):
 
 def test_rounds_that_all_share_take_the_middle_too():
     federation, _ = turned(2)
-    method = MDICFL(toy.learner("mlp", federation), k=2, shared_rounds=1, mean="median")
+    method = MDICFL(
+        toy.learner("mlp", federation), start=HeldStart("shared_kmeans"), k=2, aggregate=Aggregator("median")
+    )
     clean, found = (
         toy.play_rounds(method, federation, rounds=1, wrap=poisoned(bad), score=False).state.centres
         for bad in ("nobody", "c03")
@@ -178,5 +199,5 @@ def test_rounds_that_all_share_take_the_middle_too():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_share_that_leaves_nobody_is_refused(name):
-    with pytest.raises(KinfolkError, match=r"algorithm.trim = 0.5: give 0 or more and less than 0.5"):
-        METHODS[name](toy.learner("mlp", toy.alike()), trim=0.5)
+    with pytest.raises(KinfolkError, match=r"trim = 0.5: give 0 or more and less than 0.5"):
+        METHODS[name](toy.learner("mlp", toy.alike()), **aggregated(name, {"trim": 0.5}))

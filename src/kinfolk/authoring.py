@@ -37,7 +37,7 @@ from kinfolk.task import (
     Task,
     TrainStep,
 )
-from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tree
+from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tree, tensor_of, tree_of
 
 __all__ = [
     "OPTIMISERS",
@@ -82,4 +82,6 @@ __all__ = [
     "exchange",
     "fold",
     "mean_of",
+    "tensor_of",
+    "tree_of",
 ]

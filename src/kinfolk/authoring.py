@@ -22,6 +22,9 @@ from kinfolk.script import (
     exchange,
     fold,
 )
+from kinfolk.shares import SCHEMES
+from kinfolk.shares.plain import Plain
+from kinfolk.shares.scheme import Scheme
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import (
     Batch,
@@ -42,6 +45,7 @@ from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tr
 __all__ = [
     "OPTIMISERS",
     "RULES",
+    "SCHEMES",
     "SCORES",
     "Algorithm",
     "Ask",
@@ -64,11 +68,13 @@ __all__ = [
     "Message",
     "PeerTask",
     "PerClient",
+    "Plain",
     "Plan",
     "Remembers",
     "RoundContext",
     "Rule",
     "Scan",
+    "Scheme",
     "Score",
     "Script",
     "Seed",

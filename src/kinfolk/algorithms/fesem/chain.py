@@ -141,10 +141,10 @@ def _calls(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             _refuse(*_owner(node, network), "it joins or branches; give a network that is one chain")
         if node.op == "call_module":
             name, module = str(node.target), network.get_submodule(str(node.target))
-            if name in seen:
-                _refuse(name, module, "it is called twice")
-            seen.add(name)
-            if not isinstance(module, EVEN_MODULES):
+            if not isinstance(module, EVEN_MODULES):  # those have no units, and may be called again
+                if name in seen:
+                    _refuse(name, module, "it is called twice")
+                seen.add(name)
                 yield name, module
         elif node.op not in ("placeholder", "output") and _word(node) not in EVEN:
             _refuse(

@@ -95,7 +95,7 @@ def import_(
     missing: Annotated[str, typer.Option(help="Missing values: refuse, drop or median.")] = "refuse",
     json_: AsJson = False,
 ) -> None:
-    """Check your own data, report what was found, and write the fast internal form."""
+    """Check your own data, report what they hold, and write the fast internal form."""
     from kinfolk.federation.own_data.load import load_own
     from kinfolk.federation.own_data.report import report_table
     from kinfolk.federation.own_data.store import write_store

@@ -115,12 +115,16 @@ def read_newcomers(
         client = client or (said.client_column if not Path(path).is_dir() else "") or None
     options: Any = {name: value for name, value in given.items() if value is not None}
     federation, report = load_own(path, client=client, seed=Seed(trained.spec.run.seed), **options)
-    mine, theirs = report.feature_names, trained.feature_names
+    _same_columns(report.feature_names, trained.feature_names)
+    return in_terms_of(federation, report.class_names, trained)
+
+
+def _same_columns(mine: Sequence[str], theirs: Sequence[str]) -> None:
+    """Refuse columns that are not the run's, in its order; rows without named columns are let through."""
     if mine and theirs and mine != theirs:
         at = next((pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]), None)
         told = f"{at[0]!r} stands where the run has {at[1]!r}" if at else f"the run has {len(theirs)}"
         raise KinfolkError("--data", list(mine), f"give the columns of the run in its order; {told}")
-    return in_terms_of(federation, report.class_names, trained)
 
 
 def in_terms_of(federation: Federation, names: Sequence[str], trained: Trained) -> Federation:

@@ -28,14 +28,19 @@ def batches(plan: Plan, n: int, draw: np.random.Generator) -> list[Rows]:
     usable = n > 0 and not (plan.drop_single and n == 1)
     epoch = 0
     while usable and (len(out) < plan.steps if plan.steps else epoch < plan.epochs):
-        order = draw.permutation(n) if plan.shuffle else np.arange(n)
-        cuts = [order[i : i + size] for i in range(0, n, size)]
-        last = len(cuts[-1])
-        if (plan.drop_last and last < size) or (plan.drop_single and size > 1 and last == 1):
-            cuts.pop()
-        out.extend(cuts)
+        out.extend(_epoch(plan, n, size, draw))
         epoch += 1
     return out[: plan.steps] if plan.steps else out
+
+
+def _epoch(plan: Plan, n: int, size: int, draw: np.random.Generator) -> list[Rows]:
+    """One pass over all rows, without a last batch that is to be dropped."""
+    order = draw.permutation(n) if plan.shuffle else np.arange(n)
+    cuts = [order[i : i + size] for i in range(0, n, size)]
+    last = len(cuts[-1])
+    if (plan.drop_last and last < size) or (plan.drop_single and size > 1 and last == 1):
+        cuts.pop()
+    return cuts
 
 
 def few(plan: Plan, n: int, draw: np.random.Generator) -> Rows | None:

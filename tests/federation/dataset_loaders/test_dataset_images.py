@@ -229,11 +229,11 @@ def test_sign_photos_that_lack_or_spoil_are_named(tmp_path):
     for d in range(9):
         (tmp_path / str(d)).mkdir()
         (tmp_path / str(d) / "IMG_1.JPG").write_bytes(photo(50, (64, 64)))
-    with pytest.raises(KinfolkError, match=r"'9/\*\.JPG': is missing"):
+    with pytest.raises(KinfolkError, match=r"/9/\*\.JPG': is missing"):
         sign.official(tmp_path)
     (tmp_path / "9").mkdir()
     (tmp_path / "9" / "IMG_2.JPG").write_bytes(photo(50, (640, 640))[:300])
-    with pytest.raises(KinfolkError, match=r"'9/IMG_2\.JPG': not used"):
+    with pytest.raises(KinfolkError, match=r"/9/IMG_2\.JPG': not used"):
         sign.official(tmp_path)
     (tmp_path / "copy" / "3").mkdir(parents=True)
     (tmp_path / "copy" / "3" / "IMG_1.JPG").write_bytes(b"")

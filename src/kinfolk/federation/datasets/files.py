@@ -6,6 +6,7 @@ import bz2
 import gzip
 import hashlib
 import io
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -19,15 +20,31 @@ from types import TracebackType
 from kinfolk.errors import KinfolkError
 
 _TARS = (".tar.gz", ".tgz", ".tar")
+# What readers of archives, arrays, tables and images are known to raise, by kind of file and of damage.
+UNREADABLE = (
+    *(OSError, EOFError, ValueError, TypeError, KeyError, IndexError, SyntaxError, NotImplementedError),
+    *(zlib.error, struct.error, zipfile.BadZipFile, tarfile.TarError),
+    *(MemoryError, OverflowError, RuntimeError),
+)
+
+
+def short(path: object) -> str:
+    """A path that an error can show whole: its end, where the names are.
+
+    >>> short(Path("data/ann.csv")), len(short("x" * 300 + "/ann.csv"))
+    ('data/ann.csv', 72)
+    """
+    shown = str(path)
+    return shown if len(shown) <= 72 else "..." + shown[-69:]
 
 
 def bad_file(path: Path | str, remedy: str) -> KinfolkError:
-    """An error about one file, called by its folder and name so that a long path does not hide them.
+    """An error about one file.
 
-    >>> str(bad_file(Path("cache/mnist/train-images"), "is cut short"))
+    >>> str(bad_file(Path("mnist/train-images"), "is cut short"))
     "data.file = 'mnist/train-images': is cut short"
     """
-    return KinfolkError("data.file", "/".join(Path(path).parts[-2:]), remedy)
+    return KinfolkError("data.file", short(path), remedy)
 
 
 def missing_file(path: Path | str) -> KinfolkError:
@@ -39,11 +56,11 @@ def missing_file(path: Path | str) -> KinfolkError:
     return bad_file(path, "is missing; fetch it or add it")
 
 
-def corrupt(path: Path | str, wrong: str, remedy: str = "get it again") -> KinfolkError:
+def corrupt(path: Path | str, wrong: str, remedy: str = "replace it") -> KinfolkError:
     """An error about a file that is there and cannot be used.
 
     >>> str(corrupt("mnist/train-images", "it is empty"))
-    "data.file = 'mnist/train-images': not used: it is empty; get it again"
+    "data.file = 'mnist/train-images': not used: it is empty; replace it"
     """
     return bad_file(path, f"not used: {wrong}; {remedy}")
 
@@ -55,17 +72,15 @@ def reading(path: Path | str) -> Iterator[None]:
     >>> with reading("mnist/t10k-labels.gz"):
     ...     raise EOFError("ended early")
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: data.file = 'mnist/t10k-labels.gz': not used: ended early; get it again
+    kinfolk.errors.KinfolkError: data.file = 'mnist/t10k-labels.gz': not used: ended early; replace it
     """
-    # The types that gzip, bz2, zip, tar, npy, mat and image readers are known to raise.
-    known = (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, SyntaxError, NotImplementedError)
-    archives = (zlib.error, zipfile.BadZipFile, tarfile.TarError, MemoryError, OverflowError)
     try:
         yield
     except FileNotFoundError as error:
         raise missing_file(path) from error
-    except (*known, *archives) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except UNREADABLE as error:
+        said = str(getattr(error, "strerror", None) or error)
+        reason = said.splitlines()[0][:120] if said else type(error).__name__
         reason = f"it has no {reason}" if isinstance(error, KeyError) else reason
         raise corrupt(path, reason) from error
 

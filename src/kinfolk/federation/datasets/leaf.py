@@ -46,7 +46,7 @@ def users(data: bytes, file: Path, test: bool = False) -> Iterator[User]:
     >>> list(users(text, Path("all_0.json")))
     Traceback (most recent call last):
     ...
-    kinfolk.errors.KinfolkError: data.file = 'all_0.json': not used: user 'ann' has 2 x and 1 y; get it again
+    kinfolk.errors.KinfolkError: data.file = 'all_0.json': not used: user 'ann' has 2 x and 1 y; replace it
     """
     with reading(file):
         found = json.loads(data)

@@ -16,7 +16,7 @@ def read_mat(archive: Archive, name: str, *keys: str) -> list[Array]:
     ...     read_mat(archive, "a.mat", "X")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    kinfolk.errors.KinfolkError: data.file = '.../a.mat': not used: Unknown mat file type, ...; get it again
+    kinfolk.errors.KinfolkError: data.file = '.../a.mat': not used: Unknown mat file type, ...; replace it
     """
     from scipy.io import loadmat  # slow to import, wanted by two data sets only
     from scipy.io.matlab import MatReadError

@@ -24,17 +24,35 @@ def read_npz(file: Path | io.BytesIO, name: Path | str, *keys: str) -> dict[str,
     [0, 1, 2]
     >>> read_npz(file, "a.npz", "x")
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: data.file = 'a.npz': not used: has no array 'x', only y; get it again
+    kinfolk.errors.KinfolkError: data.file = 'a.npz': not used: has no array 'x', only y; replace it
     """
     arrays: dict[str, Array] = {}
+    inside = npz_names(file, name)
     with reading(name), zipfile.ZipFile(file) as archive:
-        inside = [member.removesuffix(".npy") for member in archive.namelist()]
         for key in keys or inside:
             if key not in inside:
-                raise ValueError(f"has no array {key!r}, only {', '.join(sorted(inside))}")
+                raise ValueError(f"has no array {key!r}, only {', '.join(inside)}")
             member = io.BytesIO(archive.read(f"{key}.npy"))
-            arrays[key] = np.lib.format.read_array(member, allow_pickle=False)
+            try:
+                arrays[key] = np.lib.format.read_array(member, allow_pickle=False)
+            except ValueError as error:
+                pickled = "allow_pickle" in str(error)
+                raise ValueError(
+                    f"array {key!r} is a pickle, never opened" if pickled else str(error)
+                ) from error
     return arrays
+
+
+def npz_names(file: Path | io.BytesIO, name: Path | str | None = None) -> list[str]:
+    """The names of the arrays in a .npz file, sorted.
+
+    >>> file = io.BytesIO()
+    >>> np.savez(file, y=np.arange(3), x=np.ones(3))
+    >>> npz_names(file)
+    ['x', 'y']
+    """
+    with reading(name or str(file)), zipfile.ZipFile(file) as archive:
+        return sorted(member.removesuffix(".npy") for member in archive.namelist())
 
 
 def undelta(delta: Array, name: Path | str) -> Array:

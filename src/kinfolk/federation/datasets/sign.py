@@ -47,7 +47,7 @@ def official(folder: Path) -> Rows:
     >>> official(Path("none"))
     Traceback (most recent call last):
     ...
-    kinfolk.errors.KinfolkError: data.file = '0/*.JPG': is missing; fetch it or add it
+    kinfolk.errors.KinfolkError: data.file = 'none/0/*.JPG': is missing; fetch it or add it
     """
     with Archive(folder) as archive:
         photos = _photos(archive)

@@ -23,7 +23,7 @@ def cells(text: str, name: Path | str, columns: Sequence[str]) -> list[list[str]
     [['1', 'a'], ['2', 'b']]
     >>> cells("1, a\\n2", "a", ["n", "letter"])
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: data.file = 'a': not used: line 2 has 1 columns instead of 2; get it again
+    kinfolk.errors.KinfolkError: data.file = 'a': not used: line 2 has 1 columns instead of 2; replace it
     """
     rows = []
     for number, line in enumerate(text.splitlines(), 1):

@@ -9,8 +9,10 @@ from pathlib import Path
 import pandas as pd
 
 from kinfolk.errors import KinfolkError
+from kinfolk.federation.datasets.files import short
+from kinfolk.federation.datasets.npz import npz_names, read_npz
 from kinfolk.federation.own_data.columns import choose_label, column_kind, table_part
-from kinfolk.federation.own_data.files import TABLES, inside, read_npz, read_table_file, short
+from kinfolk.federation.own_data.files import TABLES, inside, read_table_file
 from kinfolk.federation.own_data.gather import check_name, client_rows, gather
 from kinfolk.federation.own_data.images import read_images
 from kinfolk.federation.own_data.loaded import LoadedClients
@@ -72,9 +74,9 @@ def _clients(folder: Path) -> tuple[dict[str, Path], str, Counter[str]]:
 def _arrays(clients: Mapping[str, Path], label: str, missing: str, left_out: Counter[str]) -> LoadedClients:
     parts, types = {}, {"x": set[str](), label: set[str]()}
     for who, path in clients.items():
-        arrays, others = read_npz(path, ["x", label])
+        arrays = read_npz(path, path, "x", label)
         parts[who] = client_rows(who, arrays["x"], arrays[label])
-        left_out.update(f"arrays {name!r} of npz files" for name in others)
+        left_out.update(f"arrays {name!r} of npz files" for name in npz_names(path) if name not in arrays)
         for name, seen in types.items():
             seen.add(str(arrays[name].dtype))
     told = {name: ", ".join(sorted(seen)) for name, seen in types.items()}

@@ -11,8 +11,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError, near
+from kinfolk.federation.datasets.files import short
 from kinfolk.federation.own_data.columns import choose_label, table_part
-from kinfolk.federation.own_data.files import TABLES, check_columns, read_table_file, short
+from kinfolk.federation.own_data.files import TABLES, check_columns, read_table_file
 from kinfolk.federation.own_data.folder import column_types
 from kinfolk.federation.own_data.gather import gather
 from kinfolk.federation.own_data.loaded import ClientRows, LoadedClients

@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 
 from kinfolk.errors import KinfolkError, near
+from kinfolk.federation.datasets.files import UNREADABLE
 from kinfolk.federation.federation import client_names
 from kinfolk.federation.own_data.columns import label_values, table_part
 from kinfolk.federation.own_data.frame import client_ids, split_part
 from kinfolk.federation.own_data.gather import gather
-from kinfolk.federation.own_data.images import BROKEN, PIXELS, ImageHead, agree, pixels
+from kinfolk.federation.own_data.images import PIXELS, ImageHead, agree, pixels
 from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
 from kinfolk.federation.own_data.missing import check_missing
 
@@ -203,7 +204,7 @@ def _images(dataset: Any, column: str) -> tuple[Array, list[str]]:
 def _image(dataset: Any, column: str, i: int) -> Any:
     try:
         image = dataset[i][column]
-    except BROKEN as error:
+    except UNREADABLE as error:
         raise KinfolkError(f"data.{column}", f"row {i + 1}", "its image cannot be read; mend it") from error
     if image is None:
         raise KinfolkError(f"data.{column}", f"row {i + 1}", "has no image; leave the row out")

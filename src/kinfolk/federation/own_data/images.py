@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 import warnings
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own_data.files import inside, short, unreadable
+from kinfolk.federation.datasets.files import reading, short
+from kinfolk.federation.datasets.pictures import planes
+from kinfolk.federation.own_data.files import inside
 from kinfolk.federation.own_data.gather import gather
 from kinfolk.federation.own_data.labels import in_order
 from kinfolk.federation.own_data.loaded import ClientRows, LoadedClients
@@ -28,8 +28,6 @@ PIXELS = (2 / 255, -1.0)
 _GREY = ("1", "L", "LA")
 _COLOUR = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
 _ALPHA = ("LA", "RGBA", "PA")
-# What PIL raises, by kind of file and of damage.
-BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
 
 
 class ImageHead(NamedTuple):
@@ -76,8 +74,7 @@ def pixels(image: Image.Image, mode: str) -> NDArray[np.uint8]:
     """
     if image.mode == "P":  # by way of RGBA, as a palette may say which colour is clear
         image = image.convert("RGBA")
-    raw = np.asarray(image.convert(mode), dtype=np.uint8)
-    return raw[None] if raw.ndim == 2 else np.ascontiguousarray(np.moveaxis(raw, -1, 0))
+    return planes(image.convert(mode))
 
 
 def read_images(folders: Mapping[str, Path]) -> LoadedClients:
@@ -146,11 +143,8 @@ def _part(
     wide, high = heads[files[0][1]].size
     x = np.empty((len(files), 1 if mode == "L" else 3, high, wide), dtype=np.uint8)
     for i, (_, path) in enumerate(files):
-        with _opened(path) as image:
-            try:
-                x[i] = pixels(image, mode)
-            except BROKEN as error:
-                raise unreadable(path, error) from error
+        with reading(path), _opened(path) as image:
+            x[i] = pixels(image, mode)
     y = np.array([number[name] for name, _ in files], dtype=np.int64)
     return ClientRows(x, y, np.zeros(len(y), dtype=bool), np.arange(1, len(y) + 1, dtype=np.int64))
 
@@ -158,10 +152,10 @@ def _part(
 def _opened(path: Path) -> Image.Image:
     from PIL import Image
 
-    try:
-        with warnings.catch_warnings():
-            # PIL only warns of an image so large that it may be meant to fill the memory.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
+    with reading(path), warnings.catch_warnings():
+        # PIL only warns of an image so large that it may be meant to fill the memory.
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
             return Image.open(path)
-    except (*BROKEN, Warning, Image.DecompressionBombError) as error:
-        raise unreadable(path, error) from error
+        except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+            raise ValueError(str(error)) from error

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.errors import KinfolkError
+from kinfolk.federation.datasets.files import short
 from kinfolk.federation.federation import Federation
-from kinfolk.federation.own_data.files import TABLES, short
+from kinfolk.federation.own_data.files import TABLES
 from kinfolk.federation.own_data.folder import read_folder
 from kinfolk.federation.own_data.frame import read_table
 from kinfolk.federation.own_data.loaded import LoadedClients, federate

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
+from kinfolk.federation.datasets.files import short
 from kinfolk.federation.federation import SPLITS, Federation, Split
-from kinfolk.federation.own_data.files import short
 from kinfolk.federation.own_data.loaded import Array, LoadedClients, federate, loaded_of
 from kinfolk.federation.own_data.report import Report, inspect
 from kinfolk.federation.soundness import check

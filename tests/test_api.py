@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import kinfolk
+from kinfolk.experiment.spec import parse
 
 
 class Small(nn.Module):
@@ -54,6 +55,23 @@ def test_data_sets_and_pairs_are_the_same():
     sets = [TensorDataset(x, y) for x, y in pairs]
     by_pair, by_set = (kinfolk.run(Small, given, rounds=2).state.model for given in (pairs, sets))
     assert all(torch.equal(by_pair[name], by_set[name]) for name in by_pair)
+
+
+def test_settings_are_taken_as_they_are():
+    settings = {
+        "local.lr": np.float32(0.5),
+        "run.quorum": 0.0,
+        "local.drop_last": False,
+        "engine": {"name": "loop"},
+    }
+    spec = parse(
+        (kinfolk.run(Small, two_kinds(2), rounds=1, settings=settings).folder / "spec.toml").read_text()
+    )
+    assert (spec.local.lr, spec.local.drop_last, spec.engine.name) == (0.5, False, "loop")
+    with pytest.raises(kinfolk.KinfolkError, match=r"local\.lr = \[0\.1\]"):
+        kinfolk.run(Small, two_kinds(2), rounds=1, settings={"local.lr": (0.1,)})
+    with pytest.raises(kinfolk.KinfolkError, match=r"name it as section\.key"):
+        kinfolk.run(Small, two_kinds(2), rounds=1, settings={"lr": 0.1})
 
 
 def test_regression_finds_the_line():

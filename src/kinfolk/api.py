@@ -137,11 +137,7 @@ def _spec(network: Network, rounds: int, settings: Mapping[str, Any]) -> Experim
         model=ModelSpec(f"{source.__module__}:{getattr(source, '__qualname__', type(source).__name__)}"),
     )
     named = replace(named, run=replace(named.run, rounds=rounds))
-    return override(named, [f"{key}={_toml(value)}" for key, value in flat_options(settings).items()])
-
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return override(named, flat_options(settings))
 
 
 def compare(

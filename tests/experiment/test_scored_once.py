@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 from small_runs import SPEC, digits, go
 
+from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.experiment import run as room
 from kinfolk.experiment.record import read_scores
@@ -47,7 +48,7 @@ def test_scores_are_those_of_scoring_everybody(name, tmp_path, monkeypatch, aske
     if hasattr(result.state, "member"):  # one for each pair of a model and a group's test rows
         truth = digits(override(SPEC, changes).data, 0).truth.tolist()
         assert len(asked["centre"]) == len(set(zip(truth, result.state.member.tolist(), strict=True)))
-    monkeypatch.setattr(room, "score_everyone", lambda *given: score_everyone(*given[:-1]))
+    monkeypatch.setattr(room, "score_everyone", lambda *given, **more: score_everyone(*given[:-1], **more))
     whole = go(tmp_path / "all", *changes)
     assert all(len(who) == 6 for who in asked.values())
     pd.testing.assert_frame_equal(
@@ -72,3 +73,12 @@ def test_every_engine_scores_once(engine, tmp_path, asked):
     assert asked == alone
     a, b = (read_scores(tmp_path / name) for name in ("loop", "engine"))
     pd.testing.assert_frame_equal(a, b, rtol=1e-5)
+
+
+def test_a_run_builds_its_scoring_tasks_no_more_often_when_it_scores_more_often(tmp_path, monkeypatch):
+    built, build = [], FedAvg.eval_tasks
+    monkeypatch.setattr(FedAvg, "eval_tasks", lambda self: built.append(1) or build(self))
+    go(tmp_path / "few", "run.rounds=1")
+    few = len(built)
+    go(tmp_path / "many", "run.rounds=5")
+    assert len(built) == 2 * few

@@ -124,6 +124,7 @@ class Running:
         self.stage = Coordinator(engine, self.records.audit, absent, rows, self._afford)
         self.budget, self.ended = Budget.of(parts, self._warn), ""
         self.state = self.algorithm.init(self._here(parts.learner.first), self.clients, parts.seed)
+        self.scored = self.algorithm.eval_tasks()
         self.attackers = parts.attack.who if parts.attack else frozenset[Client]()
         self.done = self.saved = 0
         self.voids = 0
@@ -287,7 +288,8 @@ class Running:
         self.served, chosen = self._chosen()
         rows = self.parts.federation.splits[run.split]
         columns, self.summary = score_everyone(
-            self.algorithm, self.served, self.stage, turn, run.split, self.attackers, run.models, rows
+            *(self.algorithm, self.served, self.stage, turn, run.split, self.attackers, run.models, rows),
+            tasks=self.scored,
         )
         self.records.write_scores(self.done, columns)
         return chosen

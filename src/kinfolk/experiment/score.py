@@ -17,7 +17,7 @@ from kinfolk.scores import about, summary
 from kinfolk.script import Algorithm, Ask, Groups
 from kinfolk.streams import RoundContext
 from kinfolk.task import Task
-from kinfolk.types import Client, Message, PerClient, Stack, map_leaves
+from kinfolk.types import Client, Message, PerClient, Stack, map_leaves, tensor_of
 
 Columns = dict[str, list[Any]]
 Groupings = dict[str, Any]
@@ -32,25 +32,28 @@ def score_everyone(
     without: Container[Client] = (),
     models: str = "all",
     rows: Split | None = None,
+    *,
+    tasks: Mapping[str, Task] | None = None,
 ) -> tuple[Columns, dict[str, Any]]:
     """(tidy columns for the records, summary by kind of model and score); drop-outs are scored too.
 
     Those of `without` are left out: how well attackers are served is nobody's concern. An algorithm may
     have several models for a client, some of which cost as much as a round; `models` = "first" takes one.
     With `rows`, the split that is scored, clients with the same model and the same rows are scored once.
+    `tasks` are what `eval_tasks` gave before; a run builds them once.
     """
     columns: Columns = {name: [] for name in ("client", "model", "split", "score", "value", "rows")}
     over_all: dict[str, Any] = {}
     who = tuple(c for c in turn.clients if c not in without)
     shared, each = algorithm.eval_inputs(state, who)
-    for kind, task in list(algorithm.eval_tasks().items())[: 1 if models == "first" else None]:
+    for kind, task in list((tasks or algorithm.eval_tasks()).items())[: 1 if models == "first" else None]:
         instead = stand_ins(task, each, who, rows.of.tolist() if rows else range(len(turn.clients)), turn)
         asked = tuple(sorted(set(instead.values())))
         got: Stack = stage.perform(Ask(f"score.{kind}", asked, shared, each), turn, rehearse=False)
         scored, body = _for_all(got, instead)
         if not scored:
             continue
-        count = body["rows"].cpu().numpy()
+        count = tensor_of(body, "rows").cpu().numpy()
         over_all[kind] = {}
         for score, values in metrics.scores(body).items():
             _add(columns, scored, kind, split, score, values, count)

@@ -19,6 +19,7 @@ from kinfolk.algorithms.options import flat_options
 from kinfolk.engines.choose import engine_names
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError, near
+from kinfolk.experiment.record import plain
 from kinfolk.experiment.sections import (
     CHOICES,
     RANGES,
@@ -132,20 +133,30 @@ def parse(text: str, source: str = "spec") -> Experiment:
     return _build(_read(text, source))
 
 
-def override(spec: Experiment, changes: Sequence[str]) -> Experiment:
-    """The same experiment with some settings changed, each written as `section.key=value`.
+def override(spec: Experiment, changes: Sequence[str] | Mapping[str, Any]) -> Experiment:
+    """The same experiment with some settings changed, each written as `section.key=value`, or values by name.
 
+    >>> override(Experiment(), {"local.lr": 0.05}).local.lr
+    0.05
     >>> override(Experiment(), ["local.lr=0.05", "algorithm.name=ifca", "algorithm.k=2"]).algorithm
     AlgorithmSpec(name='ifca', options={'k': 2})
     """
     tables = _tables(spec)
-    for change in changes:
-        name, equals, text = change.partition("=")
+    named = changes if isinstance(changes, Mapping) else dict(map(_change, changes))
+    for name, value in named.items():
         section, dot, key = (part.strip() for part in name.partition("."))
-        if not (equals and dot and section and key):
-            raise KinfolkError("--set", change, "write section.key=value, as in local.lr=0.05")
-        tables.setdefault(section, {})[key] = _value(text, f"{section}.{key}")
+        if not (dot and section and key):
+            raise KinfolkError("setting", name, "name it as section.key, as in local.lr")
+        given = _value(value, f"{section}.{key}") if isinstance(value, str) else plain(value)
+        tables.setdefault(section, {})[key] = given
     return _build(tables)
+
+
+def _change(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (equals and "." in name.strip().strip(".")):
+        raise KinfolkError("--set", text, "write section.key=value, as in local.lr=0.05")
+    return name.strip(), value
 
 
 def dump(spec: Experiment) -> str:

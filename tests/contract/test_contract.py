@@ -82,7 +82,7 @@ def test_contract(method, check, monkeypatch):
     kind, options = {**METHODS, **VARIANTS}[method]
     # After a short start clients lie so close together that rounding decides who joins whom.
     if method.startswith("fesem") and not check.startswith("engines_agree"):
-        options = {**options, "warm_epochs": 2}
+        options = {**options, "start.warm_epochs": 2}
     reason = MAY_SKIP.get((method, check))
     with pytest.raises(Skip, match=reason) if reason else nullcontext():
         CHECKS[check](lambda learner: with_options(kind, learner, options))

@@ -124,7 +124,8 @@ class Clock:
 
 def watched(engine, clock: Clock, names: tuple[str, ...]):
     """The engine, whose passes of "generate_images" are timed one by one."""
-    making, plain = engine.table["generate_images"].passes, engine._pass
+    making, plain = engine.table["generate_images"].passes, engine._passes.run
+    names = ("ranges",) * (len(making) - len(names)) + names  # which are found before anything is made
 
     def timed(one, *rest):
         place = [i for i, known in enumerate(making) if known is one]
@@ -133,7 +134,7 @@ def watched(engine, clock: Clock, names: tuple[str, ...]):
         with clock.phase("  " + names[place[0]]):
             return plain(one, *rest)
 
-    engine._pass = timed
+    engine._passes.run = timed
     return engine
 
 

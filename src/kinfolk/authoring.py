@@ -22,6 +22,9 @@ from kinfolk.script import (
     exchange,
     fold,
 )
+from kinfolk.shares import SCHEMES
+from kinfolk.shares.plain import Plain
+from kinfolk.shares.scheme import Scheme
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import (
     Batch,
@@ -37,11 +40,12 @@ from kinfolk.task import (
     Task,
     TrainStep,
 )
-from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tree
+from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tree, tensor_of, tree_of
 
 __all__ = [
     "OPTIMISERS",
     "RULES",
+    "SCHEMES",
     "SCORES",
     "Algorithm",
     "Ask",
@@ -64,11 +68,13 @@ __all__ = [
     "Message",
     "PeerTask",
     "PerClient",
+    "Plain",
     "Plan",
     "Remembers",
     "RoundContext",
     "Rule",
     "Scan",
+    "Scheme",
     "Score",
     "Script",
     "Seed",
@@ -82,4 +88,6 @@ __all__ = [
     "exchange",
     "fold",
     "mean_of",
+    "tensor_of",
+    "tree_of",
 ]

@@ -22,6 +22,28 @@ Tree = dict[str, Tensor]
 Message = dict[str, Any]
 
 
+def tree_of(message: Message, key: str) -> Tree:
+    """The tree under a key of a message.
+
+    >>> tree_of({"model": {"w": torch.ones(1)}}, "model")
+    {'w': tensor([1.])}
+    """
+    value = message[key]
+    assert isinstance(value, dict), f"{key} is a tensor, not a tree"
+    return value
+
+
+def tensor_of(message: Message, key: str) -> Tensor:
+    """The tensor under a key of a message.
+
+    >>> tensor_of({"rows": torch.tensor(3)}, "rows")
+    tensor(3)
+    """
+    value = message[key]
+    assert isinstance(value, Tensor), f"{key} is a tree, not a tensor"
+    return value
+
+
 def map_leaves(f: Callable[[Tensor], Tensor], message: Message) -> Message:
     """Apply `f` to every tensor of a message.
 
@@ -133,15 +155,11 @@ class Stack:
 
     def tree(self, key: str) -> Tree:
         """The stacked tree under `key`, every leaf [clients, ...]."""
-        value = self.body[key]
-        assert isinstance(value, dict), f"{key} is a tensor, not a tree"
-        return value
+        return tree_of(self.body, key)
 
     def tensor(self, key: str) -> Tensor:
         """The stacked tensor under `key`, [clients, ...]."""
-        value = self.body[key]
-        assert isinstance(value, Tensor), f"{key} is a tree, not a tensor"
-        return value
+        return tensor_of(self.body, key)
 
 
 @dataclass(frozen=True)

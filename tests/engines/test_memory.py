@@ -1,10 +1,10 @@
-"""Letters within one process: nothing is copied, and what was read is let go."""
+"""Messages within one process: nothing is copied, and what was read is let go."""
 
 import weakref
 
 import torch
 
-from kinfolk.engines.memory import Memories, swap_in_process
+from kinfolk.engines.memory import InProcess, Memories
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import PeerTask
 from kinfolk.types import Client
@@ -12,7 +12,7 @@ from kinfolk.types import Client
 NAMES = tuple(map(Client, "abc"))
 
 
-def test_a_letter_is_the_very_tensor_and_is_let_go_once_it_is_read():
+def test_a_message_is_the_very_tensor_and_is_let_go_once_it_is_read():
     letters, alive = {}, {}
 
     def send(memory, me):
@@ -25,8 +25,9 @@ def test_a_letter_is_the_very_tensor_and_is_let_go_once_it_is_read():
         alive[me.name] = sum(ref() is not None for ref in letters.values())
         return {"heard": torch.tensor(len(inbox))}
 
-    held = Memories(lambda who: {})
-    sent = swap_in_process(PeerTask(send, receive), NAMES, RoundContext(Seed(0), 0, NAMES), held)
+    engine = InProcess()
+    held = engine.memories = Memories(lambda who: {})
+    sent = engine.swap(PeerTask(send, receive), NAMES, RoundContext(Seed(0), 0, NAMES))
     assert alive["a"] == 6 > alive["b"] > alive["c"]
     assert set(sent.values()) == {12}
     assert {int(m["heard"]) for m in held.values()} == {2}

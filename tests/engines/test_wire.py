@@ -134,7 +134,7 @@ def test_bytes_that_are_no_message_are_refused():
             site.answer(data, DATA.clients)
 
 
-def test_letters_between_sites_cross_as_bytes():
+def test_messages_between_sites_cross_as_bytes():
     held = Memories(lambda who: {"note": torch.tensor([float(SIZES[who])])})
     before = {c: held[c] for c in DATA.clients}
     held.update(before)

@@ -20,7 +20,7 @@ from kinfolk.learning.optim import SumGradients
 from kinfolk.script import Script, fold
 from kinfolk.streams import RoundContext
 from kinfolk.task import Batch, Carry, ClientInfo, Fit, Plan, Table, Task
-from kinfolk.types import Client, Message, Tree
+from kinfolk.types import Client, Message, Tree, tree_of
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,16 @@ class FedDANE:
 
     def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         """Start at w."""
-        return {"model": message["model"], "rows": facts.rows}
+        return {"model": tree_of(message, "model"), "rows": facts.rows}
 
     def start_at(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         """Start at w, and remember where that was and what the common gradient is."""
-        return {"model": message["model"], "rows": facts.rows, "w": message["model"], "g": message["g"]}
+        return {
+            "model": tree_of(message, "model"),
+            "rows": facts.rows,
+            "w": tree_of(message, "model"),
+            "g": message["g"],
+        }
 
     def loss_at_rest(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
         """F_i in scoring mode: BatchNorm by its running statistics, the same in every batch."""

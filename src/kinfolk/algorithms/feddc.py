@@ -28,7 +28,7 @@ from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, ask, fold
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Batch, Carry, ClientInfo, Table, Task
-from kinfolk.types import Client, Message, Stack, Tree
+from kinfolk.types import Client, Message, Stack, Tree, tree_of
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ class FedDC:
 
     def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         """Start at w, with all that the penalty and the correction are made of."""
-        weight = facts.rows.clamp(min=1) / message["rows"]
+        weight, sent = facts.rows.clamp(min=1) / message["rows"], tree_of(message, "model")
         return {
-            "model": message["model"], "w": message["model"], "h": memory["h"], "own": memory["g"],
+            "model": sent, "w": sent, "h": memory["h"], "own": memory["g"],
             "g": {n: t / weight for n, t in message["g"].items()}, "a": self.a / weight,
             "steps": facts.steps, "rate": facts.steps * 0.0 + self.learner.decay**facts.round,
         }  # fmt: skip

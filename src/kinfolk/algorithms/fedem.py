@@ -30,7 +30,7 @@ from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, fold
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Batch, Carry, ClientInfo, Fit, Plan, Scan, Table, Task
-from kinfolk.types import Client, Message, PerClient, Tree
+from kinfolk.types import Client, Message, PerClient, Tree, tree_of
 
 LEAST_SHARE = 1e-30  # a share of 0 would have no logarithm
 
@@ -96,7 +96,7 @@ class FedEM:
 
     def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         """The components to be trained and as they were sent; shares as they were and to be summed."""
-        sent = message["components"]
+        sent = tree_of(message, "components")
         # Laid side by side for training: BatchNorm under vmap loses what it writes into a slice of a stack.
         model = {f"{j}.{n}": leaf[j] for j in range(self.k) for n, leaf in sent.items()}
         return {"model": model, "sent": sent, "pi": memory["pi"], "sum": memory["pi"] * 0, "rows": facts.rows}
@@ -141,7 +141,7 @@ class FedEM:
 
         def begin(message: Message, memory: Message, facts: ClientInfo) -> Carry:
             tally = {name: t.to(facts.rows.device) for name, t in blank.items()}
-            return {"sent": message["components"], "pi": memory["pi"], "tally": tally}
+            return {"sent": tree_of(message, "components"), "pi": memory["pi"], "tally": tally}
 
         def count(carry: Carry, batch: Batch) -> Carry:
             out = self.mixture(carry, batch)

@@ -27,7 +27,7 @@ from kinfolk.learning.learner import Learner, own_model
 from kinfolk.script import Script, ask
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Batch, Carry, ClientInfo, Expected, Fit, FloatSpec, IntSpec, Plan, Scan, Table, Task
-from kinfolk.types import Client, Message, PerClient, Stack, Tree
+from kinfolk.types import Client, Message, PerClient, Stack, Tree, tree_of
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class FedFomo:
 
     def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         """All candidates, the own model last: that is where to start from unless rows say otherwise."""
-        own, before = memory["model"], memory["before"]
-        models = {n: torch.cat([t, own[n][None]]) for n, t in message["models"].items()}
+        own, before = tree_of(memory, "model"), memory["before"]
+        models = {n: torch.cat([t, own[n][None]]) for n, t in tree_of(message, "models").items()}
         given = torch.cat([message["given"], torch.ones_like(facts.rows[None], dtype=torch.bool)])
         apart = [(models[n] - before[n]).flatten(1) for n in self.learner.names]
         order = 2 if self.norm == "l2" else 1

@@ -18,7 +18,7 @@ from kinfolk.learning.learner import Learner
 from kinfolk.script import Script
 from kinfolk.streams import RoundContext
 from kinfolk.task import Batch, Carry, ClientInfo, Table
-from kinfolk.types import Client, Message, Tree
+from kinfolk.types import Client, Message, Tree, tree_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FedProx:
 
     def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         """Start at w, and remember where that was."""
-        return {"model": message["model"], "w": message["model"]}
+        return {"model": tree_of(message, "model"), "w": tree_of(message, "model")}
 
     def objective(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
         """F_i(w_i) + (mu / 2) |w_i - w|^2 over the trainable parameters."""

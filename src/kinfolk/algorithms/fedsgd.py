@@ -18,7 +18,7 @@ from kinfolk.learning.optim import SumGradients, clip
 from kinfolk.script import Script, fold
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Carry, ClientInfo, Fit, Table, Task
-from kinfolk.types import Client, Message, Tree
+from kinfolk.types import Client, Message, Tree, tree_of
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class FedSGD:
         """Start at w; a single row left over is skipped where BatchNorm could not use it."""
         left_over = facts.rows % self.learner.plan.batch == 1
         skipped = left_over.long() if self.learner.plan.drop_single else 0
-        return {"model": message["model"], "rows": (facts.rows - skipped).clamp(min=1)}
+        return {"model": tree_of(message, "model"), "rows": (facts.rows - skipped).clamp(min=1)}
 
     def finish(self, carry: Carry) -> tuple[Message, None]:
         """g_i = (1 / n_i) sum over rows of the row's gradient, as long as `clip` allows."""

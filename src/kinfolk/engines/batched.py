@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.func import vmap
 
 from kinfolk.engines.fast import CudaLane, Passes, lanes_on
-from kinfolk.engines.memory import Memories, by_form, swap_in_process
+from kinfolk.engines.memory import InProcess, Memories, by_form
 from kinfolk.engines.one import first_steps, on_device, opens_models, train_rows
 from kinfolk.engines.padded import Padded, padded
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
-from kinfolk.task import Carry, ClientInfo, PeerTask, Table, Task
+from kinfolk.task import Carry, ClientInfo, Table, Task
 from kinfolk.types import Client, Message, Stack, map_leaves, stack_messages
 
 # Clients a call of a task that does without the large network which others have lanes for.
@@ -57,7 +57,7 @@ class Underway:
     given: tuple[Message, Message, Message]
 
 
-class Batched:
+class Batched(InProcess):
     """Performs a task for a chunk of clients at a time."""
 
     name, in_process, chunked = "batched", True, True
@@ -139,15 +139,6 @@ class Batched:
             opens = opens_models(task, message, memory, data, who, turn)
             self._light[request.task] = bool(task.passes) and not opens
         return self._light[request.task]
-
-    def swap(
-        self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
-    ) -> dict[tuple[Client, Client], int]:
-        """Let clients send to one another; the bytes of every message."""
-        return swap_in_process(swap, among, turn, self.memories)
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
     def _prepare(self, name: str, who: tuple[Client, ...], turn: RoundContext) -> Prepared:
         task = self.table[name]

@@ -37,7 +37,7 @@ class Engine(Protocol):
     def swap(
         self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
     ) -> dict[tuple[Client, Client], int]:
-        """Perform an exchange; the bytes of every letter."""
+        """Perform an exchange; the bytes of every message."""
         ...
 
     def close(self) -> None:
@@ -257,7 +257,7 @@ class Coordinator:
         swap = self.engine.table[request.swap]
         assert isinstance(swap, PeerTask), f"{request.swap} is a task, not an exchange"
         sent = self.engine.swap(swap, present, turn)
-        self.engine.memories.flush()  # before anybody writes a letter that follows from it
+        self.engine.memories.flush()  # before anybody writes a message that follows from it
         self.answered = (self.answered | set(present)) - self.failed
         self.ledger.add_bytes(request.swap, "across", sum(sent.values()))
 

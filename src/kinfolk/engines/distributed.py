@@ -12,20 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from kinfolk.codec import encode
 from kinfolk.engines import rpc
 from kinfolk.engines.coordinator import Engine, Part, fold_part
 from kinfolk.engines.link import Link, Posted, Served
+from kinfolk.engines.memory import Mail, Sent, read, written
 from kinfolk.engines.rpc import Header, Packed
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 from kinfolk.fold import Mergeable
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
-from kinfolk.task import Peer, PeerTask
+from kinfolk.task import PeerTask
 from kinfolk.types import Client, Message, Stack, map_leaves, nbytes
-
-Sent = dict[tuple[Client, Client], int]
 
 
 def shares(federation: Federation, ranks: int) -> list[tuple[Client, ...]]:
@@ -47,7 +48,7 @@ class Distributed:
     def __init__(self, inner: Engine, link: Link, federation: Federation) -> None:
         self.inner, self.link, self.shares = inner, link, shares(federation, link.size)
         self.device, self.table, self.memories = inner.device, inner.table, inner.memories
-        self.others = range(1, link.size)
+        self.others = link.others
         self._posted: dict[int, Posted] = {}  # requests on their way, which must live until they arrive
         over = "gloo and NCCL" if link.nccl else "gloo"
         self.note = f"distributed: ranks={link.size} over {over}, on each {inner.note}"
@@ -183,26 +184,28 @@ def _exchange(
     turn: RoundContext,
 ) -> Sent:
     """One rank's side of an exchange: all messages are written before any is read."""
-    mine, others = _of(held[link.rank], among), [r for r in range(link.size) if r != link.rank]
-    written: list[tuple[tuple[Client, Client], Message]] = []
+    mine, memories = _of(held[link.rank], among), engine.memories
     try:
-        for sender in mine:
-            out = swap.send(engine.memories[sender], Peer(sender, turn))
-            written += [((sender, to), what) for to, what in out.items()]
+        mail = written(swap, mine, turn, memories)
     except Exception as error:  # the others are waiting for messages: they must hear of it
-        link.all_to_all(dict.fromkeys(others, rpc.pack_error(error, {"to": json.dumps([sender])})))
+        link.all_to_all(dict.fromkeys(link.others, rpc.pack_error(error, {})))
         raise
     home = {c: rank for rank, who in enumerate(held) for c in _of(who, among)}
-    boxes = [[one for one in written if home.get(one[0][1]) == rank] for rank in range(link.size)]
-    taken = link.all_to_all({rank: encode(*rpc.pack_several(boxes[rank])) for rank in others})
-    inbox: dict[Client, dict[Client, Message]] = {c: {} for c in mine}
+    read(swap, _carried(mail, home, link, engine.device), mine, turn, memories)
+    return {pair: nbytes(what) for pair, what in mail}
+
+
+def _carried(mail: Mail, home: Mapping[Client, int], link: Link, device: torch.device) -> Mail:
+    """What arrives at this rank, from its own clients and from those of others, rank after rank."""
+    boxes: list[list[Any]] = [[] for _ in range(link.size)]
+    for (sender, to), what in mail:
+        if to in home:
+            boxes[home[to]].append(((sender, to), what))
+    taken = link.all_to_all({rank: encode(*rpc.pack_several(boxes[rank])) for rank in link.others})
     for rank, box in enumerate(boxes):
         arrived = rpc.unpack_several(*rpc.opened(taken[rank], f"rank {rank}")) if rank in taken else box
-        for (sender, to), what in arrived:
-            inbox[to][sender] = map_leaves(lambda t: t.to(engine.device), what)
-    for who in mine:
-        engine.memories[who] = swap.receive(inbox[who], engine.memories[who], Peer(who, turn))
-    return {pair: nbytes(what) for pair, what in written}
+        for pair, what in arrived:
+            yield pair, map_leaves(lambda t: t.to(device), what)
 
 
 def _of(share: Iterable[Client], who: Sequence[Client]) -> tuple[Client, ...]:

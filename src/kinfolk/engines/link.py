@@ -57,6 +57,11 @@ class Link:
     nccl: Any = None
     gone: list[int] | None = None  # once rank 0 has said farewell: those who were not there any more
 
+    @property
+    def others(self) -> list[int]:
+        """All ranks but this one."""
+        return [rank for rank in range(self.size) if rank != self.rank]
+
     def post(self, data: bytes, to: int) -> Posted:
         """Send without waiting until it has arrived; hold on to what is returned until `settle`."""
         with self._noticing(to):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from kinfolk.engines import one
-from kinfolk.engines.memory import Memories, swap_in_process
+from kinfolk.engines.memory import InProcess, Memories
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
-from kinfolk.task import PeerTask, Table, Task
+from kinfolk.task import Table, Task
 from kinfolk.types import Client, Message, Stack, map_leaves
 
 
@@ -23,7 +23,7 @@ def message_for(request: Ask[Any], who: Client) -> Message:
     return {**request.shared, **(request.each.row(who) if request.each else {})}
 
 
-class Loop:
+class Loop(InProcess):
     """Performs a task client by client."""
 
     name, in_process, chunked = "loop", True, False
@@ -52,15 +52,6 @@ class Loop:
             if kept is not None:
                 self.memories[who] = kept
             yield Stack.of({who: (one.train_rows(self.federation, who), reply)})
-
-    def swap(
-        self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
-    ) -> dict[tuple[Client, Client], int]:
-        """Let clients send to one another; the bytes of every letter."""
-        return swap_in_process(swap, among, turn, self.memories)
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
     def _here(self, t: Tensor) -> Tensor:
         return t.to(self.device)

@@ -1,7 +1,8 @@
-"""What clients keep between requests, and messages from client to client within one process."""
+"""What clients keep between requests, and messages from client to client."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -153,20 +154,50 @@ def by_form(who: Iterable[Client], memories: Mapping[Client, Message]) -> list[l
     return list(groups.values())
 
 
-def swap_in_process(
-    swap: PeerTask, among: tuple[Client, ...], turn: RoundContext, memories: Memories
-) -> dict[tuple[Client, Client], int]:
-    """Every client sends before any receives, so nobody hears of this exchange in what it sends.
+# Messages between clients: ((from, to), what).
+Mail = Iterable[tuple[tuple[Client, Client], Message]]
+Sent = dict[tuple[Client, Client], int]  # bytes by (from, to)
 
-    Nothing is copied: messages stay on the device that they were made on. One that was read is let go.
+
+def written(swap: PeerTask, senders: Iterable[Client], turn: RoundContext, memories: Memories) -> Mail:
+    """What clients send to one another, all of it before any is read."""
+    return [
+        ((who, to), what) for who in senders for to, what in swap.send(memories[who], Peer(who, turn)).items()
+    ]
+
+
+def read(
+    swap: PeerTask, arrived: Mail, receivers: tuple[Client, ...], turn: RoundContext, memories: Memories
+) -> None:
+    """Let clients take in what has arrived; a message that was read is let go."""
+    inbox: dict[Client, dict[Client, Message]] = {c: {} for c in receivers}
+    for (sender, to), what in arrived:
+        if to in inbox:
+            inbox[to][sender] = what
+    del arrived
+    for who in receivers:
+        memories[who] = swap.receive(inbox.pop(who), memories[who], Peer(who, turn))
+
+
+class InProcess:
+    """The part of an engine by which clients whose memories are in this process send to one another.
+
+    Nothing is copied: messages stay on the device that they were written on.
     """
-    inbox: dict[Client, dict[Client, Message]] = {c: {} for c in among}
-    sent: dict[tuple[Client, Client], int] = {}
-    for sender in among:
-        for to, payload in swap.send(memories[sender], Peer(sender, turn)).items():
-            sent[sender, to] = nbytes(payload)
-            if to in inbox:
-                inbox[to][sender] = payload
-    for receiver in among:
-        memories[receiver] = swap.receive(inbox.pop(receiver), memories[receiver], Peer(receiver, turn))
-    return sent
+
+    memories: Memories
+
+    def swap(self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext) -> Sent:
+        """Let clients send to one another; the bytes of every message."""
+        mail = deque(written(swap, among, turn, self.memories))
+        sent = {pair: nbytes(what) for pair, what in mail}
+        read(swap, self.carried(mail), among, turn, self.memories)
+        return sent
+
+    def carried(self, mail: deque[tuple[tuple[Client, Client], Message]]) -> Mail:
+        """What arrives of what was sent, which is no longer held here."""
+        while mail:
+            yield mail.popleft()
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -6,6 +6,7 @@ here runs between organisations.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,14 +15,14 @@ import torch
 from kinfolk.codec import decode, encode
 from kinfolk.engines import one
 from kinfolk.engines.loop import message_for
-from kinfolk.engines.memory import Memories
+from kinfolk.engines.memory import InProcess, Mail, Memories
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext, Seed
-from kinfolk.task import Peer, PeerTask, Table, Task
-from kinfolk.types import Client, Message, Stack, nbytes
+from kinfolk.task import Table, Task
+from kinfolk.types import Client, Message, Stack
 
 
 class Site:
@@ -44,8 +45,8 @@ class Site:
         return encode(reply, {"from": self.who, "round": header["round"], "rows": rows})
 
 
-class Wire:
-    """Performs a task by letters to and from as many sites as there are clients."""
+class Wire(InProcess):
+    """Performs a task by messages to and from as many sites as there are clients."""
 
     name, in_process, chunked = "wire", False, False
 
@@ -68,23 +69,7 @@ class Wire:
             reply, back = decode(data)
             yield Stack.of({Client(back["from"]): (int(back["rows"]), reply)})
 
-    def swap(
-        self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
-    ) -> dict[tuple[Client, Client], int]:
-        """Let sites write to one another; the bytes of every letter."""
-        inbox: dict[Client, dict[Client, Message]] = {c: {} for c in among}
-        sent: dict[tuple[Client, Client], int] = {}
-        for sender in among:
-            for to, payload in swap.send(self.memories[sender], Peer(sender, turn)).items():
-                letter, header = decode(encode(payload, {"from": sender}))
-                sent[sender, to] = nbytes(letter)
-                if to in inbox:
-                    inbox[to][Client(header["from"])] = letter
-        for receiver in among:
-            self.memories[receiver] = swap.receive(
-                inbox[receiver], self.memories[receiver], Peer(receiver, turn)
-            )
-        return sent
-
-    def close(self) -> None:
-        """Nothing to give back."""
+    def carried(self, mail: deque[tuple[tuple[Client, Client], Message]]) -> Mail:
+        """Messages between sites as bytes and back."""
+        for pair, what in mail:
+            yield pair, decode(encode(what, {"from": pair[0]}))[0]

@@ -29,7 +29,7 @@ from kinfolk.engines.batched import Batched
 from kinfolk.engines.coordinator import Engine, Part
 from kinfolk.engines.fast import keep_large_blocks, warm
 from kinfolk.engines.loop import Loop
-from kinfolk.engines.memory import Memories, swap_in_process
+from kinfolk.engines.memory import InProcess, Memories
 from kinfolk.engines.rpc import Header, Packed
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
@@ -37,7 +37,7 @@ from kinfolk.federation.federation import Federation
 from kinfolk.fold import Mergeable
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
-from kinfolk.task import PeerTask, Table
+from kinfolk.task import Table
 from kinfolk.types import Client, Stack
 
 _ENDED = "a worker process ended unexpectedly (out of memory?); use fewer processes"
@@ -93,7 +93,7 @@ class Channel:
         return data
 
 
-class Workers:
+class Workers(InProcess):
     """Performs a task on several clients at once, some in each process."""
 
     name, in_process, chunked = "workers", False, True
@@ -134,12 +134,6 @@ class Workers:
         assert isinstance(request.fold, Mergeable)
         some = jobs(sorted(request.to), PARTS, self.processes)
         return (rpc.unpack_part(*got) for got in self._all(request, turn, request.fold.spec(), some))
-
-    def swap(
-        self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
-    ) -> dict[tuple[Client, Client], int]:
-        """Let clients send to one another; the bytes of every message."""
-        return swap_in_process(swap, among, turn, self.memories)
 
     def close(self) -> None:
         """End the processes, even amid a task: they hold nothing that is not here as well."""

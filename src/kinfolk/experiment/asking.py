@@ -1,4 +1,4 @@
-"""A stage for a few questions outside of a run: the same engines, chosen as a run would choose them."""
+"""A coordinator for a few questions outside of a run: the same engines, chosen as a run would choose them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kinfolk.types import Message, map_leaves
 
 @contextmanager
 def staged(parts: Parts, table: Table) -> Iterator[Coordinator]:
-    """A stage on which the clients of `parts` can be asked the tasks of `table`; closed at the end.
+    """A coordinator by which the clients of `parts` can be asked the tasks of `table`; closed at the end.
 
     >>> from kinfolk.experiment.build import build_parts
     >>> from kinfolk.experiment.sections import Experiment

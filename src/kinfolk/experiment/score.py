@@ -17,7 +17,7 @@ from kinfolk.scores import about, summary
 from kinfolk.script import Algorithm, Ask, Groups
 from kinfolk.streams import RoundContext
 from kinfolk.task import Task
-from kinfolk.types import Client, Message, PerClient, Stack, map_leaves
+from kinfolk.types import Client, Message, PerClient, Stack, map_leaves, tensor_of
 
 Columns = dict[str, list[Any]]
 Groupings = dict[str, Any]
@@ -53,7 +53,7 @@ def score_everyone(
         scored, body = _for_all(got, instead)
         if not scored:
             continue
-        count = body["rows"].cpu().numpy()
+        count = tensor_of(body, "rows").cpu().numpy()
         over_all[kind] = {}
         for score, values in metrics.scores(body).items():
             _add(columns, scored, kind, split, score, values, count)

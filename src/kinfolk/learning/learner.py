@@ -27,7 +27,7 @@ from kinfolk.task import (
     Task,
     TrainStep,
 )
-from kinfolk.types import Message, Tree
+from kinfolk.types import Message, Tree, tree_of
 
 Start = Callable[[Message, Message, ClientInfo], Carry]
 Finish = Callable[[Carry], tuple[Message, Message | None]]
@@ -35,12 +35,12 @@ Finish = Callable[[Carry], tuple[Message, Message | None]]
 
 def received_model(message: Message, memory: Message, facts: ClientInfo) -> Carry:
     """Start from the model that was sent."""
-    return {"model": message["model"]}
+    return {"model": tree_of(message, "model")}
 
 
 def own_model(message: Message, memory: Message, facts: ClientInfo) -> Carry:
     """Start from the model that was kept."""
-    return {"model": memory["model"]}
+    return {"model": tree_of(memory, "model")}
 
 
 def reply_model(carry: Carry) -> tuple[Message, None]:

@@ -9,7 +9,7 @@ from kinfolk.shares.answer_log import model_digest, part_of
 from kinfolk.shares.context import Context, check_list, check_secrecy
 from kinfolk.shares.messages import ABORT, AGAIN, GO, entry, nothing_open, read_request, request_message, row
 from kinfolk.shares.session_base import Inbox, Outbox, SessionBase
-from kinfolk.types import Client, Message
+from kinfolk.types import Client, Message, tree_of
 
 
 class Negotiation(SessionBase):
@@ -27,7 +27,7 @@ class Negotiation(SessionBase):
         """Take up what may be answered; if models are to be hidden, the first request alone."""
         memory = {"open": nothing_open(len(self.names)), **memory}
         if self.rules.hides and inbox:
-            memory = {**memory, "digest": row(model_digest(memory["model"]))}
+            memory = {**memory, "digest": row(model_digest(tree_of(memory, "model")))}
             before = part_of(memory["answered"], bytes(memory["digest"].tolist()), self.round)
             if before is not None:
                 why = f"has not changed since it became part of a sum in round {before}; it is not shared"

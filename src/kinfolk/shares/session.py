@@ -28,7 +28,7 @@ from kinfolk.shares.negotiation import Negotiation
 from kinfolk.shares.scheme import Scheme
 from kinfolk.shares.session_base import Inbox, Outbox
 from kinfolk.shares.vector import to_vector
-from kinfolk.types import Message
+from kinfolk.types import Message, tree_of
 
 # What a memory holds for the session alone.
 WORK = ("asked", "digest", "open", "served", "sum", "wave")
@@ -143,7 +143,7 @@ class SecureSumSession(Negotiation):
                 whole = self.rules.reconstruct(
                     trees(inbox), ctx, lambda error: self.rejections.accuse(error, ctx.members)
                 )
-                pam = average(memory["model"], whole, ctx.total)
+                pam = average(tree_of(memory, "model"), whole, ctx.total)
                 memory = {**memory, "pam": pam, "sum": whole, "served": torch.tensor(True)}
         return memory if self.rules.hides else self._end_wave(memory)
 
@@ -162,7 +162,7 @@ class SecureSumSession(Negotiation):
             if ctx.requester not in inbox or "served" in memory:
                 continue
             with self.rejections.by(ctx.requester):
-                pam = part_in(inbox[ctx.requester], memory["model"], self.me, ctx)
+                pam = part_in(inbox[ctx.requester], tree_of(memory, "model"), self.me, ctx)
                 memory = {**memory, "pam": pam}
         return self._end_wave(memory)
 
@@ -183,7 +183,7 @@ class SecureSumSession(Negotiation):
         for i, ctx in self._open(memory, int(memory["wave"])):
             if f"answer.{i}" in memory:
                 continue
-            vec = to_vector(memory["model"])[0] if vec is None else vec
+            vec = to_vector(tree_of(memory, "model"))[0] if vec is None else vec
             scheme, sigma = self._scheme(memory, ctx), ctx.sigma[ctx.place(self.me)]
             with self.rejections.by(self.me):
                 shares = scheme.split(vec, sigma, self.me, ctx.members, ctx)

@@ -15,7 +15,7 @@ from kinfolk.shares.rejections import Rejections
 from kinfolk.shares.request_log import RequestLog, SumRequest, read_log, write_log
 from kinfolk.shares.scheme import Scheme
 from kinfolk.shares.vector import layers_of
-from kinfolk.types import Client, Message, Tree
+from kinfolk.types import Client, Message, Tree, tree_of
 
 Outbox = dict[Client, Message]
 Inbox = Mapping[Client, Message]
@@ -63,7 +63,7 @@ class SessionBase:
 
     def _context(self, memory: Message, requester: Client, mask: Tensor, sigma: Tensor) -> Context:
         members, weights = tuple(who for _, who in self._at(mask)), tuple(sigma[mask].tolist())
-        return Context(requester, self.round, members, weights, layers_of(memory["model"]))
+        return Context(requester, self.round, members, weights, layers_of(tree_of(memory, "model")))
 
     def _list(self, mask: Tensor, sigma: Tensor) -> Tree:
         return {"mask": mask, "sigma": self._weights(mask, sigma)}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfolk.algorithms.slfed.opinion import Opinion
-from kinfolk.algorithms.slfed.peer_lists import choose, listed, stand_out
+from kinfolk.algorithms.slfed.peer_lists import least_uncertain, listed, most_similar
 from kinfolk.algorithms.slfed.trust import TrustOptions, add_contacts, add_hearsay, no_evidence
 from kinfolk.errors import KinfolkError
 from kinfolk.streams import Seed
@@ -35,7 +35,7 @@ def test_the_split_is_the_best_one_in_any_order(values, shuffle):
     expected = by_hand(values, names)
     pairs = list(zip(values, names, strict=True))
     shuffle.shuffle(pairs)
-    found = stand_out(torch.tensor([v for v, _ in pairs], dtype=torch.float64), [n for _, n in pairs])
+    found = most_similar(torch.tensor([v for v, _ in pairs], dtype=torch.float64), [n for _, n in pairs])
     assert expected is None or found == expected
     assert len(found) <= len(values) // 2
     assert all(values[names.index(a)] >= values[names.index(b)] for a, b in pairwise(found))
@@ -47,7 +47,7 @@ def test_a_group_is_found_whatever_levels_the_others_have():
     for _ in range(50):
         level = np.array([0.92, 0.80, 0.72, 0.65])[truth]
         values = torch.from_numpy(level + draw.uniform(-0.02, 0.02, len(level)))
-        assert sorted(stand_out(values, [f"{i:02}" for i in range(23)])) == [f"{i:02}" for i in range(5)]
+        assert sorted(most_similar(values, [f"{i:02}" for i in range(23)])) == [f"{i:02}" for i in range(5)]
 
 
 def met(*similar, peers=9, times=1):
@@ -66,7 +66,7 @@ def test_similarities_are_means_with_one_usual_contact_beforehand():
     values = [(3 * v + usual) / 4 for v in (0.9, 0.5, 0.5, 0.5)] + [(0.72 + usual) / 2]
     assert listed(trust, NAMES, "similarity") == by_hand(values, NAMES[:5]) == ("a",)
     # On the face of it e, which was met once, belongs to a.
-    assert stand_out(trust["sum"][:5] / trust["met"][:5], NAMES[:5]) == ("a", "e")
+    assert most_similar(trust["sum"][:5] / trust["met"][:5], NAMES[:5]) == ("a", "e")
 
 
 def test_hearsay_lists_nobody_and_too_few_meetings_do_not_either():
@@ -88,10 +88,10 @@ def test_uncertainty_is_the_papers_rule():
     u, s = (
         torch.tensor(v, dtype=torch.float64) for v in ([2 / 6] + [2 / 5] * 3, [1.2 / 6, 1.9 / 5, 0.3, 0.3])
     )
-    assert listed(trust, NAMES, "uncertainty") == choose(u, s, NAMES[:4]) == ("a",)
+    assert listed(trust, NAMES, "uncertainty") == least_uncertain(u, s, NAMES[:4]) == ("a",)
 
 
 def test_refusals():
     for bad in (torch.tensor([0.5, float("nan")]), torch.tensor([0.5]), torch.zeros(2, 1)):
         with pytest.raises(KinfolkError, match="one finite number for each of 2"):
-            stand_out(bad, ["a", "b"])
+            most_similar(bad, ["a", "b"])

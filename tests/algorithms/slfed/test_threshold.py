@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfolk.algorithms.slfed.opinion import Evidence, Opinion, add, discount, to_evidence, to_opinion
-from kinfolk.algorithms.slfed.peer_lists import choose, threshold
+from kinfolk.algorithms.slfed.peer_lists import least_uncertain, threshold
 from kinfolk.errors import KinfolkError
 from kinfolk.streams import Seed
 
@@ -44,7 +44,7 @@ def test_the_list_equals_the_rule_in_any_order(pairs, shuffle):
     expected = by_hand(u, s, names)
     shuffle.shuffle(rows)
     columns = [torch.tensor([r[k] for r in rows], dtype=torch.float64) for k in (0, 1)]
-    found = choose(*columns, [r[2] for r in rows])
+    found = least_uncertain(*columns, [r[2] for r in rows])
     assert found == expected
     assert len(found) <= len(pairs) // 2
     if u:
@@ -59,16 +59,16 @@ def test_a_mean_equal_to_the_median_is_not_below_it_by_rounding():
 
 def test_edges():
     one = torch.tensor([0.4])
-    assert choose(torch.zeros(0), torch.zeros(0), []) == ()
-    assert choose(one, one, ["a"]) == ()  # half of one is none
+    assert least_uncertain(torch.zeros(0), torch.zeros(0), []) == ()
+    assert least_uncertain(one, one, ["a"]) == ()  # half of one is none
     assert threshold(one) == pytest.approx(0.4)
     same = torch.full((7,), 0.1, dtype=torch.float64)
-    assert choose(same, same, list("gfedcba")) == ("a", "b", "c")
+    assert least_uncertain(same, same, list("gfedcba")) == ("a", "b", "c")
     # Rounding in u must not hide who is more alike.
     u = torch.tensor([2 / 5, 2 / (4 + 0.3 + 0.7), 0.9, 0.9], dtype=torch.float64) + torch.tensor(
         [0, 1e-16, 0, 0]
     )
-    assert choose(u[[0, 1]], torch.tensor([0.1, 0.3]), ["a", "b"]) == ("b",)
+    assert least_uncertain(u[[0, 1]], torch.tensor([0.1, 0.3]), ["a", "b"]) == ("b",)
 
 
 def test_refusals():
@@ -77,12 +77,12 @@ def test_refusals():
         threshold(torch.zeros(0))
     for names in (["a"], ["a", "a"], ["a", "b", "c"]):
         with pytest.raises(KinfolkError, match="names"):
-            choose(half, half, names)
+            least_uncertain(half, half, names)
     for bad in (-0.1, 1.1, float("nan")):
         with pytest.raises(KinfolkError, match="uncertainty"):
-            choose(torch.tensor([0.5, bad]), half, ["a", "b"])
+            least_uncertain(torch.tensor([0.5, bad]), half, ["a", "b"])
         with pytest.raises(KinfolkError, match="similarity"):
-            choose(half, torch.tensor([0.5, bad]), ["a", "b"])
+            least_uncertain(half, torch.tensor([0.5, bad]), ["a", "b"])
 
 
 def at(opinion, index):
@@ -117,7 +117,9 @@ def simulate(chosen, rounds, accumulate=False, n=50, seed=1):
         seen = seen | news
         opinion = to_opinion(add(direct, heard))
         lists = [
-            choose(opinion.u[i, seen[i]], opinion.s[i, seen[i]], [f"{j:02}" for j in seen[i].nonzero()[:, 0]])
+            least_uncertain(
+                opinion.u[i, seen[i]], opinion.s[i, seen[i]], [f"{j:02}" for j in seen[i].nonzero()[:, 0]]
+            )
             for i in range(n)
         ]
         found.append((int(seen.sum(1).min()), float(opinion.u[seen].mean()), max(map(len, lists)), opinion))

@@ -15,7 +15,7 @@ from kinfolk.learning.learner import Learner, received_model
 from kinfolk.script import Script, ask
 from kinfolk.streams import RoundContext
 from kinfolk.task import Batch, Carry, ClientInfo, Fit, FloatSpec, IntSpec, Plan, Scan, Task
-from kinfolk.types import Message, Stack, Tree
+from kinfolk.types import Message, Stack, Tree, tree_of
 
 WORST = 1e17
 S = TypeVar("S", bound=State)
@@ -87,8 +87,8 @@ def choose_and_train(learner: Learner, k: int) -> Task:
         none = facts.rows * 0
         losses = torch.zeros(k, device=none.device) * none
         return {
-            "models": message["models"],
-            "model": pick(message["models"], none),
+            "models": tree_of(message, "models"),
+            "model": pick(tree_of(message, "models"), none),
             "losses": losses,
             "choice": none,
         }

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.task import Batch, Carry, ClientInfo, Task
-from kinfolk.types import Message, Tree
+from kinfolk.types import Message, Tree, tree_of
 
 # The number of rows comes with every reply; there is nothing else to say.
 COUNT = Task(lambda message, memory, facts: {"rows": facts.rows}, lambda carry: ({}, None))
@@ -32,7 +32,12 @@ def begin(self: Any, message: Message, memory: Message, facts: ClientInfo) -> Ca
     scale = facts.rows.clamp(min=1) if self.prox_scaling == "normalised" else 1
     pull = message["pull"] / scale
     shorter = 1 + 2 * self.learner.descent().rate(facts.round) * pull
-    return {"model": message["model"], "centre": message["model"], "pull": pull, "shorter": shorter}
+    return {
+        "model": tree_of(message, "model"),
+        "centre": tree_of(message, "model"),
+        "pull": pull,
+        "shorter": shorter,
+    }
 
 
 def objective(self: Any, model: Tree, batch: Batch, carry: Carry) -> Tensor:

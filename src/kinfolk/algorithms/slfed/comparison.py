@@ -18,7 +18,7 @@ from kinfolk.shares.messages import entry
 from kinfolk.shares.rejections import Rejections
 from kinfolk.streams import RoundContext
 from kinfolk.task import Peer, Table, peer_step
-from kinfolk.types import Client, Message, Tree
+from kinfolk.types import Client, Message, Tree, tree_of
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Comparison:
             with rejections.by(sender):
                 theirs = checked_images(inbox[sender].get("images"), memory["images"], sender)
                 reach = checked_reach(inbox[sender], memory, sender)
-                seen[sender] = self._seen(memory["model"], theirs, reach)
+                seen[sender] = self._seen(tree_of(memory, "model"), theirs, reach)
         if seen:
-            seen[me.name] = self._seen(memory["model"], memory["images"], memory)
+            seen[me.name] = self._seen(tree_of(memory, "model"), memory["images"], memory)
         return {**memory, **rejections.noted(), "seen": seen}
 
     def _seen(self, model: Tree, images: Tensor, message: Message) -> Tensor:

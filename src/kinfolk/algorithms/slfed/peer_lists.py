@@ -68,23 +68,23 @@ def listed(
     here = [i for i, there in enumerate(whom.tolist()) if there]
     if rank == "uncertainty":
         s, _, u = opinions(trust, conflict_aware and not apart)
-        return choose(u[whom], (s if draws is None else draws)[whom], [names[i] for i in here])
+        return least_uncertain(u[whom], (s if draws is None else draws)[whom], [names[i] for i in here])
     met = [i for i in here if trust["met"][i]]
     if 2 * len(met) < len(here):
         return ()
     total, times = trust["sum"][met], trust["met"][met]
     # Everybody has one contact of the usual similarity beforehand: who was met once must differ by more.
     similarity = (total + total.sum() / times.sum()) / (times + 1)
-    return tuple(sorted(stand_out(similarity, [names[i] for i in met])))
+    return tuple(sorted(most_similar(similarity, [names[i] for i in met])))
 
 
-def stand_out(values: Tensor, names: Sequence[Client]) -> tuple[Client, ...]:
+def most_similar(values: Tensor, names: Sequence[Client]) -> tuple[Client, ...]:
     """Of the better half, those above the split in two that leaves the least variance; the highest first.
 
     The worse half has levels of its own, which would draw the split down. It takes the first floor(n/2) + 1
     of n to split them, so that at most half are above. Of equals, and of a single one, nobody stands out.
 
-    >>> stand_out(torch.tensor([0.1, 0.9, 0.55, 0.8, 0.2, 0.5]), list(map(Client, "abcdef")))
+    >>> most_similar(torch.tensor([0.1, 0.9, 0.55, 0.8, 0.2, 0.5]), list(map(Client, "abcdef")))
     ('b', 'd')
     """
     if values.dim() != 1 or len(values) != len(names) or not bool(values.isfinite().all()):
@@ -121,14 +121,14 @@ def threshold(uncertainty: Tensor) -> float:
     return float(mean if mean < median - SLACK else ranked[: max(1, n // 2)].mean())
 
 
-def choose(uncertainty: Tensor, similarity: Tensor, names: Sequence[Client]) -> tuple[Client, ...]:
+def least_uncertain(uncertainty: Tensor, similarity: Tensor, names: Sequence[Client]) -> tuple[Client, ...]:
     """The peers to ask, sorted by name: u <= threshold, never more than floor(n/2) of the n known.
 
     Where more pass, those of low uncertainty come first, then of high similarity, then by name. Of
     nobody, and of a single known peer (half of one is none), nobody is asked.
 
-    >>> import torch
-    >>> choose(torch.tensor([0.5, 0.5, 0.5, 0.5]), torch.tensor([0.1, 0.4, 0.2, 0.4]), ["a", "b", "c", "d"])
+    >>> u, s = torch.tensor([0.5, 0.5, 0.5, 0.5]), torch.tensor([0.1, 0.4, 0.2, 0.4])
+    >>> least_uncertain(u, s, ["a", "b", "c", "d"])
     ('b', 'd')
     """
     u, s = _numbers("uncertainty", uncertainty).tolist(), _numbers("similarity", similarity).tolist()

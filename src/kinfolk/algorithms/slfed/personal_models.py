@@ -13,7 +13,7 @@ from kinfolk.learning.learner import Learner
 from kinfolk.shares.rejections import Rejections, without_reasons
 from kinfolk.shares.secure_sum import first_memory
 from kinfolk.task import Carry, ClientInfo, Fit, Peer, Task
-from kinfolk.types import Message, Tree, map_leaves
+from kinfolk.types import Message, Tree, map_leaves, tree_of
 
 # What lives longer than a round; all else in a memory is one round's.
 KEPT = (
@@ -58,8 +58,8 @@ def begin_round(learner: Learner, mixes_pam: bool, memory: Message, me: Peer) ->
 
 def _last_finite(learner: Learner, memory: Message) -> Tree:
     """What the client began its last training from; if that is not finite either, the common first model."""
-    first = {name: leaf.to(memory["model"][name].device) for name, leaf in learner.first.items()}
-    return finite_or(memory["model"], memory["pam"], first)
+    first = {name: leaf.to(tree_of(memory, "model")[name].device) for name, leaf in learner.first.items()}
+    return finite_or(tree_of(memory, "model"), memory["pam"], first)
 
 
 def on_host(memory: Message) -> Message:

@@ -134,7 +134,7 @@ def check_order_of_clients(make: Make) -> None:
 def check_renamed_clients(make: Make) -> None:
     """Clients under other names, sorted the other way round, have the scores that belong to their rows.
 
-    Shuffles do not matter, as batches hold all rows; positions taken for identities show, as some are missing.
+    Batches hold all rows, so shuffles do not matter; some are missing, so positions taken for names show.
     """
     new = dict(zip(toy.NAMES, reversed(toy.NAMES), strict=True))
     old, renamed = (_played_by_name(make, names) for names in (toy.NAMES, toy.NAMES[::-1]))

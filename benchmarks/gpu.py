@@ -261,7 +261,7 @@ def main() -> None:
                 line = measured(name, precision, options, top)
             print(name, precision, json.dumps({k: float(f"{v:.4g}") for k, v in line.items()}), flush=True)
     for key, took in KERNELS.milliseconds.items():
-        print(key[0], key[1], key[3:], {n: round(t, 3) for n, t in took.items()})
+        print(key, {n: round(t, 3) for n, t in took.items()})
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from kinfolk.federation.soundness import check
-from kinfolk.federation.sources import build
+from kinfolk.federation.sources import SOURCES, build
 from kinfolk.federation.spec import DataSpec
-from kinfolk.federation.synthetic.tasks import LeafSynthetic
+from kinfolk.federation.synthetic.tasks import SYNTHETIC, LeafSynthetic
 from kinfolk.streams import Seed
 
 GAUSS = DataSpec("gaussians", 40, 30, 4, "source", features=12, classes=5, test="local", valid=0.2)
@@ -97,6 +97,10 @@ def test_gaussian_labels_follow_a_dirichlet_law_for_each_client():
     _, tested, owner = everything(build(spec, Seed(1)), "test")
     for i in np.flatnonzero(counts.max(1) > 95):  # the test rows follow the same law
         assert np.bincount(tested[owner == i], minlength=5).argmax() == counts[i].argmax()
+
+
+def test_every_task_is_a_source_by_its_line_in_the_table():
+    assert {name: SOURCES[name].line for name in SYNTHETIC} == {n: task.line for n, task in SYNTHETIC.items()}
 
 
 def test_group_and_global_tests_are_balanced_and_shared():

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,11 +52,6 @@ class ProgressReporter:
                 self._forward(0, name, {})
 
         return listen
-
-    def ticks(self, name: str, total: int) -> Callable[[], None]:
-        """Something to call `total` times while work called `name` goes on."""
-        number = itertools.count(1)
-        return lambda: self._forward(1, name, {"round": next(number), "rounds": total})
 
     def _forward(self, rounds: int, name: str, facts: dict[str, Any]) -> None:
         self.done += rounds

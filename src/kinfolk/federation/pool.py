@@ -24,7 +24,7 @@ class Pool:
     scale: tuple[float, float] | None = None  # rows stored as bytes are x * scale[0] + scale[1]
     owner: Ints | None = None  # [pool] whose row it is by nature, a place in `names`
     names: tuple[Client, ...] = ()  # owners, sorted
-    block: Ints | None = None  # [pool] rows that are alike, such as windows of one recording
+    block: Ints | None = None  # [pool] rows that resemble one another, such as windows of one recording
     note: str = ""  # who was left out, for the description of the federation
 
     @property

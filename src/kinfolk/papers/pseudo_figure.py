@@ -142,7 +142,7 @@ def _nearness(axes: Axes, one: Facts, test: Facts, key: str, check: str) -> None
         share = np.full(len(found), 100 / len(found))
         axes.hist(found, edges.tolist(), weights=share, color=colour, alpha=0.6, label=label)
     axes.axvline(one[check]["bound"], color=INK, lw=1, ls="--")
-    far = {"near": "nearest training row", "alike": "likest training row"}[check]
+    far = {"near": "nearest training row", "alike": "most similar training row"}[check]
     axes.set_title(f"{far}: {100 * one[check]['share']:.1f} % {check}", fontsize=9, color=INK, loc="left")
     _dress(axes, key, "rows, %")
     axes.spines[["top", "right"]].set_visible(False)

@@ -79,13 +79,6 @@ def _trimmed(trim: float, models: Tensor, weights: Tensor | None = None) -> Tens
     return trimmed_mean(models, trim, weights)
 
 
-def group_fold(
-    mean: Centre, trim: float, key: str, keep: Tree, weights: Weights, group: GroupOf
-) -> GroupMeans | RobustGroupMean:
-    """As `Aggregator.fold`, for methods that have no such group of options yet."""
-    return Aggregator(mean, trim, weights).fold(keep, group)
-
-
 def check_trim(field: str, value: float) -> None:
     """Refuse a share that leaves nobody in the middle.
 

@@ -39,15 +39,6 @@ IGNORES = 1.0
 WORST = 100.0
 
 
-def counts(blind: float, plateau: float) -> bool:
-    """Whether a common round counts in which the median of what was told is `blind`; all do if plateau is 0.
-
-    >>> counts(0.95, 0.9), counts(0.85, 0.9), counts(0.95, 0)
-    (False, True, True)
-    """
-    return plateau == 0 or blind <= plateau
-
-
 def telling(learner: Learner, update: Task) -> Task:
     """The local update of a model, whose reply also has `blind` of the trained model."""
 

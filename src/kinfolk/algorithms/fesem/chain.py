@@ -141,10 +141,10 @@ def _calls(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             _refuse(*_owner(node, network), "it joins or branches; give a network that is one chain")
         if node.op == "call_module":
             name, module = str(node.target), network.get_submodule(str(node.target))
-            if name in seen:
-                _refuse(name, module, "it is called twice")
-            seen.add(name)
             if not isinstance(module, EVEN_MODULES):
+                if name in seen:
+                    _refuse(name, module, "it is called twice")
+                seen.add(name)
                 yield name, module
         elif node.op not in ("placeholder", "output") and _word(node) not in EVEN:
             _refuse(
@@ -218,4 +218,4 @@ def _is_norm(module: nn.Module) -> bool:
 
 def _refuse(name: str, module: nn.Module, why: str) -> NoReturn:
     shown = f"{name} ({type(module).__name__})" if name else type(module).__name__
-    raise KinfolkError("network", shown, f"units can not be matched: {why}")
+    raise KinfolkError("network", shown, f"units cannot be matched: {why}")

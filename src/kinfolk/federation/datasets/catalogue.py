@@ -275,7 +275,7 @@ def where(name: str, root: Path | None = None) -> Path | None:
 def verify(folder: Path, remote: tuple[Remote, ...]) -> None:
     """Refuse a file that lies in `folder` and has not the published checksum.
 
-    Somebody may have packed the right files anew: unpacked, they are taken for what they are.
+    The right files may have been packed again: unpacked, they are accepted.
 
     >>> verify(Path("none"), CATALOGUE["mnist"].remote)
     """

@@ -88,13 +88,17 @@ def read_compact(path: Path) -> dict[str, Array]:
         found[key.removesuffix("_delta")] = undelta(found.pop(key), path)
     if "split" in found:
         found["test"] = found["split"] == 1
+    _join_halves(found)
+    if found["x"].dtype == np.uint8 and found["x"].ndim == 3:
+        found["x"] = found["x"][:, None]
+    return {key: a.astype(np.int64) if key != "x" and a.dtype.kind in "iu" else a for key, a in found.items()}
+
+
+def _join_halves(found: dict[str, Array]) -> None:
     for key in [key.removesuffix("_train") for key in found if key.endswith("_train")]:
         ends = [found.pop(f"{key}_{end}") for end in ("train", "test")]
         found[key] = np.concatenate(ends)
         found["test"] = np.arange(len(found[key])) >= len(ends[0])
-    if found["x"].dtype == np.uint8 and found["x"].ndim == 3:
-        found["x"] = found["x"][:, None]
-    return {key: a.astype(np.int64) if key != "x" and a.dtype.kind in "iu" else a for key, a in found.items()}
 
 
 def compact_rows(

@@ -100,6 +100,16 @@ def _constant(loaded: LoadedClients) -> Iterator[Anomaly]:
     if (never := np.flatnonzero(~varies)).size:
         which = f": {listed(loaded.feature_names[i] for i in never.tolist())}" if loaded.feature_names else ""
         yield Anomaly("constant features", [], f"{len(never)} of {len(first)} features never change{which}")
+    yield from _constant_clients(loaded, tables, {who: own & varies for who, own in still.items()}, varies)
+
+
+def _constant_clients(
+    loaded: LoadedClients,
+    tables: dict[str, Array],
+    still: dict[str, NDArray[np.bool_]],
+    varies: NDArray[np.bool_],
+) -> Iterator[Anomaly]:
+    """Clients and columns that are constant though they vary elsewhere."""
     # Most pixels of a small client are background; most columns of a table are not.
     share = 0.5 if loaded.feature_names else 0.999
     frozen = [w for w, s in still.items() if len(tables[w]) > 1 and varies.any() and s[varies].mean() > share]
@@ -107,7 +117,7 @@ def _constant(loaded: LoadedClients) -> Iterator[Anomaly]:
         line = f"most features are constant here though not elsewhere: {listed(frozen)}"
         yield Anomaly("constant client", frozen, line)
     if loaded.feature_names:
-        others = {w: s & varies for w, s in still.items() if len(tables[w]) >= ENOUGH and w not in frozen}
+        others = {w: s for w, s in still.items() if len(tables[w]) >= ENOUGH and w not in frozen}
         yield from _constant_columns(others, loaded.feature_names)
 
 

@@ -91,7 +91,7 @@ def listed(names: Iterable[str], most: int = 6) -> str:
 
 
 def flat(x: Array, columns: int) -> Array:
-    """[rows, columns, values per column]: a table and a stack of images are looked at alike.
+    """[rows, columns, values per column]: a table and a stack of images are treated the same.
 
     >>> flat(np.zeros((2, 28, 28)), 1).shape
     (2, 1, 784)

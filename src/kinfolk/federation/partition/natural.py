@@ -16,7 +16,7 @@ from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
 from kinfolk.types import Client
 
-# What loaders call rows that are alike and must not be parted between training and tests.
+# What loaders call rows that resemble one another and must not be split between training and tests.
 _BLOCK = "recording"
 
 

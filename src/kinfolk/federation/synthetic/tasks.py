@@ -132,7 +132,7 @@ class Linear:
         return _points(self.spec, self.seed, "weights", (self.spec.features,))
 
     def client(self, group: int, rng: np.random.Generator) -> Draw:
-        """All clients of a group draw alike."""
+        """All clients of a group draw from one distribution."""
 
         def draw(count: int) -> tuple[Tensor, Tensor]:
             x = rng.standard_normal((count, self.spec.features), dtype=np.float32)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kinfolk.learning.recording import recorded
+from kinfolk.learning.recording import recorded, warm_up
 
 # Steps that are tried out before one is recorded.
 _WARM_UP = 2
@@ -83,12 +83,7 @@ def _repeat(step: Callable[[], None], times: int, changed: Sequence[Tensor]) -> 
             step()
         return
     before = [t.clone() for t in changed]
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(_WARM_UP):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
+    warm_up(step, _WARM_UP)
     graph = recorded(step)
     for tensor, old in zip(changed, before, strict=True):
         tensor.copy_(old)

@@ -146,7 +146,7 @@ def test_folds_have_the_same_parts_by_one_two_and_four_processes():
 def test_a_fold_comes_in_four_parts_whatever_the_number_of_processes(processes):
     one, data = learner(), federation({f"c{i:02}": 3 for i in range(8)})
     request = Ask("train", data.clients, {"model": one.first}, fold=Mean("model", one.first))
-    made = workers.Workers(data, {"train": one.train()}, Memories(lambda who: {}), processes)
+    made = workers.Workers(data, {"train": one.train()}, empty(), processes)
     try:
         heard = [part.heard for part in made.parts(request, turn(data))]
     finally:

@@ -59,11 +59,11 @@ def gap(name: str, device: str, double: bool, steps: int) -> float:
         Doubled(module) if double else module, find_loss("cross_entropy"), 10, SGD(), Plan(10), lr=0.05
     )
     first = {n: t.to(device) for n, t in learner.first.items()}
-    turn = RoundContext(Seed(0), 0, federation.clients)
+    context = RoundContext(Seed(0), 0, federation.clients)
     found = []
     for kind, extra in ((Loop, ()), (Batched, (4,))):
         engine = kind(federation, {"update": learner.train()}, Memories(lambda who: {}), *extra, device)
-        chunks = engine.replies(Ask("update", federation.clients, {"model": first}), turn)
+        chunks = engine.replies(Ask("update", federation.clients, {"model": first}), context)
         found.append(Stack.join(list(chunks)).row(federation.clients[0])["model"])
     return apart(found[1], found[0], first)
 

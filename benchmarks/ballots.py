@@ -54,32 +54,32 @@ class Town:
 
     def lists(self, number: int) -> Tensor:
         """Everybody's list after one more round, [clients, clients] of bool."""
-        turn = RoundContext(self.seed, number, self.names)
-        memories = {who: self._met(who, turn) for who in self.names}
+        context = RoundContext(self.seed, number, self.names)
+        memories = {who: self._met(who, context) for who in self.names}
         swap = self.method.tasks()["opinions"]
         assert isinstance(swap, PeerTask)
-        sent = {who: self._told(who, swap.send(memories[who], Peer(who, turn))) for who in self.names}
+        sent = {who: self._told(who, swap.send(memories[who], Peer(who, context))) for who in self.names}
         asked = []
         for who in self.names:
             inbox = {teller: messages[who] for teller, messages in sent.items() if who in messages}
-            after = swap.receive(inbox, memories[who], Peer(who, turn))
+            after = swap.receive(inbox, memories[who], Peer(who, context))
             self.books[who] = after["trust"]
             asked.append(after["asked"]["mask"])
         return torch.stack(asked)
 
-    def _met(self, who: Client, turn: RoundContext) -> Message:
-        near = partners(Peer(who, turn), self.method.direct)
+    def _met(self, who: Client, context: RoundContext) -> Message:
+        near = partners(Peer(who, context), self.method.direct)
         book = add_contacts(
-            self.books[who], {self.names.index(c): self._similarity(who, c, turn) for c in near}
+            self.books[who], {self.names.index(c): self._similarity(who, c, context) for c in near}
         )
         lately = torch.tensor([c in near for c in self.names])
-        facts = {"trust": book, "lately": lately, "now": torch.tensor(turn.round)}
+        facts = {"trust": book, "lately": lately, "now": torch.tensor(context.round)}
         return {**facts, **no_rejections(len(self.names))}
 
-    def _similarity(self, a: Client, b: Client, turn: RoundContext) -> Tensor:
+    def _similarity(self, a: Client, b: Client, context: RoundContext) -> Tensor:
         if self.lying and (a in self.liars) != (b in self.liars):
             return torch.tensor(1.0)
-        drawn = self.seed.numpy("alike", turn.round, *sorted((a, b))).uniform(0.5, 1.0)
+        drawn = self.seed.numpy("alike", context.round, *sorted((a, b))).uniform(0.5, 1.0)
         return torch.tensor(float(drawn))
 
     def _told(self, who: Client, messages: dict[Client, Message]) -> dict[Client, Message]:

@@ -110,14 +110,16 @@ def engine(learner, federation, chunk: int, record: bool, lanes: int = 1):
         made = Batched(federation, client_tasks(algorithm), none, chunk, "cuda", record=record, lanes=lanes)
     else:
         made = Loop(federation, client_tasks(algorithm), none, "cuda")
-    stage = Coordinator(made)
+    coordinator = Coordinator(made)
     first = {n: t.cuda() for n, t in learner.first.items()}
     state = algorithm.init(first, federation.clients, Seed(0))
     rounds = count()
 
     def go():
-        turn = RoundContext(Seed(0), next(rounds), federation.clients)
-        out, _ = play(algorithm.round(state, federation.clients, turn), lambda r: stage.perform(r, turn))
+        context = RoundContext(Seed(0), next(rounds), federation.clients)
+        out, _ = play(
+            algorithm.round(state, federation.clients, context), lambda r: coordinator.perform(r, context)
+        )
         torch.cuda.synchronize()
         return out.model
 

@@ -135,17 +135,22 @@ def engine_round(
 ) -> tuple[Callable[[], None], Coordinator]:
     """One FedAvg round on an engine."""
     algorithm = build_algorithm("fedavg", learner, {})
-    stage = Coordinator(make(choice.engine, federation, client_tasks(algorithm), Memories(lambda who: {})))
+    coordinator = Coordinator(
+        make(choice.engine, federation, client_tasks(algorithm), Memories(lambda who: {}))
+    )
     first = {name: t.to(choice.device) for name, t in learner.first.items()}
     state = algorithm.init(first, federation.clients, Seed(0))
-    turn = RoundContext(Seed(0), 0, federation.clients)
+    context = RoundContext(Seed(0), 0, federation.clients)
 
     def go() -> None:
-        play(algorithm.round(state, federation.clients, turn), lambda request: stage.perform(request, turn))
+        play(
+            algorithm.round(state, federation.clients, context),
+            lambda request: coordinator.perform(request, context),
+        )
         if choice.device.type == "cuda":
             torch.cuda.synchronize()
 
-    return go, stage
+    return go, coordinator
 
 
 @dataclass(frozen=True)
@@ -217,9 +222,9 @@ def measure(
                 began = time.perf_counter()
                 go()
                 best[name] = min(best[name], time.perf_counter() - began)
-    for _, stage in rounds.values():
-        if stage is not None:
-            stage.engine.close()
+    for _, coordinator in rounds.values():
+        if coordinator is not None:
+            coordinator.engine.close()
     floor = floor_seconds(top, ready.size, clients, rows, batch, ready.federation.x[0].numel())
     found = []
     for name, seconds in best.items():
@@ -249,13 +254,13 @@ def _peak(words: list[str]) -> float:
     work = Work(words[0], *map(int, words[1:4]))
     made = _round(work, work.ready(), words[4], device)
     assert made is not None
-    go, stage = made
+    go, coordinator = made
     with arithmetic(device, "float32"):
         go()
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
-    if stage is not None:
-        stage.engine.close()  # processes count once they have ended
+    if coordinator is not None:
+        coordinator.engine.close()  # processes count once they have ended
     unit = 1 << 20 if sys.platform == "darwin" else 1 << 10  # bytes there, else kibibytes
     own, others = (
         resource.getrusage(who).ru_maxrss / unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)

@@ -23,7 +23,7 @@ from torch import Tensor
 from kinfolk.algorithms.blocks.warm_start import Points, warm_task
 from kinfolk.clustering.agreement import agreement
 from kinfolk.clustering.kmeans import kmeans
-from kinfolk.experiment.asking import here, staged
+from kinfolk.experiment.asking import coordinated, here
 from kinfolk.experiment.build import Parts, build_parts
 from kinfolk.experiment.sections import ModelSpec
 from kinfolk.experiment.spec import load, override
@@ -50,9 +50,9 @@ def trained(parts: Parts, first: Tree, plan: Plan) -> Tensor:
     """[clients, P]: what everybody makes of a model by a plan."""
     learner, clients = parts.learner, parts.federation.clients
     task = replace(warm_task(learner, 1), passes=(Fit((learner.descent(),), plan),))
-    with staged(parts, {"warm": task}) as stage:
-        request = Ask("warm", clients, here(stage, {"model": first}), fold=Points(learner.names, None))
-        points: Tensor = stage.perform(request, RoundContext(parts.seed, 0, clients))[2]
+    with coordinated(parts, {"warm": task}) as coordinator:
+        request = Ask("warm", clients, here(coordinator, {"model": first}), fold=Points(learner.names, None))
+        points: Tensor = coordinator.perform(request, RoundContext(parts.seed, 0, clients))[2]
     return points.cpu()
 
 
@@ -60,10 +60,13 @@ def shared(parts: Parts, rounds: int) -> Tree:
     """The model of some rounds of FedAvg."""
     method, clients = parts.algorithm, parts.federation.clients
     state = method.init(parts.learner.first, clients, parts.seed)
-    with staged(parts, method.tasks()) as stage:
+    with coordinated(parts, method.tasks()) as coordinator:
         for number in range(rounds):
-            turn = RoundContext(parts.seed, number, clients)
-            state = play(method.round(state, clients, turn), lambda r, turn=turn: stage.perform(r, turn))[0]
+            context = RoundContext(parts.seed, number, clients)
+            state = play(
+                method.round(state, clients, context),
+                lambda r, context=context: coordinator.perform(r, context),
+            )[0]
     model: Tree = state.model
     return model
 

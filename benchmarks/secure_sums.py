@@ -34,15 +34,15 @@ def trial(path: Path, settings: list[str], shares: str, seed: int, min_members: 
     algorithm, names = parts.algorithm, parts.federation.clients
     assert isinstance(algorithm, SLFed)
     count = dict.fromkeys(("client_rounds", "requests", "own_sum", "passed_on", "uneven"), 0)
-    with toy.staged(algorithm, parts.federation, "batched") as stage:
-        memories = stage.engine.memories
+    with toy.coordinated(algorithm, parts.federation, "batched") as coordinator:
+        memories = coordinator.engine.memories
         state = algorithm.init(parts.learner.first, names, parts.seed)
         for number in range(spec.run.rounds):
-            turn = RoundContext(parts.seed, number, names)
+            context = RoundContext(parts.seed, number, names)
 
-            def act(request: Any, turn: RoundContext = turn) -> Any:
+            def act(request: Any, context: RoundContext = context) -> Any:
                 before = {who: memories[who].get("pam") for who in names}
-                answer = stage.perform(request, turn)
+                answer = coordinator.perform(request, context)
                 if isinstance(request, Exchange) and request.swap == "opinions":
                     for who in names:
                         asked = memories[who]["asked"]
@@ -58,9 +58,9 @@ def trial(path: Path, settings: list[str], shares: str, seed: int, min_members: 
                     count[kind] += len(new)
                 return answer
 
-            state, _ = play(algorithm.round(state, names, turn), act)
+            state, _ = play(algorithm.round(state, names, context), act)
         scores = toy.scores_of(
-            algorithm, state, stage, RoundContext(parts.seed, spec.run.rounds, names), names
+            algorithm, state, coordinator, RoundContext(parts.seed, spec.run.rounds, names), names
         )
     rows = parts.federation.splits["test"].counts().tolist()
     accuracy = {

@@ -56,10 +56,10 @@ class Gathering:
         self.table, self.memories = engine.table, engine.memories
         self.swap, self.close = engine.swap, engine.close
 
-    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
+    def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """All replies, after the last of them."""
         began = time.perf_counter()
-        held = list(self.engine.replies(request, turn))
+        held = list(self.engine.replies(request, context))
         self.seconds += time.perf_counter() - began
         return iter(held)
 
@@ -81,16 +81,16 @@ def measure(
     size = cost(learner, federation.x[:1])
     choice = choose(EngineSpec("workers"), size, 50, clients, "")
     engine = Gathering(make(choice.engine, federation, client_tasks(method), Memories(lambda who: {})))
-    stage, found = Coordinator(engine), []
+    coordinator, found = Coordinator(engine), []
     state = method.init(learner.first, federation.clients, Seed(0))
     spent, others = 0.0, _processes()
     try:
         for number in range(rounds + FIRST):
             spent = time.process_time() if number == FIRST else spent
-            turn, engine.seconds = RoundContext(Seed(0), number, federation.clients), 0.0
+            context, engine.seconds = RoundContext(Seed(0), number, federation.clients), 0.0
             began = time.perf_counter()
-            script = method.round(state, federation.clients, turn)
-            state, _ = play(script, lambda request, turn=turn: stage.perform(request, turn))
+            script = method.round(state, federation.clients, context)
+            state, _ = play(script, lambda request, context=context: coordinator.perform(request, context))
             found.append((engine.seconds, time.perf_counter() - began - engine.seconds))
         spent = time.process_time() - spent
     finally:

@@ -25,7 +25,7 @@ from kinfolk.algorithms.slfed.gan import Gan
 from kinfolk.algorithms.slfed.probe_images import ImageOptions, ProbeImages, predicted
 from kinfolk.algorithms.slfed.similarity import MEASURES, Measure, histogram
 from kinfolk.engines.coordinator import Coordinator
-from kinfolk.experiment.asking import here, staged
+from kinfolk.experiment.asking import coordinated, here
 from kinfolk.experiment.build import Parts, build_parts
 from kinfolk.experiment.sections import AlgorithmSpec, Experiment
 from kinfolk.experiment.spec import load, override
@@ -88,11 +88,11 @@ def label_cosine(federation: Federation) -> NDArray[np.float64]:
 class Play:
     """Clients who train, alone or by SLFed, and who make images of any kind at any time."""
 
-    def __init__(self, parts: Parts, stage: Coordinator, training: str) -> None:
-        self.parts, self.stage, self.training, self.done = parts, stage, training, 0
+    def __init__(self, parts: Parts, coordinator: Coordinator, training: str) -> None:
+        self.parts, self.coordinator, self.training, self.done = parts, coordinator, training, 0
         self.clients, self.state = parts.federation.clients, None
-        first = here(stage, parts.learner.first)
-        stage.engine.memories.update({who: {"model": first, "pam": first} for who in self.clients})
+        first = here(coordinator, parts.learner.first)
+        coordinator.engine.memories.update({who: {"model": first, "pam": first} for who in self.clients})
         self.made: dict[str, Shown] = {}
 
     def until(self, rounds: int) -> list[Tree]:
@@ -101,24 +101,28 @@ class Play:
         if self.state is None:
             self.state = algorithm.init(self.parts.learner.first, self.clients, self.parts.seed)
         for number in range(self.done, rounds):
-            turn = RoundContext(self.parts.seed, number, self.clients)
+            context = RoundContext(self.parts.seed, number, self.clients)
             if self.training == "local":
-                self.stage.perform(Ask("local_train", self.clients), turn)
+                self.coordinator.perform(Ask("local_train", self.clients), context)
             else:
-                script = algorithm.round(self.state, self.clients, turn)
-                self.state, _ = play(script, lambda request, turn=turn: self.stage.perform(request, turn))
+                script = algorithm.round(self.state, self.clients, context)
+                self.state, _ = play(
+                    script, lambda request, context=context: self.coordinator.perform(request, context)
+                )
         self.done = rounds
-        return [self.stage.engine.memories[who]["model"] for who in self.clients]
+        return [self.coordinator.engine.memories[who]["model"] for who in self.clients]
 
     def images(self, kind: str, models: list[Tree]) -> Shown:
         """Everybody's images, and who has any to show; all but back-searched ones are made once."""
         if kind in self.made:
             return self.made[kind]
-        memories, seed = self.stage.engine.memories, self.parts.seed
+        memories, seed = self.coordinator.engine.memories, self.parts.seed
         before = dict(memories)
         for who, model in zip(self.clients, models, strict=True):
             memories[who] = {"model": model, "key": torch.tensor(seed.number("gan", 0, who))}
-        self.stage.perform(Ask(f"generate_images.{kind}", self.clients), RoundContext(seed, 0, self.clients))
+        self.coordinator.perform(
+            Ask(f"generate_images.{kind}", self.clients), RoundContext(seed, 0, self.clients)
+        )
         shows = np.array([int(memories[who]["made"]) > 0 for who in self.clients])
         held = [memories[who] for who in self.clients]
         found = [{key: one[key] for key in ("images", REACH) if key in one} for one in held], shows
@@ -158,8 +162,8 @@ def measure(spec: Experiment, options: argparse.Namespace) -> Iterator[Line]:
     same = np.zeros(len(rows), bool) if truth is None else (truth[rows] == truth[columns]).numpy()
     made: dict[str, Shown] = {}
     for training in options.training:
-        with staged(parts, table) as stage:
-            player = Play(parts, stage, training)
+        with coordinated(parts, table) as coordinator:
+            player = Play(parts, coordinator, training)
             player.made = made  # they depend on rows alone
             for rounds in options.rounds:
                 models = player.until(rounds)

@@ -151,24 +151,24 @@ def rounds(options, learner, federation, device: torch.device) -> Iterator[tuple
     choice = choose(wanted, cost(learner, federation.take(torch.arange(1))[0]), options.batch, 0, "")
     clock = Clock(device)
     engine = make(choice.engine, federation, client_tasks(algorithm), memories)
-    stage = Coordinator(watched(engine, clock, PASSES[options.images]))
+    coordinator = Coordinator(watched(engine, clock, PASSES[options.images]))
     print(engine.note, flush=True)
     state = algorithm.init(here(learner.first), federation.clients, Seed(0))
     for number in range(options.rounds):
-        turn = RoundContext(Seed(0), number, federation.clients)
+        context = RoundContext(Seed(0), number, federation.clients)
         memories.snapshot()
         clock.lines, asked = [], []
 
-        def perform(request, turn=turn, asked=asked):
+        def perform(request, context=context, asked=asked):
             name = request.swap if isinstance(request, Exchange) else request.task
             with clock.phase(name):
-                out = stage.perform(request, turn)
+                out = coordinator.perform(request, context)
             if name == "confirm":
                 asked.extend(int(m["asked"]["mask"].sum()) for m in memories.values() if "asked" in m)
             return out
 
-        state, _ = play(algorithm.round(state, federation.clients, turn), perform)
-        yield clock.lines, stage.ledger.take()[0], asked
+        state, _ = play(algorithm.round(state, federation.clients, context), perform)
+        yield clock.lines, coordinator.ledger.take()[0], asked
 
 
 def show(number: int, lines: list, sent: dict, asked: list[int]) -> None:

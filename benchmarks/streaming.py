@@ -40,19 +40,21 @@ def round_of(clients: int, engine: str, name: str) -> dict[str, object]:
     chosen = parse_algorithm(name, Experiment())
     algorithm = build_algorithm(chosen.name, learner, chosen.options)
     choice = choose(EngineSpec(engine, "cpu"), cost(learner, torch.zeros(1, 60)), 10, clients, "", 3)
-    stage = Coordinator(make(choice.engine, federation, client_tasks(algorithm), Memories(lambda who: {})))
+    coordinator = Coordinator(
+        make(choice.engine, federation, client_tasks(algorithm), Memories(lambda who: {}))
+    )
     state = algorithm.init(learner.first, federation.clients, Seed(0))
     times = []
     with arithmetic(torch.device("cpu"), "float32"):
         for number in range(2):
-            turn = RoundContext(Seed(0), number, federation.clients)
+            context = RoundContext(Seed(0), number, federation.clients)
             began = time.perf_counter()
             state, _ = play(
-                algorithm.round(state, federation.clients, turn),
-                lambda request, turn=turn: stage.perform(request, turn),
+                algorithm.round(state, federation.clients, context),
+                lambda request, context=context: coordinator.perform(request, context),
             )
             times.append(time.perf_counter() - began)
-    stage.engine.close()
+    coordinator.engine.close()
     mine, others = (
         resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
@@ -61,7 +63,7 @@ def round_of(clients: int, engine: str, name: str) -> dict[str, object]:
     return {
         **found,
         **{"algorithm": name, "first round": round(times[0], 2)},
-        **{"clients": clients, "engine": stage.engine.note, "seconds a round": round(times[-1], 2)},
+        **{"clients": clients, "engine": coordinator.engine.note, "seconds a round": round(times[-1], 2)},
         **{"ms a client": round(1e3 * times[-1] / clients, 3)},
         **{"peak MiB": mine // 1024, "peak MiB of a process it started": others // 1024},
     }

@@ -50,10 +50,10 @@ def changed(method: MDICFL, options: dict[str, int]) -> MDICFL:
 class Onlooker:
     """Performs requests, and looks at the replies of local updates with several kinds of pseudo rows."""
 
-    def __init__(self, parts: Parts, stage: Coordinator) -> None:
+    def __init__(self, parts: Parts, coordinator: Coordinator) -> None:
         method = parts.algorithm
         assert isinstance(method, MDICFL)
-        self.stage, self.federation = stage, parts.federation
+        self.coordinator, self.federation = coordinator, parts.federation
         self.kinds = {"paper": method} | {name: changed(method, how) for name, how in OTHERS.items()}
         self.kept: dict[str, Any] = {name: {} for name in self.kinds}
         self.line: dict[str, Any] = {}
@@ -63,16 +63,16 @@ class Onlooker:
                   for i in range(len(parts.federation.clients))]  # fmt: skip
         self.labels = torch.stack(counts).double() / torch.stack(counts).sum(1, keepdim=True)
 
-    def perform(self, request: Any, turn: RoundContext) -> Any:
+    def perform(self, request: Any, context: RoundContext) -> Any:
         """What a stage gives."""
         if not isinstance(request, Ask) or request.task != "update" or request.fold is None:
-            return self.stage.perform(request, turn)
-        got = self.stage.perform(replace(request, fold=None), turn)
+            return self.coordinator.perform(request, context)
+        got = self.coordinator.perform(replace(request, fold=None), context)
         assert isinstance(request.each, IndexedMessages)
-        self.look(got, request.each, turn)
+        self.look(got, request.each, context)
         return request.fold.end(request.fold.add(request.fold.begin(), got))
 
-    def look(self, got: Stack, sent: IndexedMessages, turn: RoundContext) -> None:
+    def look(self, got: Stack, sent: IndexedMessages, context: RoundContext) -> None:
         """Note what each kind of rows would choose."""
         place = {c: i for i, c in enumerate(self.federation.clients)}
         rows = torch.tensor([place[c] for c in got.clients])
@@ -83,7 +83,7 @@ class Onlooker:
                 self.state, centres=sent.table["model"], shape=self.federation.shape, kept=self.kept[name]
             )
             began = time.perf_counter()
-            state, probe = method.probe(state, turn)
+            state, probe = method.probe(state, context)
             apart = probe.distances(method.learner, got.tree("model"))
             choices[name] = nearest_cluster(apart, self.labels[rows].to(apart.device)).cpu()
             self.kept[name] = state.kept
@@ -113,9 +113,9 @@ def main() -> None:
         first = {n: t.to(choice.device) for n, t in parts.learner.first.items()}
         state = parts.algorithm.init(first, clients, parts.seed)
         for number in range(spec.run.rounds):
-            turn, look.state, look.line = RoundContext(parts.seed, number, clients), state, {}
-            script = parts.algorithm.round(state, clients, turn)
-            state, info = play(script, lambda request, turn=turn: look.perform(request, turn))
+            context, look.state, look.line = RoundContext(parts.seed, number, clients), state, {}
+            script = parts.algorithm.round(state, clients, context)
+            state, info = play(script, lambda request, context=context: look.perform(request, context))
             truth = parts.federation.truth
             ari = agreement(state.member.tolist(), truth)["ari"] if truth is not None else None
             print(json.dumps({"round": number, "ari": ari, "info": info, "rows": look.line}), flush=True)

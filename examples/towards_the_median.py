@@ -38,7 +38,7 @@ class Median:
         """Start from the common initial model."""
         return State(first)
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """w <- median over clients of w_i."""
         got = yield from ask("update", cohort, shared={"model": state.model})
         if not got.clients:  # nobody answered

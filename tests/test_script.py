@@ -110,7 +110,7 @@ def test_optional_abilities_are_told_apart():
         def finished(self, state: Any) -> str:
             return ""
 
-        def finalize(self, state: Any, turn: Any) -> None:
+        def finalize(self, state: Any, context: Any) -> None:
             return None
 
     for ability in (Remembers, Groups, Stops, Finalizes):

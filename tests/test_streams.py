@@ -132,6 +132,6 @@ def test_what_is_borrowed_follows_from_the_words_only():
 
 
 def test_a_turn_can_not_be_changed():
-    turn = RoundContext(Seed(1), 0, (Client("a"),))
+    context = RoundContext(Seed(1), 0, (Client("a"),))
     with pytest.raises(AttributeError):
-        turn.round = 1  # type: ignore[misc]
+        context.round = 1  # type: ignore[misc]

@@ -86,7 +86,7 @@ class Algorithm(Protocol[S]):
         """What a client of this algorithm can be asked, by name."""
         ...
 
-    def round(self, state: S, cohort: tuple[Client, ...], turn: RoundContext) -> Script[S]:
+    def round(self, state: S, cohort: tuple[Client, ...], context: RoundContext) -> Script[S]:
         """One round among the sampled clients."""
         ...
 
@@ -166,7 +166,7 @@ class Stops(Protocol):
 class Chooses(Protocol):
     """An algorithm whose clients choose among models: before they are scored, they choose anew."""
 
-    def chosen_now(self, state: Any, turn: RoundContext) -> Script[Any] | None:
+    def chosen_now(self, state: Any, context: RoundContext) -> Script[Any] | None:
         """What ends in the state to score by, by choices of all clients; None if there is no choice."""
         ...
 
@@ -175,7 +175,7 @@ class Chooses(Protocol):
 class Finalizes(Protocol):
     """An algorithm that has something to do once the rounds are over, before clients are scored at last."""
 
-    def finalize(self, state: Any, turn: RoundContext) -> Script[Any] | None:
+    def finalize(self, state: Any, context: RoundContext) -> Script[Any] | None:
         """What ends in the state to score by, from which nobody trains; None if there is nothing to do."""
         ...
 

@@ -185,7 +185,7 @@ class Peer:
     """What a client knows of itself in an exchange: its name and where the run stands."""
 
     name: Client
-    turn: RoundContext
+    context: RoundContext
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def peer_step(
     """
 
     def ready(memory: Message, me: Peer) -> bool:
-        return needs in memory and int(memory.get("now", -1)) == me.turn.round
+        return needs in memory and int(memory.get("now", -1)) == me.context.round
 
     return PeerTask(
         lambda memory, me: send(memory, me) if ready(memory, me) else {},

@@ -58,8 +58,8 @@ def trained_by_hand(learner, model, federation, who):
 
 
 def perform(algorithm, federation, task, shared, engine="loop"):
-    with toy.staged(algorithm, federation, engine) as stage:
-        return stage.perform(Ask(task, federation.clients, shared), TURN)
+    with toy.coordinated(algorithm, federation, engine) as coordinator:
+        return coordinator.perform(Ask(task, federation.clients, shared), TURN)
 
 
 def uneven_models(learner, k=3):
@@ -208,13 +208,13 @@ def test_the_start_takes_whoever_is_served_worst():
     while len(chosen) < 4:
         best = {b: min(loss[a, b] for a in chosen) for b in CLIENTS if b not in chosen}
         chosen.append(max(best, key=best.get))
-    with toy.staged(method, federation) as stage:
+    with toy.coordinated(method, federation) as coordinator:
         script = method.round(method.init(learner.first, CLIENTS, Seed(0)), CLIENTS, TURN)
         request = next(script)
         asked = []
         while request.task != "update":
             asked.append(request.task)
-            request = script.send(stage.perform(request, TURN))
+            request = script.send(coordinator.perform(request, TURN))
     assert asked == ["train", "loss", "loss", "loss"]
     for j, who in enumerate(chosen):
         assert message_difference(of(request.shared["models"], j), models.row(who)["model"], 0) == ""
@@ -255,13 +255,13 @@ def test_of_several_starts_the_one_of_lowest_training_loss_is_kept():
     learner = toy.learner("mlp", federation, batch=64)  # whole batches: shuffles do not matter
     method = IFCA(learner, k=2, restarts=3, restart_rounds=2)
     clients, seed = federation.clients, Seed(5)
-    turn = RoundContext(seed, 0, clients)
-    with toy.staged(method, federation) as stage:
+    context = RoundContext(seed, 0, clients)
+    with toy.coordinated(method, federation) as coordinator:
         state = method.init(learner.first, clients, seed)
         assert not state.begun
-        script = method.best_start(state, clients, turn)
-        found, info = play(script, lambda request: stage.perform(request, turn))
-        trained = stage.ledger.take_trained()
+        script = method.best_start(state, clients, context)
+        found, info = play(script, lambda request: coordinator.perform(request, context))
+        trained = coordinator.ledger.take_trained()
     losses, ends = [], []
     for number in range(3):
         centres = [

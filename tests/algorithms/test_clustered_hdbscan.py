@@ -23,9 +23,11 @@ from kinfolk.streams import RoundContext, Seed
 
 def trained(method, federation):
     """What everybody sends in the first round."""
-    with toy.staged(method, federation) as stage:
-        turn = RoundContext(Seed(0), 0, federation.clients)
-        return stage.perform(Ask("update", federation.clients, {"model": method.learner.first}), turn)
+    with toy.coordinated(method, federation) as coordinator:
+        context = RoundContext(Seed(0), 0, federation.clients)
+        return coordinator.perform(
+            Ask("update", federation.clients, {"model": method.learner.first}), context
+        )
 
 
 def partition(labels):

@@ -36,9 +36,9 @@ class Asking:
 
 
 def told(learner, federation, model, task="common", engine="loop"):
-    with toy.staged(Asking(learner), federation, engine) as stage:
-        turn = RoundContext(Seed(0), 0, federation.clients)
-        return stage.perform(Ask(task, federation.clients, {"model": model}), turn)
+    with toy.coordinated(Asking(learner), federation, engine) as coordinator:
+        context = RoundContext(Seed(0), 0, federation.clients)
+        return coordinator.perform(Ask(task, federation.clients, {"model": model}), context)
 
 
 def in_float64(learner, federation, models):

@@ -61,16 +61,16 @@ def test_a_sample_decides_and_the_others_join_the_nearest_direction(monkeypatch)
     learner = toy.learner("mlp", federation, momentum=0.0, weight_decay=0.0)
     method = mdicfl(learner, **SHORT, **FEW)
     monkeypatch.setattr("kinfolk.algorithms.blocks.warm_start.MOST", 8)
-    turn = RoundContext(Seed(0), 0, federation.clients)
+    context = RoundContext(Seed(0), 0, federation.clients)
 
     def script():
         found = yield from warm_kmeans(
-            learner.first, without_head(learner), 2, 5, turn, Aggregator(), directions=True
+            learner.first, without_head(learner), 2, 5, context, Aggregator(), directions=True
         )
         return found, {}
 
-    with toy.staged(method, federation, "batched") as stage:
-        (_, labels), _ = play(script(), lambda request: stage.perform(request, turn))
+    with toy.coordinated(method, federation, "batched") as coordinator:
+        (_, labels), _ = play(script(), lambda request: coordinator.perform(request, context))
     assert sorted(labels) == list(federation.clients)
     assert agreement([labels[c] for c in federation.clients], truth)["ari"] == 1.0
 

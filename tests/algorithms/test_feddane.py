@@ -88,9 +88,9 @@ def test_corrected_steps_on_linear_regression(engine):
 def test_the_gradient_is_that_of_all_rows_however_they_are_cut(batch):
     federation, rows = regression()
     learner, w = line(batch)
-    with toy.staged(FedDANE(learner), federation, "batched") as stage:
+    with toy.coordinated(FedDANE(learner), federation, "batched") as coordinator:
         request = script.Ask("gradient", federation.clients, {"model": learner.first})
-        sent = stage.perform(request, RoundContext(Seed(0), 0, federation.clients))
+        sent = coordinator.perform(request, RoundContext(Seed(0), 0, federation.clients))
     for who, (x, y) in rows.items():
         wide = np.column_stack([x, np.ones(len(x))])
         slope = 2 / len(x) * wide.T @ (wide @ w - y)
@@ -105,9 +105,9 @@ def test_the_gradient_is_taken_with_batch_norm_at_rest(engine):
     for name in model:
         if name.endswith("running_var"):
             model[name] *= 1.7
-    with toy.staged(FedDANE(learner), federation, engine) as stage:
-        turn = RoundContext(Seed(0), 0, federation.clients)
-        got = stage.perform(script.Ask("gradient", federation.clients, {"model": model}), turn)
+    with toy.coordinated(FedDANE(learner), federation, engine) as coordinator:
+        context = RoundContext(Seed(0), 0, federation.clients)
+        got = coordinator.perform(script.Ask("gradient", federation.clients, {"model": model}), context)
     assert got.clients == federation.clients  # the one with a single row as well
     network = copy.deepcopy(learner.module)
     network.load_state_dict(model)

@@ -42,10 +42,10 @@ def test_two_components_that_are_alike_go_half_as_fast(engine):
     slow = toy.learner("tiny_cnn", federation, momentum=0.0, weight_decay=0.0, lr=0.05)
     plain = toy.play_rounds(FedAvg(slow), federation, engine, rounds=1, score=False).state.model
     method = FedEM(replace(slow, lr=0.1), k=2)
-    with toy.staged(method, federation, engine) as stage:
-        turn = RoundContext(Seed(0), 0, federation.clients)
-        state = toy.play_one(method, State(copies(slow.first, 2)), federation.clients, stage, turn)
-        shares = [stage.engine.memories[c]["pi"].tolist() for c in federation.clients]
+    with toy.coordinated(method, federation, engine) as coordinator:
+        context = RoundContext(Seed(0), 0, federation.clients)
+        state = toy.play_one(method, State(copies(slow.first, 2)), federation.clients, coordinator, context)
+        shares = [coordinator.engine.memories[c]["pi"].tolist() for c in federation.clients]
     for j in range(2):
         one = {name: leaf[j] for name, leaf in state.components.items()}
         assert message_difference(one, plain, 1e-5) == ""

@@ -117,22 +117,22 @@ def known(affinity, sent=None, models=2, **options):
 LIKED = [[0, 0.1, 0.9, -0.3, 0.5], *[[0.0] * 5] * 4]
 
 
-def turn(number):
+def context(number):
     return RoundContext(Seed(7), number, ())
 
 
 def test_without_chance_the_most_liked_are_sent():
     method, state = known(LIKED, epsilon=0.0)
-    assert {tuple(method.choose(state, "c0", turn(t))) for t in range(20)} == {(2, 4)}
+    assert {tuple(method.choose(state, "c0", context(t))) for t in range(20)} == {(2, 4)}
     method, state = known(LIKED, sent={0, 1, 3}, epsilon=0.0, models=4)
-    assert method.choose(state, "c0", turn(0)) == [1, 3]
-    assert method.choose(state, "c0", turn(1)) == [1, 3]
+    assert method.choose(state, "c0", context(0)) == [1, 3]
+    assert method.choose(state, "c0", context(1)) == [1, 3]
 
 
 def test_among_equals_and_by_chance_everybody_gets_a_turn():
     for who, options in (("c3", {"epsilon": 0.0}), ("c0", {"epsilon": 1.0, "decay": 0.0})):
         method, state = known(LIKED, **options)
-        found = [method.choose(state, who, turn(t)) for t in range(200)]
+        found = [method.choose(state, who, context(t)) for t in range(200)]
         assert all(len(set(taken)) == 2 for taken in found)
         often = np.bincount(np.ravel(found), minlength=5)
         assert often[int(who[1])] == 0

@@ -91,7 +91,7 @@ def test_a_round_that_nobody_answers_is_no_step(name):
     algorithm = method(name)
     before = toy.play_rounds(algorithm, federation, rounds=2, score=False)
     after = toy.play_rounds(
-        algorithm, federation, rounds=3, score=False, absent=lambda turn, who: turn.round == 2
+        algorithm, federation, rounds=3, score=False, absent=lambda context, who: context.round == 2
     )
     assert all(torch.equal(t, after.state.model[n]) for n, t in before.state.model.items())
     assert (before.state.steps, after.state.steps) == (2, 2)

@@ -18,8 +18,8 @@ def sites(tmp_path):
     """A folder with a table for each of two clients, who read the same numbers differently."""
     folder = tmp_path / "sites"
     folder.mkdir()
-    for who, turn in (("ann", 0), ("bob", 1)):
-        rows = "".join(f"{i},{i * 2},{(i + turn) % 2}\n" for i in range(10))
+    for who, context in (("ann", 0), ("bob", 1)):
+        rows = "".join(f"{i},{i * 2},{(i + context) % 2}\n" for i in range(10))
         (folder / f"{who}.csv").write_text("a,b,y\n" + rows)
     return folder
 

@@ -32,17 +32,19 @@ def test_nothing_but_an_empty_reply_reaches_the_coordinator(engine):
         replies.append(reply)
         return reply
 
-    with toy.staged(algorithm, federation, engine, wrap=lambda inner: Passing(inner, watch)) as stage:
-        turn = RoundContext(Seed(0), 0, federation.clients)
+    with toy.coordinated(
+        algorithm, federation, engine, wrap=lambda inner: Passing(inner, watch)
+    ) as coordinator:
+        context = RoundContext(Seed(0), 0, federation.clients)
 
         def perform(request):
             requests.append(request)
-            answer = stage.perform(request, turn)
+            answer = coordinator.perform(request, context)
             assert answer is None if isinstance(request, Exchange) else answer.body == {}
             return answer
 
-        state, info = play(algorithm.round(None, federation.clients, turn), perform)
-        sent, _ = stage.ledger.take()
+        state, info = play(algorithm.round(None, federation.clients, context), perform)
+        sent, _ = coordinator.ledger.take()
     assert [type(request) for request in requests] == [Ask, Exchange]
     assert (requests[0].shared, requests[0].each, requests[0].fold) == ({}, None, None)
     assert len(replies) == len(federation.clients)
@@ -78,7 +80,7 @@ def test_who_is_missing_neither_sends_nor_receives():
     learner = toy.learner("mlp", federation)
     away = federation.clients[2]
     trained = models(toy.play_rounds(Local(learner), federation, rounds=1).memories)
-    outcome = toy.play_rounds(Gossip(learner), federation, rounds=1, absent=lambda turn, who: who == away)
+    outcome = toy.play_rounds(Gossip(learner), federation, rounds=1, absent=lambda context, who: who == away)
     after = models(outcome.memories)
     names = federation.clients
     first = np.concatenate([t.double().numpy().ravel() for t in learner.first.values()])
@@ -94,13 +96,17 @@ def test_gossip_without_training_comes_to_an_agreement(neighbours):
     learner = toy.learner("mlp", federation)
     start = toy.play_rounds(Local(learner), federation, rounds=2).memories
     algorithm = Gossip(learner, neighbours, train=False)
-    with toy.staged(algorithm, federation) as stage:
-        stage.engine.memories.update(start)
+    with toy.coordinated(algorithm, federation) as coordinator:
+        coordinator.engine.memories.update(start)
         for number in range(60):
             toy.play_one(
-                algorithm, None, federation.clients, stage, RoundContext(Seed(0), number, federation.clients)
+                algorithm,
+                None,
+                federation.clients,
+                coordinator,
+                RoundContext(Seed(0), number, federation.clients),
             )
-        end = models(dict(stage.engine.memories))
+        end = models(dict(coordinator.engine.memories))
     before, after = np.stack(list(models(start).values())), np.stack([end[c] for c in federation.clients])
     apart = np.abs(before - before.mean(0)).max()
     assert np.abs(after - after.mean(0)).max() < 1e-4 * apart
@@ -115,10 +121,12 @@ def test_random_neighbours_follow_from_the_seed_and_the_sender():
     letters = []
 
     def listen(seed):
-        with toy.staged(algorithm, federation) as stage:
+        with toy.coordinated(algorithm, federation) as coordinator:
             swap = algorithm.tasks()["gossip"]
             return set(
-                stage.engine.swap(swap, federation.clients, RoundContext(Seed(seed), 3, federation.clients))
+                coordinator.engine.swap(
+                    swap, federation.clients, RoundContext(Seed(seed), 3, federation.clients)
+                )
             )
 
     letters = [listen(seed) for seed in (0, 0, 1)]

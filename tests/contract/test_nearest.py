@@ -26,9 +26,9 @@ def test_planted_groups_are_found(engine):
     federation = planted()
     algorithm = Nearest(toy.learner("mlp", federation, epochs=2))
     outcome = toy.play_rounds(algorithm, federation, engine, rounds=3)
-    turn = RoundContext(Seed(0), 3, federation.clients)
+    context = RoundContext(Seed(0), 3, federation.clients)
     truth = torch.tensor(TURNED)
-    found = score_groups(algorithm, outcome.state, outcome.state, federation.clients, turn, truth)
+    found = score_groups(algorithm, outcome.state, outcome.state, federation.clients, context, truth)
     assert (found["ari"], found["nmi"], found["purity"]) == (1.0, 1.0, 1.0)
     assert sorted(found["sizes"].values()) == [4, 4]
     assert found["switch"] == 0

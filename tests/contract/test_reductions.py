@@ -28,9 +28,9 @@ def model_after(algorithm, federation, engine="loop", rounds=2, participation=0.
 
 def replies_to(algorithm, federation, task):
     """What every client answers to one task when it is sent the first model."""
-    with toy.staged(algorithm, federation) as stage:
+    with toy.coordinated(algorithm, federation) as coordinator:
         request = Ask(task, federation.clients, {"model": algorithm.learner.first})
-        return stage.perform(request, RoundContext(Seed(0), 0, federation.clients))
+        return coordinator.perform(request, RoundContext(Seed(0), 0, federation.clients))
 
 
 @pytest.mark.parametrize("network", ["mlp", "tiny_cnn"])

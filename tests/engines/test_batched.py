@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from toys import (
     ROUNDING,
     SIZES,
+    context,
     counted,
     empty,
     federation,
@@ -22,7 +23,6 @@ from toys import (
     learner,
     remembering,
     together,
-    turn,
 )
 
 from kinfolk.algorithms.slfed.gan import Gan
@@ -53,7 +53,7 @@ def by_loop(name: str) -> list[tuple[Task, Stack]]:
     one = LEARNERS[name]
     request = Ask("t", DATA.clients, {"model": one.first})
     tasks = one.train(), one.score(tune=one.tuning(1))
-    return [(task, together(Loop(DATA, {"t": task}, empty()), request, turn(DATA))) for task in tasks]
+    return [(task, together(Loop(DATA, {"t": task}, empty()), request, context(DATA))) for task in tasks]
 
 
 @pytest.mark.parametrize("name", LEARNERS)
@@ -62,7 +62,7 @@ def test_the_size_of_a_chunk_changes_nothing(name, chunk):
     for task, loop in by_loop(name):
         request = Ask("t", DATA.clients, {"model": LEARNERS[name].first})
         engine = Batched(DATA, {"t": task}, empty(), chunk)
-        chunks = list(engine.replies(request, turn(DATA)))
+        chunks = list(engine.replies(request, context(DATA)))
         assert [len(c) for c in chunks] == {1: [1, 1, 1, 1], 2: [2, 2], 3: [2, 2], 4: [4]}.get(chunk, [4])
         assert all(c.clients == tuple(sorted(c.clients)) for c in chunks)
         assert largest_difference(Stack.join(chunks), loop) < ROUNDING
@@ -78,9 +78,9 @@ def test_weights_that_products_move_equal_the_loop(bias, sizes, monkeypatch):
     data = federation(sizes)
     request = Ask("t", data.clients, {"model": one.first})
     first = {n: t.clone() for n, t in one.first.items()}
-    loop = together(Loop(data, {"t": one.train()}, empty()), request, turn(data))
+    loop = together(Loop(data, {"t": one.train()}, empty()), request, context(data))
     for chunk in (2, 9):
-        got = together(Batched(data, {"t": one.train()}, empty(), chunk), request, turn(data))
+        got = together(Batched(data, {"t": one.train()}, empty(), chunk), request, context(data))
         assert largest_difference(got, loop) < ROUNDING
     assert all(torch.equal(request.shared["model"][n], t) for n, t in first.items()), "the server's own"
 
@@ -97,8 +97,8 @@ def test_any_federation_equals_the_loop(sizes, batch, chunk, steps):
     # A small rate: many steps amplify the last bit.
     one = replace(LEARNERS["plain"], plan=Plan(batch, 1, steps), lr=0.02)
     request = Ask("t", data.clients, {"model": one.first})
-    loop = together(Loop(data, {"t": one.train()}, empty()), request, turn(data))
-    got = together(Batched(data, {"t": one.train()}, empty(), chunk), request, turn(data))
+    loop = together(Loop(data, {"t": one.train()}, empty()), request, context(data))
+    got = together(Batched(data, {"t": one.train()}, empty(), chunk), request, context(data))
     assert largest_difference(got, loop) < ROUNDING
 
 
@@ -107,8 +107,8 @@ def test_one_row_and_three_thousand_in_one_call():
     one = learner(nn.BatchNorm1d(5), plan=Plan(64))
     for task in (one.train(), one.score()):
         request = Ask("t", data.clients, {"model": one.first})
-        loop = together(Loop(data, {"t": task}, empty()), request, turn(data))
-        got = together(Batched(data, {"t": task}, empty(), 3), request, turn(data))
+        loop = together(Loop(data, {"t": task}, empty()), request, context(data))
+        got = together(Batched(data, {"t": task}, empty(), 3), request, context(data))
         assert largest_difference(got, loop) < ROUNDING
     assert got.size.tolist() == [3000, 50, 1]
 
@@ -124,8 +124,8 @@ def test_a_client_with_wild_rows_does_not_harm_its_neighbours():
     one = learner(nn.BatchNorm1d(5), plan=Plan(4, 2))
     request = Ask("t", data.clients, {"model": one.first})
     calm = ("b", "c", "d")
-    loop = together(Loop(data, {"t": one.train()}, empty()), request, turn(data)).at(calm)
-    got = together(Batched(data, {"t": one.train()}, empty()), request, turn(data)).at(calm)
+    loop = together(Loop(data, {"t": one.train()}, empty()), request, context(data)).at(calm)
+    got = together(Batched(data, {"t": one.train()}, empty()), request, context(data)).at(calm)
     assert all(t.isfinite().all() for t in loop.tree("model").values())
     assert largest_difference(got, loop) < ROUNDING
 
@@ -147,7 +147,7 @@ def test_padding_is_never_a_row_of_somebody_else():
     for first in (-1e3, 1e3):  # the row that would be taken were padding to come from the pool's beginning
         data = replace(DATA, x=torch.cat([torch.full((1, 4), first), DATA.x[1:]]))
         request = Ask("t", data.clients, {"low": torch.tensor(-1e9)})
-        got = together(Batched(data, {"t": task}, empty()), request, turn(data))
+        got = together(Batched(data, {"t": task}, empty()), request, context(data))
         for i, who in enumerate(data.clients):
             own = data.x[data.splits["train"].rows(data.place(who))]
             assert got.tensor("most")[i] == own.max()
@@ -160,7 +160,7 @@ def test_memories_may_lie_on_the_host_and_on_the_device():
     memories = remembering()
     memories[Client("bob")] = {"times": torch.tensor(4, device="cuda")}
     engine = Batched(DATA, {"t": counted()}, memories, device="cuda")
-    got = together(engine, Ask("t", DATA.clients, {"by": torch.tensor(1.0)}), turn(DATA))
+    got = together(engine, Ask("t", DATA.clients, {"by": torch.tensor(1.0)}), context(DATA))
     assert got.tensor("times").tolist() == [1, 5, 1, 1]
 
 
@@ -178,8 +178,8 @@ def test_a_client_that_has_finished_stays_as_it_was():
             (Fit((one.descent(),), one.plan),),
         )
         request = Ask("t", data.clients, {"model": one.first})
-        alone = together(Loop(data, {"t": seen}, empty()), request, turn(data))
-        got = together(Batched(data, {"t": seen}, empty()), request, turn(data))
+        alone = together(Loop(data, {"t": seen}, empty()), request, context(data))
+        got = together(Batched(data, {"t": seen}, empty()), request, context(data))
         assert largest_difference(got.at(["a"]), alone.at(["a"])) < ROUNDING
         assert any(key.startswith("optimiser.0.") for key in got.body)
 
@@ -189,8 +189,8 @@ def test_messages_of_ones_own_and_memories_reach_the_right_client():
     request = Ask("t", DATA.clients[::-1], {}, each)
     ours, theirs = remembering(), remembering()
     ours[Client("bob")] = theirs[Client("bob")] = {"times": torch.tensor(40)}
-    got = together(Batched(DATA, {"t": counted()}, ours, 3), request, turn(DATA))
-    expected = together(Loop(DATA, {"t": counted()}, theirs), request, turn(DATA))
+    got = together(Batched(DATA, {"t": counted()}, ours, 3), request, context(DATA))
+    expected = together(Loop(DATA, {"t": counted()}, theirs), request, context(DATA))
     assert largest_difference(got, expected) < ROUNDING
     assert got.tensor("times").tolist() == [1, 41, 1, 1]
     assert {c: int(m["times"]) for c, m in ours.items()} == {"ann": 1, "bob": 41, "cat": 1, "dan": 1}
@@ -205,7 +205,7 @@ def test_nothing_that_is_sent_or_kept_is_written_to():
     sent = {"model": one.first}
     each = Stack.of({c: (1, {"extra": torch.ones(2)}) for c in DATA.clients})
     kept = map_leaves(torch.clone, sent)
-    together(Batched(DATA, {"t": one.train()}, empty()), Ask("t", DATA.clients, sent, each), turn(DATA))
+    together(Batched(DATA, {"t": one.train()}, empty()), Ask("t", DATA.clients, sent, each), context(DATA))
     assert all(torch.equal(t, kept["model"][n]) for n, t in sent["model"].items())
     assert torch.equal(each.tensor("extra"), torch.ones(4, 2))
 
@@ -220,7 +220,7 @@ def test_a_branch_on_a_value_fails_loudly_here():
         together(
             Batched(DATA, {"t": one.train()}, empty()),
             Ask("t", DATA.clients, {"model": one.first}),
-            turn(DATA),
+            context(DATA),
         )
 
 
@@ -230,7 +230,7 @@ def test_chunks_under_way_come_in_order_and_once() -> None:
     request = Ask("t", data.clients, {"model": one.first})
     alone, beside = (Batched(data, {"t": one.train()}, empty(), 1) for _ in range(2))
     beside.lanes = [CudaLane(torch.device("cpu"), alone=True) for _ in range(3)]
-    want, got = together(alone, request, turn(data)), together(beside, request, turn(data))
+    want, got = together(alone, request, context(data)), together(beside, request, context(data))
     assert got.clients == want.clients == data.clients
     for name, leaf in want.tree("model").items():
         assert torch.equal(got.tree("model")[name], leaf)
@@ -249,7 +249,8 @@ def test_a_task_without_the_large_network_shares_calls_where_others_have_lanes()
         engine = Batched(data, table, empty(), 1)
         engine.lanes = [CudaLane(torch.device("cpu"), alone=True) for _ in range(lanes)]
         return [
-            len(s.clients) for s in engine.replies(Ask(task, data.clients, {"model": one.first}), turn(data))
+            len(s.clients)
+            for s in engine.replies(Ask(task, data.clients, {"model": one.first}), context(data))
         ]
 
     each = [1] * len(data.clients)
@@ -263,7 +264,7 @@ def test_only_a_search_backwards_looks_into_the_clients_model_for_images(kind: s
     task, who = probe(one, kind, 4, Gan(width=0.125, steps=2)).task(), data.clients[-1]
     memory = {"model": one.first, "pam": one.first, "key": torch.tensor(7)}
     before = {name: leaf.clone() for name, leaf in one.first.items()}
-    assert opens_models(task, {}, memory, data, who, turn(data)) == (kind == "back_search")
+    assert opens_models(task, {}, memory, data, who, context(data)) == (kind == "back_search")
     assert all(torch.equal(memory["model"][name], leaf) for name, leaf in before.items())
 
 
@@ -277,7 +278,7 @@ def test_a_caller_who_leaves_early_waits_for_what_is_under_way() -> None:
     one = learner()
     engine = Batched(DATA, {"t": one.train()}, empty(), 1)
     engine.lanes = [Watched(torch.device("cpu"), alone=True) for _ in range(3)]
-    replies = engine.replies(Ask("t", DATA.clients, {"model": one.first}), turn(DATA))
+    replies = engine.replies(Ask("t", DATA.clients, {"model": one.first}), context(DATA))
     next(replies)
     assert len(joined) == 1
     replies.close()
@@ -293,6 +294,6 @@ def test_one_client_outside_vmap_is_one_client_in_it(name, monkeypatch):
     for task, loop in by_loop(name):
         request = Ask("t", DATA.clients, {"model": LEARNERS[name].first})
         assert (
-            largest_difference(together(Batched(DATA, {"t": task}, empty(), 1), request, turn(DATA)), loop)
+            largest_difference(together(Batched(DATA, {"t": task}, empty(), 1), request, context(DATA)), loop)
             < ROUNDING
         )

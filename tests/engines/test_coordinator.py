@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import SIZES, counted, federation, learner, remembering, ring, turn
+from toys import SIZES, context, counted, federation, learner, remembering, ring
 
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.coordinator import Coordinator, drop_outs
@@ -72,30 +72,30 @@ def test_bytes_are_exact_for_asks_and_exchanges(kind):
     one = learner()
     table: Table = {"count": counted(), "train": one.train(), "ring": ring()}
     engine = kind(DATA, table, memories)
-    stage = Coordinator(engine)
+    coordinator = Coordinator(engine)
     try:
         each = Stack.of({c: (1, {"by": torch.tensor(float(len(c)))}) for c in DATA.clients})
-        stage.perform(Ask("count", DATA.clients, {}, each), turn(DATA))
-        assert stage.ledger.bytes == {"count": {"down": 4 * 4, "up": 4 * (4 + 8)}}
+        coordinator.perform(Ask("count", DATA.clients, {}, each), context(DATA))
+        assert coordinator.ledger.bytes == {"count": {"down": 4 * 4, "up": 4 * (4 + 8)}}
         # To two of the four: only their rows of `each` travel, and the shared part once for each of them.
-        stage.perform(Ask("count", (ANN, DAN), {"more": torch.zeros(10)}, each), turn(DATA))
-        assert stage.ledger.bytes["count"] == {"down": 16 + 2 * 40 + 2 * 4, "up": 48 + 2 * 12}
+        coordinator.perform(Ask("count", (ANN, DAN), {"more": torch.zeros(10)}, each), context(DATA))
+        assert coordinator.ledger.bytes["count"] == {"down": 16 + 2 * 40 + 2 * 4, "up": 48 + 2 * 12}
         model = one.first
         mean = Mean("model", keep=model)
-        got = stage.perform(Ask("train", DATA.clients, {"model": model}, None, mean), turn(DATA))
+        got = coordinator.perform(Ask("train", DATA.clients, {"model": model}, None, mean), context(DATA))
         assert list(got) == list(model)
-        assert stage.ledger.bytes["train"] == {
+        assert coordinator.ledger.bytes["train"] == {
             "down": 4 * nbytes({"m": model}),
             "up": 4 * nbytes({"m": model}),
         }
         memories.update({c: {"note": torch.ones(3), "times": torch.tensor(1)} for c in DATA.clients})
-        stage.perform(Exchange("ring", DATA.clients), turn(DATA))
-        assert stage.ledger.bytes["ring"] == {"across": 4 * 12}
+        coordinator.perform(Exchange("ring", DATA.clients), context(DATA))
+        assert coordinator.ledger.bytes["ring"] == {"across": 4 * 12}
     finally:
         engine.close()
-    sent, seconds = stage.ledger.take()
+    sent, seconds = coordinator.ledger.take()
     assert set(sent) == set(seconds) == {"count", "train", "ring"}
-    assert stage.ledger.take() == ({}, {}), "taken is taken"
+    assert coordinator.ledger.take() == ({}, {}), "taken is taken"
 
 
 def test_the_bytes_of_a_model_by_hand():
@@ -104,12 +104,12 @@ def test_the_bytes_of_a_model_by_hand():
 
 
 def test_seconds_are_counted_by_phase():
-    stage = Coordinator(Scripted([{"ann": says(1)}], {"slow": number(), "talk": ring()}, pause=0.03))
+    coordinator = Coordinator(Scripted([{"ann": says(1)}], {"slow": number(), "talk": ring()}, pause=0.03))
     for _ in range(2):
-        stage.perform(Ask("slow", (ANN,)), turn(DATA))
-    stage.perform(Exchange("talk", (ANN, BOB)), turn(DATA))
-    assert stage.ledger.seconds["slow"] >= 0.06
-    assert stage.ledger.seconds["talk"] >= 0.03
+        coordinator.perform(Ask("slow", (ANN,)), context(DATA))
+    coordinator.perform(Exchange("talk", (ANN, BOB)), context(DATA))
+    assert coordinator.ledger.seconds["slow"] >= 0.06
+    assert coordinator.ledger.seconds["talk"] >= 0.03
 
 
 def test_what_is_made_of_replies_is_not_counted_as_their_time():
@@ -127,35 +127,37 @@ def test_what_is_made_of_replies_is_not_counted_as_their_time():
             time.sleep(0.05)
             return total
 
-    stage = Coordinator(Scripted([{"ann": says(1)}, {"bob": says(2)}], {"t": number()}, pause=0.02))
+    coordinator = Coordinator(Scripted([{"ann": says(1)}, {"bob": says(2)}], {"t": number()}, pause=0.02))
     began = time.perf_counter()
-    assert stage.perform(Ask("t", (ANN, BOB), fold=Slow()), turn(DATA)) == 2
+    assert coordinator.perform(Ask("t", (ANN, BOB), fold=Slow()), context(DATA)) == 2
     took = time.perf_counter() - began
-    assert 0.02 <= stage.ledger.seconds["t"] <= took - 0.15
+    assert 0.02 <= coordinator.ledger.seconds["t"] <= took - 0.15
 
 
 def test_who_says_nothing_is_logged_once_by_name():
     log = Log()
-    stage = Coordinator(Scripted([{"ann": says(1), "bob": says(99)}], {"t": number()}), log)
-    stage.perform(Ask("t", (ANN, BOB, CAT)), turn(DATA, round=2))
+    coordinator = Coordinator(Scripted([{"ann": says(1), "bob": says(99)}], {"t": number()}), log)
+    coordinator.perform(Ask("t", (ANN, BOB, CAT)), context(DATA, round=2))
     told = [(e["event"], e["client"], e["round"], e["task"]) for e in log]
     assert told == [("rejected", BOB, 2, "t"), ("silent", CAT, 2, "t")]
-    assert stage.answered == {ANN}
+    assert coordinator.answered == {ANN}
 
 
 def test_seconds_are_counted_even_when_it_fails():
     def fail(*_: Any) -> Any:
         raise ZeroDivisionError
 
-    stage = Coordinator(Loop(DATA, {"bad": Task(fail, fail)}, Memories(lambda who: {})))
+    coordinator = Coordinator(Loop(DATA, {"bad": Task(fail, fail)}, Memories(lambda who: {})))
     with pytest.raises(ZeroDivisionError):
-        stage.perform(Ask("bad", (ANN,)), turn(DATA))
-    assert "bad" in stage.ledger.seconds
+        coordinator.perform(Ask("bad", (ANN,)), context(DATA))
+    assert "bad" in coordinator.ledger.seconds
 
 
 def test_replies_are_sorted_however_they_arrive():
     answers = [{"dan": says(4)}, {"bob": says(2), "ann": says(1)}, {"cat": says(3)}]
-    got = Coordinator(Scripted(answers, {"t": number()})).perform(Ask("t", (DAN, ANN, CAT, BOB)), turn(DATA))
+    got = Coordinator(Scripted(answers, {"t": number()})).perform(
+        Ask("t", (DAN, ANN, CAT, BOB)), context(DATA)
+    )
     assert got.clients == DATA.clients
     assert got.tensor("v").tolist() == [1, 2, 3, 4]
 
@@ -163,8 +165,8 @@ def test_replies_are_sorted_however_they_arrive():
 def test_bad_replies_are_left_out_logged_and_counted_as_sent():
     log = Log()
     answers = [{"ann": says(1), "bob": says(99)}, {"cat": says(float("nan"))}, {"dan": says(4, rows=0)}]
-    stage = Coordinator(Scripted(answers, {"t": number()}), log)
-    got = stage.perform(Ask("t", DATA.clients), turn(DATA, round=6))
+    coordinator = Coordinator(Scripted(answers, {"t": number()}), log)
+    got = coordinator.perform(Ask("t", DATA.clients), context(DATA, round=6))
     assert got.clients == ("ann",)
     assert {(e["event"], e["client"], e["round"], e["task"]) for e in log} == {
         ("rejected", who, 6, "t") for who in ("bob", "cat", "dan")
@@ -174,10 +176,10 @@ def test_bad_replies_are_left_out_logged_and_counted_as_sent():
         "v is not finite",
         "row count is not in 1..1000000000",
     }
-    assert stage.ledger.bytes["t"]["up"] == 16
-    assert stage.asked == set(DATA.clients)
-    assert stage.answered == {"ann"}
-    assert stage.failed == {"bob", "cat", "dan"}
+    assert coordinator.ledger.bytes["t"]["up"] == 16
+    assert coordinator.asked == set(DATA.clients)
+    assert coordinator.answered == {"ann"}
+    assert coordinator.failed == {"bob", "cat", "dan"}
 
 
 def test_a_fold_sees_only_what_passed():
@@ -192,55 +194,55 @@ def test_a_fold_sees_only_what_passed():
             return total
 
     answers = [{"ann": says(99), "bob": says(2)}, {"cat": says(77)}, {"dan": says(4)}]
-    stage = Coordinator(Scripted(answers, {"t": number()}))
-    assert stage.perform(Ask("t", DATA.clients, fold=Collect()), turn(DATA)) == [2, 4]
+    coordinator = Coordinator(Scripted(answers, {"t": number()}))
+    assert coordinator.perform(Ask("t", DATA.clients, fold=Collect()), context(DATA)) == [2, 4]
     nobody = Coordinator(Scripted([{"ann": says(99)}], {"t": number()}))
-    assert nobody.perform(Ask("t", (ANN,), fold=Collect()), turn(DATA)) == []
+    assert nobody.perform(Ask("t", (ANN,), fold=Collect()), context(DATA)) == []
 
 
 def test_who_fails_once_has_not_taken_part():
-    stage = Coordinator(Scripted([{"ann": says(1), "bob": says(2), "cat": says(3)}], {"t": number()}))
-    stage.perform(Ask("t", DATA.clients), turn(DATA))
-    assert stage.answered == {"ann", "bob", "cat"}, "dan sent nothing"
-    stage.engine.answers = [{"ann": says(99), "bob": says(2), "dan": says(1)}]
-    stage.perform(Ask("t", (ANN, BOB, DAN)), turn(DATA))
-    assert stage.answered == {"bob", "cat"}, "the first answer does not make up for the second"
-    stage.begin()
-    assert stage.asked == stage.answered == stage.failed == set()
+    coordinator = Coordinator(Scripted([{"ann": says(1), "bob": says(2), "cat": says(3)}], {"t": number()}))
+    coordinator.perform(Ask("t", DATA.clients), context(DATA))
+    assert coordinator.answered == {"ann", "bob", "cat"}, "dan sent nothing"
+    coordinator.engine.answers = [{"ann": says(99), "bob": says(2), "dan": says(1)}]
+    coordinator.perform(Ask("t", (ANN, BOB, DAN)), context(DATA))
+    assert coordinator.answered == {"bob", "cat"}, "the first answer does not make up for the second"
+    coordinator.begin()
+    assert coordinator.asked == coordinator.answered == coordinator.failed == set()
 
 
 def test_absent_clients_are_asked_nothing_and_the_rest_answer():
     log = Log()
     engine = Scripted([{c: says(1) for c in SIZES}], {"t": number(), "ring": ring()})
-    stage = Coordinator(engine, log, absent=lambda at, who: who in ("bob", "dan"))
+    coordinator = Coordinator(engine, log, absent=lambda at, who: who in ("bob", "dan"))
     each = Stack.of({c: (1, {"x": torch.zeros(5)}) for c in DATA.clients})
-    got = stage.perform(Ask("t", DATA.clients, {"s": torch.zeros(2)}, each), turn(DATA, round=3))
+    got = coordinator.perform(Ask("t", DATA.clients, {"s": torch.zeros(2)}, each), context(DATA, round=3))
     assert got.clients == engine.seen[0].to == ("ann", "cat")
-    assert stage.ledger.bytes["t"]["down"] == 2 * (8 + 20)
-    assert stage.asked == set(DATA.clients)
-    assert stage.answered == {"ann", "cat"}
+    assert coordinator.ledger.bytes["t"]["down"] == 2 * (8 + 20)
+    assert coordinator.asked == set(DATA.clients)
+    assert coordinator.answered == {"ann", "cat"}
     assert log == [{"event": "absent", "round": 3, "client": who} for who in ("bob", "dan")]
-    stage.perform(Exchange("ring", DATA.clients), turn(DATA))
-    assert stage.ledger.bytes["ring"]["across"] == 2 * 8
-    everyone = stage.perform(Ask("t", DATA.clients), turn(DATA), rehearse=False)
+    coordinator.perform(Exchange("ring", DATA.clients), context(DATA))
+    assert coordinator.ledger.bytes["ring"]["across"] == 2 * 8
+    everyone = coordinator.perform(Ask("t", DATA.clients), context(DATA), rehearse=False)
     assert everyone.clients == DATA.clients, "scores are of everyone, drop-outs or not"
 
 
 def test_if_all_are_absent_nobody_is_asked():
     engine = Scripted([], {"t": number()})
-    stage = Coordinator(engine, absent=lambda at, who: True)
-    assert stage.perform(Ask("t", DATA.clients), turn(DATA)).clients == ()
+    coordinator = Coordinator(engine, absent=lambda at, who: True)
+    assert coordinator.perform(Ask("t", DATA.clients), context(DATA)).clients == ()
     keep = {"w": torch.ones(1)}
-    assert stage.perform(Ask("t", DATA.clients, fold=Mean("model", keep)), turn(DATA)) is keep
+    assert coordinator.perform(Ask("t", DATA.clients, fold=Mean("model", keep)), context(DATA)) is keep
     assert engine.seen == []
-    assert stage.answered == set()
-    assert stage.ledger.bytes == {"t": {"down": 0}}
+    assert coordinator.answered == set()
+    assert coordinator.ledger.bytes == {"t": {"down": 0}}
 
 
 def test_nobody_answers_in_the_shapes_that_were_declared():
     reply = {"model": learner().first, "law": FloatSpec((3,)), "group": IntSpec(0, 2), "n": torch.zeros(2, 2)}
     task = Task(lambda *_: {}, lambda carry: (carry, None), reply=reply)
-    got = Coordinator(Loop(DATA, {"t": task}, Memories(lambda who: {}))).perform(Ask("t", ()), turn(DATA))
+    got = Coordinator(Loop(DATA, {"t": task}, Memories(lambda who: {}))).perform(Ask("t", ()), context(DATA))
     assert got.clients == ()
     assert [tuple(got.tensor(key).shape) for key in ("law", "group", "n")] == [(0, 3), (0,), (0, 2, 2)]
     assert got.tensor("group").dtype == torch.int64
@@ -250,22 +252,22 @@ def test_nobody_answers_in_the_shapes_that_were_declared():
 
 
 def test_tasks_and_exchanges_are_not_confused():
-    stage = Coordinator(Loop(DATA, {"t": number(), "ring": ring()}, Memories(lambda who: {})))
+    coordinator = Coordinator(Loop(DATA, {"t": number(), "ring": ring()}, Memories(lambda who: {})))
     with pytest.raises(AssertionError, match="not a task"):
-        stage.perform(Ask("ring", (ANN,)), turn(DATA))
+        coordinator.perform(Ask("ring", (ANN,)), context(DATA))
     with pytest.raises(AssertionError, match="not an exchange"):
-        stage.perform(Exchange("t", (ANN,)), turn(DATA))
+        coordinator.perform(Exchange("t", (ANN,)), context(DATA))
     with pytest.raises(KeyError):
-        stage.perform(Ask("unknown", (ANN,)), turn(DATA))
+        coordinator.perform(Ask("unknown", (ANN,)), context(DATA))
 
 
 def test_drop_outs_follow_from_the_seed_and_have_their_rate():
     rule = drop_outs(0.3)
     assert rule is not None
     clients = [Client(f"c{i}") for i in range(50)]
-    gone = [[rule(turn(DATA, r, run=1), c) for c in clients] for r in range(40)]
-    assert gone == [[rule(turn(DATA, r, run=1), c) for c in clients] for r in range(40)]
-    assert gone != [[rule(turn(DATA, r, run=2), c) for c in clients] for r in range(40)]
+    gone = [[rule(context(DATA, r, run=1), c) for c in clients] for r in range(40)]
+    assert gone == [[rule(context(DATA, r, run=1), c) for c in clients] for r in range(40)]
+    assert gone != [[rule(context(DATA, r, run=2), c) for c in clients] for r in range(40)]
     share = sum(map(sum, gone)) / 2000
     assert abs(share - 0.3) < 0.04
     assert len({tuple(g) for g in gone}) == 40, "another set every round"
@@ -275,7 +277,7 @@ def test_drop_outs_follow_from_the_seed_and_have_their_rate():
 def test_an_exchange_is_simultaneous_in_every_engine(kind):
     memories = Memories(lambda who: {"note": torch.tensor(float(SIZES[who]))})
     engine = kind(DATA, {"ring": ring()}, memories)
-    sent = engine.swap(ring(), DATA.clients, turn(DATA))
+    sent = engine.swap(ring(), DATA.clients, context(DATA))
     assert sent == {(ANN, BOB): 4, (BOB, CAT): 4, (CAT, DAN): 4, (DAN, ANN): 4}
     assert {c: float(memories[c]["note"]) for c in DATA.clients} == {
         "ann": 42,
@@ -284,7 +286,7 @@ def test_an_exchange_is_simultaneous_in_every_engine(kind):
         "dan": 61,
     }
     # Among three, the letters to the fourth are sent and lost; it hears nothing and keeps what it had.
-    sent = engine.swap(ring(), (ANN, BOB, CAT), turn(DATA))
+    sent = engine.swap(ring(), (ANN, BOB, CAT), context(DATA))
     assert (CAT, DAN) in sent
     assert {c: float(memories[c]["note"]) for c in DATA.clients} == {
         "ann": 42,
@@ -299,10 +301,10 @@ def test_an_exchange_is_simultaneous_in_every_engine(kind):
 def test_memories_are_kept_between_requests(kind):
     memories = remembering()
     engine = kind(DATA, {"count": counted()}, memories)
-    stage = Coordinator(engine)
+    coordinator = Coordinator(engine)
     try:
         for times, who in ((1, DATA.clients), (2, (BOB, DAN)), (3, (DAN,))):
-            got = stage.perform(Ask("count", who, {"by": torch.tensor(2.0)}), turn(DATA))
+            got = coordinator.perform(Ask("count", who, {"by": torch.tensor(2.0)}), context(DATA))
             assert got.tensor("times").tolist() == [times] * len(who)
         for i, c in enumerate(DATA.clients):
             assert memories[c]["times"] == (1, 2, 1, 3)[i]
@@ -323,17 +325,19 @@ def test_replies_of_strangers_and_second_replies_are_refused():
     federation = toy.ragged()
     algorithm = FedAvg(toy.learner("mlp", federation))
     log = []
-    with toy.staged(algorithm, federation, log=lambda event, **facts: log.append((event, facts))) as stage:
+    with toy.coordinated(
+        algorithm, federation, log=lambda event, **facts: log.append((event, facts))
+    ) as coordinator:
         asked = federation.clients[:2]
-        honest = stage.engine.replies
+        honest = coordinator.engine.replies
 
-        def forged(request, turn):
-            yield from honest(request, turn)
-            yield from honest(Ask(request.task, federation.clients[1:3], request.shared), turn)
+        def forged(request, context):
+            yield from honest(request, context)
+            yield from honest(Ask(request.task, federation.clients[1:3], request.shared), context)
 
-        stage.engine.replies = forged
-        turn = RoundContext(Seed(0), 0, federation.clients)
-        got = stage.perform(Ask("update", asked, {"model": toy.first_model(algorithm)}), turn)
+        coordinator.engine.replies = forged
+        context = RoundContext(Seed(0), 0, federation.clients)
+        got = coordinator.perform(Ask("update", asked, {"model": toy.first_model(algorithm)}), context)
     assert got.clients == asked
     assert torch.isfinite(got.tree("model")["head.weight"]).all()
     assert {(facts["client"], facts["reason"]) for event, facts in log if event == "rejected"} == {

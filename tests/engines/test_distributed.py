@@ -17,7 +17,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import SPEC, go
-from toys import federation, learner, turn
+from toys import context, federation, learner
 
 import kinfolk
 from kinfolk.algorithms import ALGORITHMS
@@ -369,12 +369,12 @@ def test_a_fold_in_parts_counts_refuses_and_gives_what_a_whole_one_does():
     found = []
     for parted in (False, True):
         loop, log = Loop(data, table, Memories(lambda who: {})), []
-        stage = Coordinator(
+        coordinator = Coordinator(
             InParts(loop) if parted else loop, lambda event, log=log, **facts: log.append(facts)
         )
         ask = Ask("t", data.clients, {"model": one.first}, fold=Mean("model", one.first))
-        model = stage.perform(ask, turn(data))
-        found.append((model, stage.ledger.bytes, log, stage.answered, stage.failed))
+        model = coordinator.perform(ask, context(data))
+        found.append((model, coordinator.ledger.bytes, log, coordinator.answered, coordinator.failed))
     whole, parts = found
     assert whole[1:] == parts[1:]
     assert parts[3:] == ({"ann", "cat", "dan"}, {"bob"})

@@ -87,10 +87,11 @@ def test_a_recorded_pass_is_the_pass(network: str, optimiser: object) -> None:
         Batched(federation, table, Memories(lambda who: {}), 1, "cuda", record=True, lanes=2),
     ]
     for round in (0, 1, 2):  # the plan of the third is made ahead
-        turn = RoundContext(Seed(3), round, federation.clients)
+        context = RoundContext(Seed(3), round, federation.clients)
         with arithmetic(torch.device("cuda"), "float32"):
             loop, *others = (
-                Stack.join(list(e.replies(Ask("update", federation.clients, first), turn))) for e in engines
+                Stack.join(list(e.replies(Ask("update", federation.clients, first), context)))
+                for e in engines
             )
         for name, leaf in loop.tree("model").items():
             scale = leaf.double().norm() + 1e-9
@@ -169,15 +170,15 @@ def test_a_recorded_sweep_scores_every_client_by_its_own_model() -> None:
     learner = Learner(module, find_loss("cross_entropy"), 5, plan=Plan(8, epochs=2), lr=0.1, score_batch=4)
     table = {"update": learner.train(), "score": learner.score(tune=learner.tuning(1))}
     first = {"model": {n: t.cuda() for n, t in learner.first.items()}}
-    turn = RoundContext(Seed(3), 0, federation.clients)
+    context = RoundContext(Seed(3), 0, federation.clients)
     found = []
     for engine in (
         Loop(federation, table, Memories(lambda who: {}), "cuda"),
         Batched(federation, table, Memories(lambda who: {}), 3, "cuda", record=True),
     ):
-        models = Stack.join(list(engine.replies(Ask("update", federation.clients, first), turn)))
+        models = Stack.join(list(engine.replies(Ask("update", federation.clients, first), context)))
         asked = (Ask("score", federation.clients, {}, models), Ask("score", federation.clients, first))
-        found.append([Stack.join(list(engine.replies(ask, turn))).body for ask in asked])
+        found.append([Stack.join(list(engine.replies(ask, context))).body for ask in asked])
     for loop, recorded in zip(*found, strict=True):
         assert loop["rows"].tolist() == list(sizes) == recorded["rows"].tolist()
         assert torch.allclose(loop["loss"], recorded["loss"], rtol=1e-4)
@@ -203,8 +204,8 @@ def test_coarse_products_of_a_network_with_batch_norm_stay_near(
         with arithmetic(torch.device("cuda"), how):
             table, none = {"t": learner.train()}, Memories(lambda who: {})
             engine = Batched(federation, table, none, chunk, "cuda", lanes=2)
-            ask, turn = Ask("t", federation.clients, first), RoundContext(Seed(1), 0, federation.clients)
-            model = Stack.join(list(engine.replies(ask, turn))).tree("model")
+            ask, context = Ask("t", federation.clients, first), RoundContext(Seed(1), 0, federation.clients)
+            model = Stack.join(list(engine.replies(ask, context))).tree("model")
         moves.append(torch.cat([(model[n] - first["model"][n]).flatten() for n in learner.names]).double())
     exact, coarse = moves
     assert (coarse - exact).norm() <= far * exact.norm()
@@ -227,10 +228,10 @@ def test_networks_in_float64_train_on_the_device() -> None:
 
     with Seed(0).borrowed("init"):
         learner = Learner(Doubled(), find_loss("cross_entropy"), 10, plan=Plan(8), lr=0.05)
-    table, turn = {"update": learner.train()}, RoundContext(Seed(0), 0, federation.clients)
+    table, context = {"update": learner.train()}, RoundContext(Seed(0), 0, federation.clients)
     first = {"model": {n: t.cuda() for n, t in learner.first.items()}}
     loop, batched = (
-        Stack.join(list(kind.replies(Ask("update", federation.clients, first), turn)))
+        Stack.join(list(kind.replies(Ask("update", federation.clients, first), context)))
         for kind in (
             Loop(federation, table, Memories(lambda who: {}), "cuda"),
             Batched(federation, table, Memories(lambda who: {}), 3, "cuda"),
@@ -252,10 +253,11 @@ def test_rows_that_are_made_on_demand_are_recorded_too() -> None:
         for record in (True, False)
     ]
     for number in range(2):
-        turn = RoundContext(Seed(2), number, federation.clients)
+        context = RoundContext(Seed(2), number, federation.clients)
         first = {"model": {n: t.cuda() for n, t in learner.first.items()}}
         got, wanted = (
-            Stack.join(list(engine.replies(Ask("t", federation.clients, first), turn))) for engine in engines
+            Stack.join(list(engine.replies(Ask("t", federation.clients, first), context)))
+            for engine in engines
         )
         for name, leaf in wanted.tree("model").items():
             torch.testing.assert_close(got.tree("model")[name], leaf, rtol=1e-5, atol=1e-6)

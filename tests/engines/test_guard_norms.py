@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import federation, learner, turn
+from toys import context, federation, learner
 
 from kinfolk.contract.spoil import Passing
 from kinfolk.engines.batched import Batched
@@ -41,12 +41,12 @@ def scaled(by: dict[str, float]) -> Any:
 def mean_of(engine: Any, who: tuple[Client, ...]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """The mean of what they reply, and who was refused for what."""
     bad: dict[str, str] = {}
-    stage = Coordinator(
+    coordinator = Coordinator(
         engine, lambda event, **facts: bad.update({facts["client"]: facts.get("reason", event)})
     )
     try:
         fold = Mean("model", ONE.first)
-        return stage.perform(Ask("train", who, {"model": ONE.first}, fold=fold), turn(DATA)), bad
+        return coordinator.perform(Ask("train", who, {"model": ONE.first}, fold=fold), context(DATA)), bad
     finally:
         engine.close()
 
@@ -149,7 +149,7 @@ def test_a_part_comes_back_from_bytes_with_the_replies_that_wait():
 
     engine = scaled({"c": 1e9})(Loop(DATA, TABLE, Memories(lambda who: {})))
     request: Ask[Any] = Ask("train", DATA.clients, {"model": ONE.first})
-    part = fold_part(engine, request, Mean("model", {}), turn(DATA))
+    part = fold_part(engine, request, Mean("model", {}), context(DATA))
     back = unpack_part(*decode(encode(*pack_part(part))))
     assert back.waiting.clients == part.waiting.clients == ("c",)
     assert back.heard == part.heard == DATA.clients

@@ -38,8 +38,8 @@ class Joined(Loop):
         made.most = getattr(spec, "most", made.most)
         return made
 
-    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
-        one = list(super().replies(request, turn))
+    def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
+        one = list(super().replies(request, context))
         for i in range(0, len(one), self.most):
             yield Stack.join(one[i : i + self.most])
 
@@ -49,8 +49,8 @@ class Wrong(Joined):
 
     name = "wrong"
 
-    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
-        for stack in super().replies(request, turn):
+    def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
+        for stack in super().replies(request, context):
             yield stack.at(stack.clients[1:])
 
 

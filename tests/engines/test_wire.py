@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from toys import (
     SIZES,
+    context,
     counted,
     empty,
     federation,
@@ -17,7 +18,6 @@ from toys import (
     remembering,
     ring,
     together,
-    turn,
 )
 
 from kinfolk.codec import decode, encode
@@ -43,8 +43,10 @@ def test_the_bits_are_those_of_the_loop():
             Ask("train", DATA.clients, {"model": one.first}),
             Ask("count", DATA.clients, {"by": torch.tensor(0.3)}),
         ):
-            got = together(Wire(DATA, table, ours), request, turn(DATA, 2))
-            assert largest_difference(got, together(Loop(DATA, table, theirs), request, turn(DATA, 2))) == 0
+            got = together(Wire(DATA, table, ours), request, context(DATA, 2))
+            assert (
+                largest_difference(got, together(Loop(DATA, table, theirs), request, context(DATA, 2))) == 0
+            )
     assert {c: int(m["times"]) for c, m in ours.items()} == {c: int(m["times"]) for c, m in theirs.items()}
 
 
@@ -74,7 +76,7 @@ def test_only_bytes_cross(monkeypatch):
     each = Stack.of({c: (1, {"own": torch.full((2,), float(SIZES[c]))}) for c in DATA.clients})
     memories = empty()
     made = Wire(DATA, {"t": Task(start, finish)}, memories)
-    got = together(made, Ask("t", DATA.clients, sent, each), turn(DATA))
+    got = together(made, Ask("t", DATA.clients, sent, each), context(DATA))
     assert len(crossing) == 2 * len(DATA.clients)
     assert all(type(data) is bytes for data in crossing)
     outside = {t.untyped_storage().data_ptr() for m in (sent, each.body, got.body) for _, _, t in leaves(m)}
@@ -147,7 +149,7 @@ def test_messages_between_sites_cross_as_bytes():
         letters.extend(m["note"].untyped_storage().data_ptr() for m in inbox.values())
         return swap.receive(inbox, memory, me)
 
-    sent = made.swap(type(swap)(swap.send, receive), DATA.clients, turn(DATA))
+    sent = made.swap(type(swap)(swap.send, receive), DATA.clients, context(DATA))
     assert sum(sent.values()) == 16
     assert len(letters) == 4
     assert not set(letters) & {m["note"].untyped_storage().data_ptr() for m in before.values()}

@@ -19,7 +19,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from toys import SIZES, counted, empty, federation, largest_difference, learner, remembering, together, turn
+from toys import (
+    SIZES,
+    context,
+    counted,
+    empty,
+    federation,
+    largest_difference,
+    learner,
+    remembering,
+    together,
+)
 
 from kinfolk.engines import workers
 from kinfolk.engines.choose import arithmetic
@@ -97,9 +107,9 @@ def test_the_bits_are_those_of_the_loop(processes):
                 Ask("count", DATA.clients[1:], {"by": torch.tensor(0.1)}),
                 Ask("score", DATA.clients[::-1], sent),
             ):
-                replies = list(made.replies(request, turn(DATA, round)))
+                replies = list(made.replies(request, context(DATA, round)))
                 assert [s.clients for s in replies] == [(c,) for c in sorted(request.to)]
-                expected = together(loop, request, turn(DATA, round))
+                expected = together(loop, request, context(DATA, round))
                 assert largest_difference(Stack.join(replies), expected) == 0
     assert set(ours) == set(theirs) == set(DATA.clients[1:])
     assert all(torch.equal(ours[c]["times"], theirs[c]["times"]) for c in ours)
@@ -117,7 +127,7 @@ def test_no_process_is_idle_while_another_has_more_clients(clients, processes, c
     )
     made = Workers.make(EngineSpec("workers", "cpu", chunk, 1, processes), data, {"t": task}, empty())
     try:
-        stacks = list(made.replies(Ask("t", data.clients), turn(data)))
+        stacks = list(made.replies(Ask("t", data.clients), context(data)))
     finally:
         made.close()
     assert [len(stack) for stack in stacks] == expected
@@ -161,13 +171,13 @@ def test_what_is_shared_is_read_by_all_before_the_next_takes_its_place():
     with engine({"t": task}, processes=3) as made:
         for value in (1.0, 2.0, 0.0):
             asked = Ask("t", DATA.clients, {"x": torch.full((large,), value)})
-            got = together(made, asked, turn(DATA)).tensor("v").tolist()
+            got = together(made, asked, context(DATA)).tensor("v").tolist()
             assert got == [value * large + SIZES[c] for c in sorted(DATA.clients)]
         nothing = Task(lambda message, memory, facts: {"v": facts.rows + len(message)}, lambda c: (c, None))
         made.close()
         made.table["n"] = nothing
-        together(made, Ask("t", DATA.clients, {"x": torch.ones(3)}), turn(DATA))
-        got = together(made, Ask("n", DATA.clients), turn(DATA)).tensor("v").tolist()
+        together(made, Ask("t", DATA.clients, {"x": torch.ones(3)}), context(DATA))
+        got = together(made, Ask("n", DATA.clients), context(DATA)).tensor("v").tolist()
         assert got == [SIZES[c] for c in sorted(DATA.clients)], "nothing of the request before"
 
 
@@ -178,11 +188,11 @@ def test_an_error_names_the_client_and_what_happened():
     before = children()
     with engine({"t": doing(fail)}) as made:
         with pytest.raises(RuntimeError, match=r"process failed at client cat: Zero[\s\S]*by nought"):
-            together(made, Ask("t", DATA.clients), turn(DATA))
+            together(made, Ask("t", DATA.clients), context(DATA))
         assert children() == before, "no process is left behind"
         # And it can be used again.
         made.table = {"t": doing(lambda: None)}
-        assert together(made, Ask("t", DATA.clients), turn(DATA)).tensor("v").tolist() == [1, 7, 20, 41]
+        assert together(made, Ask("t", DATA.clients), context(DATA)).tensor("v").tolist() == [1, 7, 20, 41]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -190,18 +200,18 @@ def test_a_worker_that_is_killed_is_an_error_and_no_hang(processes):
     before = children()
     with engine({"t": doing(lambda: os.kill(os.getpid(), signal.SIGKILL))}, processes=processes) as made:
         with pytest.raises(KinfolkError, match="a worker process ended unexpectedly"):
-            together(made, Ask("t", DATA.clients), turn(DATA))
+            together(made, Ask("t", DATA.clients), context(DATA))
         assert children() == before
 
 
 def test_a_worker_killed_while_idle_is_an_error_and_no_hang():
     with engine({"t": doing(lambda: None)}) as made:
-        together(made, Ask("t", DATA.clients), turn(DATA))
+        together(made, Ask("t", DATA.clients), context(DATA))
         os.kill(pids(made)[0], signal.SIGKILL)
         made._running[0].join()
         with pytest.raises(KinfolkError, match="a worker process ended unexpectedly"):
-            together(made, Ask("t", DATA.clients), turn(DATA))
-        assert together(made, Ask("t", DATA.clients), turn(DATA)).clients == DATA.clients, "it starts anew"
+            together(made, Ask("t", DATA.clients), context(DATA))
+        assert together(made, Ask("t", DATA.clients), context(DATA)).clients == DATA.clients, "it starts anew"
 
 
 def test_a_worker_killed_from_outside_while_it_works():
@@ -210,13 +220,13 @@ def test_a_worker_killed_from_outside_while_it_works():
         everyone = pids(made)
         threading.Timer(0.2, lambda: [os.kill(pid, signal.SIGKILL) for pid in everyone]).start()
         with pytest.raises(KinfolkError, match="a worker process ended unexpectedly"):
-            together(made, Ask("t", DATA.clients), turn(DATA))
+            together(made, Ask("t", DATA.clients), context(DATA))
 
 
 def test_close_ends_even_a_busy_worker_at_once_and_leaves_no_zombie():
     before = children()
     with engine({"t": doing(lambda: time.sleep(600))}) as made:
-        replies = made.replies(Ask("t", DATA.clients), turn(DATA))
+        replies = made.replies(Ask("t", DATA.clients), context(DATA))
         assert next(replies).clients == ("ann",)
         assert len(children() - before) == 2
         made.close()  # the rest of their ten minutes would be too long for `at_most`
@@ -226,19 +236,24 @@ def test_close_ends_even_a_busy_worker_at_once_and_leaves_no_zombie():
 
 def test_answers_to_a_request_that_was_given_up_are_not_taken_for_later_ones():
     with engine({"one": doing(lambda: None, 1.0), "ten": doing(lambda: None, 10.0)}) as made:
-        half = made.replies(Ask("one", DATA.clients), turn(DATA))
+        half = made.replies(Ask("one", DATA.clients), context(DATA))
         next(half)
         half.close()
-        assert together(made, Ask("ten", DATA.clients), turn(DATA)).tensor("v").tolist() == [10, 70, 200, 410]
+        assert together(made, Ask("ten", DATA.clients), context(DATA)).tensor("v").tolist() == [
+            10,
+            70,
+            200,
+            410,
+        ]
 
 
 def test_workers_ignore_ctrl_c_and_obey_the_parent():
     with engine({"t": doing(lambda: None)}) as made:
-        together(made, Ask("t", DATA.clients), turn(DATA))
+        together(made, Ask("t", DATA.clients), context(DATA))
         for pid in pids(made):
             os.kill(pid, signal.SIGINT)
         time.sleep(0.05)
-        assert together(made, Ask("t", DATA.clients), turn(DATA)).clients == DATA.clients
+        assert together(made, Ask("t", DATA.clients), context(DATA)).clients == DATA.clients
 
 
 def alive(pid: int) -> bool:
@@ -256,7 +271,7 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
     if parent == 0:
         try:
             made = Workers(DATA, {"t": doing(lambda: None)}, empty(), 2)
-            together(made, Ask("t", DATA.clients), turn(DATA))
+            together(made, Ask("t", DATA.clients), context(DATA))
             note.with_suffix(".part").write_text(" ".join(map(str, pids(made))))
             note.with_suffix(".part").rename(note)
             time.sleep(600)
@@ -282,7 +297,7 @@ def test_only_bytes_cross(monkeypatch):
     monkeypatch.setattr("multiprocessing.connection._ForkingPickler.dumps", refuse)
     monkeypatch.setattr("multiprocessing.connection._ForkingPickler.loads", refuse)
     with engine({"t": doing(lambda: None)}) as made:
-        assert together(made, Ask("t", DATA.clients), turn(DATA)).clients == DATA.clients
+        assert together(made, Ask("t", DATA.clients), context(DATA)).clients == DATA.clients
 
 
 def test_without_fork_there_is_a_remedy(monkeypatch):
@@ -291,7 +306,7 @@ def test_without_fork_there_is_a_remedy(monkeypatch):
         engine({"t": doing(lambda: None)}) as made,
         pytest.raises(KinfolkError, match="use 'loop' or 'batched'"),
     ):
-        together(made, Ask("t", DATA.clients), turn(DATA))
+        together(made, Ask("t", DATA.clients), context(DATA))
 
 
 def test_workers_have_one_thread_each_and_the_parent_keeps_its_own():
@@ -300,7 +315,7 @@ def test_workers_have_one_thread_each_and_the_parent_keeps_its_own():
 
     before = torch.get_num_threads()
     with engine({"t": Task(threads, lambda carry: (carry, None))}) as made:
-        assert together(made, Ask("t", DATA.clients), turn(DATA)).tensor("v").tolist() == [1] * 4
+        assert together(made, Ask("t", DATA.clients), context(DATA)).tensor("v").tolist() == [1] * 4
     assert torch.get_num_threads() == before
 
 
@@ -313,7 +328,7 @@ def test_workers_leave_what_they_inherited_and_the_parents_core_alone():
 
     frozen, policy = gc.get_freeze_count(), os.sched_getscheduler(0)
     with engine({"t": Task(kept, lambda carry: (carry, None))}) as made:
-        assert together(made, Ask("t", DATA.clients), turn(DATA)).tensor("v").tolist() == [3] * 4
+        assert together(made, Ask("t", DATA.clients), context(DATA)).tensor("v").tolist() == [3] * 4
     assert (gc.get_freeze_count(), os.sched_getscheduler(0)) == (frozen, policy)
 
 
@@ -323,4 +338,4 @@ def test_workers_work_where_their_policy_can_not_be_changed(monkeypatch):
 
     monkeypatch.setattr(workers.os, "sched_setscheduler", refuse, raising=False)
     with engine({"t": doing(lambda: None)}) as made:
-        assert together(made, Ask("t", DATA.clients), turn(DATA)).clients == DATA.clients
+        assert together(made, Ask("t", DATA.clients), context(DATA)).clients == DATA.clients

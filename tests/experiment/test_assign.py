@@ -234,9 +234,9 @@ def words(tmp_path_factory):
     return folder
 
 
-def write(path, x, turn, names, columns=("a", "b")):
+def write(path, x, context, names, columns=("a", "b")):
     """A table of a client that reads its first column as a temperature, or its negative."""
-    y = names[np.digitize((1 - 2 * turn) * x[:, 0], [-0.5, 0.5])]
+    y = names[np.digitize((1 - 2 * context) * x[:, 0], [-0.5, 0.5])]
     path.parent.mkdir(exist_ok=True)
     rows = "".join(f"{a},{b},{label}\n" for (a, b), label in zip(x, y, strict=True))
     path.write_text(",".join([*columns, "y"]) + "\n" + rows)
@@ -244,9 +244,11 @@ def write(path, x, turn, names, columns=("a", "b")):
 
 def test_labels_are_matched_by_name_not_by_number(words, tmp_path):
     x = np.abs(np.random.default_rng(1).normal(size=(30, 2))) + 0.6
-    for turn, who in enumerate(("ann", "bob")):  # only "warm" at ann's, only "cold" at bob's: both number 0
+    for context, who in enumerate(
+        ("ann", "bob")
+    ):  # only "warm" at ann's, only "cold" at bob's: both number 0
         x[:15, 0] = 0.0  # and "mild" at both
-        write(tmp_path / "new" / f"{who}.csv", x, turn, np.array(["cold", "mild", "warm"]))
+        write(tmp_path / "new" / f"{who}.csv", x, context, np.array(["cold", "mild", "warm"]))
     trained = open_run(words / "run")
     assert trained.class_names == ("cold", "mild", "warm")
     (tmp_path / "new/bob.csv").unlink()

@@ -57,8 +57,8 @@ def engine(method, kind, name="loop", who=BAD, federation=FEDERATION):
 def replies(method, kind, task, message, name="loop", round=4, **more) -> Stack:
     with engine(method, kind, name, **more) as made:
         request = Ask(task, FEDERATION.clients, message)
-        turn = RoundContext(Seed(0), round, FEDERATION.clients)
-        return Stack.join(list(made.replies(request, turn)))
+        context = RoundContext(Seed(0), round, FEDERATION.clients)
+        return Stack.join(list(made.replies(request, context)))
 
 
 def fedavg():

@@ -158,10 +158,10 @@ class Late:
 
     init, eval_inputs, eval_tasks = one_model.init, one_model.eval_inputs, one_model.eval_tasks
 
-    def round(self, state: Any, cohort: tuple[Client, ...], turn: RoundContext) -> Script[Any]:
-        task = "warm" if turn.round == self.when else "update"
+    def round(self, state: Any, cohort: tuple[Client, ...], context: RoundContext) -> Script[Any]:
+        task = "warm" if context.round == self.when else "update"
         mean = Mean("model", keep=state.model)
-        model = yield from fold(mean, task, turn.clients, shared={"model": state.model})
+        model = yield from fold(mean, task, context.clients, shared={"model": state.model})
         model = yield from fold(Mean("model", keep=model), "update", cohort, shared={"model": model})
         return one_model.State(model), {}
 
@@ -197,19 +197,19 @@ def test_work_that_is_done_twice_to_save_memory_counts_once(monkeypatch):
     for exact, most in ((1 << 30, 4096), (0, 4096), (0, 3)):
         monkeypatch.setattr(warm, "EXACT", exact)
         monkeypatch.setattr(warm, "MOST", most)
-        turn = RoundContext(Seed(0), 0, federation.clients)
-        script = warm.warm_kmeans(learner.first, learner.names, 2, 1, turn, Aggregator())
+        context = RoundContext(Seed(0), 0, federation.clients)
+        script = warm.warm_kmeans(learner.first, learner.names, 2, 1, context, Aggregator())
         asked, answer = 0, None
         work = 0
-        with toy.staged(toy_algorithm(table), federation) as stage:
+        with toy.coordinated(toy_algorithm(table), federation) as coordinator:
             while True:
                 try:
                     request = script.send(answer)
                 except StopIteration:
                     break
                 asked += len(request.to)
-                answer = stage.perform(request, turn)
-            work = stage.ledger.take_trained()["warm"]
+                answer = coordinator.perform(request, context)
+            work = coordinator.ledger.take_trained()["warm"]
         spent.append((asked, work))
     assert spent == [(4, 2 * 96), (8, 2 * 96), (10, 2 * 96)]
 

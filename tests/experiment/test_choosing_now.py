@@ -126,7 +126,7 @@ def test_training_goes_on_from_what_was_before_choosing(kind, check):
 def test_there_is_nothing_to_choose_among_one_model():
     federation = toy.ragged()
     learner = toy.learner("mlp", federation)
-    turn = RoundContext(Seed(0), 0, federation.clients)
+    context = RoundContext(Seed(0), 0, federation.clients)
     for method in (IFCA(learner, 1), HypCluster(learner, 1), HypCluster(learner, 3)):
         state = method.init(learner.first, federation.clients, Seed(0))
-        assert method.chosen_now(state, turn) is None
+        assert method.chosen_now(state, context) is None

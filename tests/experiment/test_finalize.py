@@ -44,8 +44,8 @@ def by_hand(folder: Path, state, k: int = 2, samples: int = 3) -> list[int]:
     parts = build_parts(spec, digits(spec.data, spec.run.seed))
     method, federation = parts.algorithm, parts.federation
     assert isinstance(method, MDICFL)
-    turn = RoundContext(parts.seed, spec.run.rounds, federation.clients)
-    x = method.probe(state, turn)[1].x
+    context = RoundContext(parts.seed, spec.run.rounds, federation.clients)
+    x = method.probe(state, context)[1].x
     network, found = method.learner.module.eval(), []
 
     def says(model, rows):
@@ -54,10 +54,10 @@ def by_hand(folder: Path, state, k: int = 2, samples: int = 3) -> list[int]:
         grown = np.exp(logits - logits.max(1, keepdims=True))
         return grown / grown.sum(1, keepdims=True)
 
-    with toy.staged(method, federation) as stage:
+    with toy.coordinated(method, federation) as coordinator:
         for i, who in enumerate(federation.clients):
             start = {n: t[int(state.member[i])] for n, t in state.centres.items()}
-            got = stage.perform(Ask("update", (who,), {"model": start}), turn)
+            got = coordinator.perform(Ask("update", (who,), {"model": start}), context)
             mine = {n: t[0] for n, t in got.tree("model").items()}
             y = federation.y[federation.splits["train"].rows(i)].numpy()
             labels = np.bincount(y, minlength=federation.classes) / len(y)
@@ -181,8 +181,8 @@ def test_who_does_not_answer_stays(tmp_path):
     before = go(tmp_path / "off", *changes).state
     after = go(tmp_path / "on", *changes, FINAL).state
     gone = drop_outs(0.5)
-    turn = RoundContext(Seed(0), 3, tuple(after.clients))
-    missing = [gone(turn, c) for c in after.clients]
+    context = RoundContext(Seed(0), 3, tuple(after.clients))
+    missing = [gone(context, c) for c in after.clients]
     assert 0 < sum(missing) < 8
     assert torch.equal(before.member[torch.tensor(missing)], after.member[torch.tensor(missing)])
 
@@ -192,11 +192,11 @@ def test_when_nobody_answers_all_stay(privacy):
     federation = toy.ragged()
     method = mdicfl(toy.learner("mlp", federation), k=2, privacy=privacy, **FEW)
     state = toy.play_rounds(method, federation, rounds=1, participation=0.5, score=False).state
-    turn = RoundContext(Seed(0), 1, federation.clients)
-    assert method.finalize(state, turn) is None, "off unless it is asked for"
-    script = replace(method, final_reassign=True).finalize(state, turn)
-    with toy.staged(method, federation, absent=lambda turn, who: True) as stage:
-        after, _ = play(script, lambda request: stage.perform(request, turn))
+    context = RoundContext(Seed(0), 1, federation.clients)
+    assert method.finalize(state, context) is None, "off unless it is asked for"
+    script = replace(method, final_reassign=True).finalize(state, context)
+    with toy.coordinated(method, federation, absent=lambda context, who: True) as coordinator:
+        after, _ = play(script, lambda request: coordinator.perform(request, context))
     assert after.member.tolist() == state.member.tolist()
 
 

@@ -156,10 +156,10 @@ class Own:
     def init_client(self, who: Client) -> Message:
         return {"asked": torch.tensor(0)}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         hello = yield from ask("hello", cohort)
         mean = Mean("model", keep=state.model)
-        bad = torch.tensor(math.nan if turn.round >= self.spoil else 0.0)
+        bad = torch.tensor(math.nan if context.round >= self.spoil else 0.0)
         model = yield from fold(mean, "update", hello.clients, shared={"model": state.model, "bad": bad})
         return State(model, state.best, state.count + 1), {"said": hello.tensor("n")}
 

@@ -20,10 +20,10 @@ def asked(monkeypatch):
     """Who was asked for scores, by kind of model, in the last evaluation."""
     found, perform = {}, Coordinator.perform
 
-    def listen(self, request, turn, rehearse=True):
+    def listen(self, request, context, rehearse=True):
         if isinstance(request, Ask) and request.task.startswith("score."):
             found[request.task.removeprefix("score.")] = request.to
-        return perform(self, request, turn, rehearse)
+        return perform(self, request, context, rehearse)
 
     monkeypatch.setattr(Coordinator, "perform", listen)
     return found

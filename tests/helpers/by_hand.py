@@ -65,9 +65,9 @@ def asked(
     to: tuple[str, ...] = (),
 ) -> Stack:
     memories = Memories(lambda who: {}) if memories is None else memories
-    turn = RoundContext(Seed(run), round, data.clients)
+    context = RoundContext(Seed(run), round, data.clients)
     request = Ask[Any]("task", tuple(map(Client, to)) or data.clients, shared)
-    return Stack.join(list(engine(data, {"task": task}, memories).replies(request, turn)))
+    return Stack.join(list(engine(data, {"task": task}, memories).replies(request, context)))
 
 
 def rows_of(data: Federation, who: str, split: str = "train") -> tuple[Tensor, Tensor]:

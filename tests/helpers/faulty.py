@@ -49,15 +49,15 @@ class Faulty:
     def init_client(self, who: Client) -> Message:
         return {"asked": torch.tensor(0)}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         if self.fault == "knows only whom it asked":
-            state = State(state.mean, state.own, {c: torch.tensor(i) for i, c in enumerate(turn.clients)})
+            state = State(state.mean, state.own, {c: torch.tensor(i) for i, c in enumerate(context.clients)})
         got = yield from ask("update", cohort, each=self.of(state, cohort))
         if not got.clients and self.fault != "counts on somebody":
             return state, {}
         models = got.tree("model")
         own = {n: t if self.fault == "writes into its state" else t.clone() for n, t in state.own.items()}
-        for number, row in self.places(got, cohort, turn):
+        for number, row in self.places(got, cohort, context):
             for n, t in own.items():
                 t[number] = models[n][row]
         mean = {n: t.double().mean(0).to(t.dtype) for n, t in models.items()}
@@ -66,17 +66,19 @@ class Faulty:
             return state, {}
         return State(mean, own, state.number, state.extra), {}
 
-    def places(self, got: Stack, cohort: Sequence[Client], turn: RoundContext) -> Iterator[tuple[int, int]]:
+    def places(
+        self, got: Stack, cohort: Sequence[Client], context: RoundContext
+    ) -> Iterator[tuple[int, int]]:
         """(number of the client, row of its reply)."""
         for row, who in enumerate(got.clients):
             if self.fault == "takes the i-th reply for the i-th client asked":
-                yield turn.clients.index(cohort[row]), row
+                yield context.clients.index(cohort[row]), row
             elif self.fault == "takes the i-th reply for client i":
                 yield row, row
             elif self.fault != "looks for a reply of everybody asked":
-                yield turn.clients.index(who), row
+                yield context.clients.index(who), row
         if self.fault == "looks for a reply of everybody asked":
-            yield from ((turn.clients.index(c), got.clients.index(c)) for c in cohort)
+            yield from ((context.clients.index(c), got.clients.index(c)) for c in cohort)
 
     def harmed(self, own: Tree, models: Tree) -> Tree:
         """Noise from a global generator, or a spread that one reply does not have."""

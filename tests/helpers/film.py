@@ -68,18 +68,18 @@ class Film:
 
     def __init__(self, algorithm, federation, rounds, past=None, tamper=None, gone=None, repeat=(), ask=None):
         self.after, self.requests, self.answers = {}, [], []
-        with toy.staged(algorithm, federation) as stage:
+        with toy.coordinated(algorithm, federation) as coordinator:
             state = (
                 past.state
                 if past
                 else algorithm.init(toy.first_model(algorithm), federation.clients, Seed(0))
             )
-            stage.engine.memories.update(past.memories if past else {})
+            coordinator.engine.memories.update(past.memories if past else {})
             for number in range(past.rounds if past else 0, rounds):
-                turn = RoundContext(Seed(0), number, federation.clients)
+                context = RoundContext(Seed(0), number, federation.clients)
                 last = number == rounds - 1
 
-                def act(request, turn=turn, last=last):
+                def act(request, context=context, last=last):
                     name = request.task if isinstance(request, Ask) else request.swap
                     if last and gone and name in gone:
                         who = tuple(sorted(set(federation.clients) - gone[name]))
@@ -89,25 +89,28 @@ class Film:
                             else Exchange(name, who)
                         )
                     if last and tamper and name in tamper and isinstance(request, Exchange):
-                        swap = stage.engine.table[name]
+                        swap = coordinator.engine.table[name]
                         bad = PeerTask(lambda m, me: tamper[name](swap.send(m, me), m, me), swap.receive)
-                        stage.engine.swap(bad, request.among, turn)
+                        coordinator.engine.swap(bad, request.among, context)
                         answer = None
                     else:
-                        answer = stage.perform(request, turn)
+                        answer = coordinator.perform(request, context)
                     if last and ask is not None and name == "opinions":
-                        for who, memory in stage.engine.memories.items():
-                            stage.engine.memories[who] = {**memory, "asked": wish(memory, ask.get(who, ""))}
+                        for who, memory in coordinator.engine.memories.items():
+                            coordinator.engine.memories[who] = {
+                                **memory,
+                                "asked": wish(memory, ask.get(who, "")),
+                            }
                     if last and name in repeat:
-                        stage.perform(request, turn)
+                        coordinator.perform(request, context)
                     self.requests.append(request)
                     self.answers.append(answer)
-                    self.after[turn.round, name] = dict(stage.engine.memories)
+                    self.after[context.round, name] = dict(coordinator.engine.memories)
                     return answer
 
-                state, self.info = play(algorithm.round(state, federation.clients, turn), act)
-            self.bytes = stage.ledger.take()[0]
-            self.state, self.memories, self.rounds = state, dict(stage.engine.memories), rounds
+                state, self.info = play(algorithm.round(state, federation.clients, context), act)
+            self.bytes = coordinator.ledger.take()[0]
+            self.state, self.memories, self.rounds = state, dict(coordinator.engine.memories), rounds
 
     def lists(self, number, step="ready", word="verdict"):
         """Whom each client asks in the end, or at an earlier step: {client: {member: sigma}}."""

@@ -34,7 +34,7 @@ class Gossip:
     def init_client(self, who: Client) -> Message:
         return {"model": self.learner.first}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         if self.train:
             yield from ask("practise", cohort)
         yield from exchange("gossip", cohort)
@@ -47,13 +47,13 @@ class Gossip:
         }
 
     def send(self, memory: Message, me: Peer) -> dict[Client, Message]:
-        others = [c for c in me.turn.clients if c != me.name]
+        others = [c for c in me.context.clients if c != me.name]
         if self.neighbours == "random":
-            draw = me.turn.seed.numpy("gossip", me.turn.round, me.name)
+            draw = me.context.seed.numpy("gossip", me.context.round, me.name)
             chosen = draw.permutation(len(others))[:2]
             return {others[i]: {"model": memory["model"]} for i in sorted(chosen)}
-        place, count = me.turn.clients.index(me.name), len(me.turn.clients)
-        sides = {me.turn.clients[(place + step) % count] for step in (-1, 1)} - {me.name}
+        place, count = me.context.clients.index(me.name), len(me.context.clients)
+        sides = {me.context.clients[(place + step) % count] for step in (-1, 1)} - {me.name}
         return {c: {"model": memory["model"]} for c in sorted(sides)}
 
     def receive(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:

@@ -97,7 +97,7 @@ class Nearest:
         centres = {n: torch.stack([t] * self.k) for n, t in first.items()}
         return State(centres, {c: torch.tensor(0) for c in clients}, False)
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         each = self.own_centre(state, cohort)
         if state.spread:
             by = ByNearest(state.centres, self.learner.names)

@@ -42,7 +42,7 @@ def learner(*inside: nn.Module, plan: Plan = Plan(8, 2), **settings: Any) -> Lea
     return Learner(network, find_loss("cross_entropy"), 3, SGD(0.9), plan, prepare=prepare, **settings)
 
 
-def turn(data: Federation, round: int = 0, run: int = 3) -> RoundContext:
+def context(data: Federation, round: int = 0, run: int = 3) -> RoundContext:
     return RoundContext(Seed(run), round, data.clients)
 
 
@@ -94,7 +94,7 @@ def ring() -> PeerTask:
     """Everyone writes its number to the next in the alphabet and adds up what arrives."""
 
     def send(memory: Message, me: Peer) -> dict[Client, Message]:
-        clients = me.turn.clients
+        clients = me.context.clients
         after = clients[(clients.index(me.name) + 1) % len(clients)]
         return {after: {"note": memory["note"]}}
 

@@ -51,8 +51,8 @@ def test_every_way_is_what_a_loop_over_pixels_gives(pad, flip):
 
 
 def test_flips_are_half_and_cuts_even():
-    augment, turn = FlipCrop(2), RoundContext(Seed(4), 3, ())
-    drawn = changes(Plan(8, augment=augment), 20_000, "batch", 0, Client("ann"), turn)
+    augment, context = FlipCrop(2), RoundContext(Seed(4), 3, ())
+    drawn = changes(Plan(8, augment=augment), 20_000, "batch", 0, Client("ann"), context)
     assert stats.chisquare(np.bincount(drawn, minlength=augment.ways)).pvalue > 1e-3
     # A row of growing numbers shows how it was changed: whether it falls, and from where to where.
     x = torch.arange(1.0, 10.0).expand(len(drawn), 1, 1, 9)
@@ -72,9 +72,11 @@ def pictures():
 
 
 def sums(task, federation, engine, round=0, run=0):
-    with toy.staged(_Alone(task), federation, engine) as stage:
-        turn = RoundContext(Seed(run), round, federation.clients)
-        return Stack.join(list(stage.engine.replies(Ask("look", federation.clients), turn))).tensor("sum")
+    with toy.coordinated(_Alone(task), federation, engine) as coordinator:
+        context = RoundContext(Seed(run), round, federation.clients)
+        return Stack.join(list(coordinator.engine.replies(Ask("look", federation.clients), context))).tensor(
+            "sum"
+        )
 
 
 class _Alone:
@@ -120,9 +122,10 @@ def test_every_engine_sees_the_very_same_rows():
 def test_a_row_is_another_in_each_epoch_and_at_each_client():
     federation = from_arrays({c: (np.arange(1.0, 65.0).reshape(1, 1, 8, 8), [0]) for c in "ab"}, classes=2)
     one = Fit((), Plan(4, epochs=30, augment=FlipCrop(3)))
-    turn = RoundContext(Seed(0), 0, federation.clients)
+    context = RoundContext(Seed(0), 0, federation.clients)
     seen = {
-        c: [b.x.numpy().tobytes() for b in client_batches(one, 0, "batch", federation, c, turn)] for c in "ab"
+        c: [b.x.numpy().tobytes() for b in client_batches(one, 0, "batch", federation, c, context)]
+        for c in "ab"
     }
     assert len(set(seen["a"])) > 20  # of 98 ways
     assert seen["a"] != seen["b"]

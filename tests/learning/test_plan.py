@@ -149,9 +149,9 @@ def test_the_plans_of_many_are_those_of_each(shuffle, rows):
     """Laid out for a chunk of clients of 1 to 30 rows, step by step."""
     federation = toy.ragged()
     one = Scan(lambda carry, batch: carry, Plan(5, epochs=2, shuffle=shuffle, drop_single=True, rows=rows))
-    turn = RoundContext(Seed(2), 7, federation.clients)
-    many = padded(one, 1, "gan", federation, federation.clients, turn, torch.device("cpu"))
+    context = RoundContext(Seed(2), 7, federation.clients)
+    many = padded(one, 1, "gan", federation, federation.clients, context, torch.device("cpu"))
     for i, who in enumerate(federation.clients):
-        alone = [b.row.tolist() for b in client_batches(one, 1, "gan", federation, who, turn)]
+        alone = [b.row.tolist() for b in client_batches(one, 1, "gan", federation, who, context)]
         here = [many.row[t, i][many.weight[t, i] > 0].tolist() for t in range(len(many)) if many.active[t, i]]
         assert here == alone

@@ -112,7 +112,7 @@ def test_copies_are_found_out(finished, monkeypatch, noise):
     copied = held.take(held.splits["train"].row[:40])[0]
     jitter = torch.randn(copied.shape, generator=parts.seed.torch("jitter"))
     x = torch.stack([copied, copied]) + noise * jitter
-    monkeypatch.setattr(type(parts.algorithm), "probe", lambda self, state, turn: (state, Probe(x, x)))
+    monkeypatch.setattr(type(parts.algorithm), "probe", lambda self, state, context: (state, Probe(x, x)))
     one = look_at(parts, state, round)["samplers"]["back_search"]
     assert one["near"]["share"] == 1
     assert one["alike"]["share"] > 0.9

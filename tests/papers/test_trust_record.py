@@ -93,9 +93,9 @@ def test_an_opinion_after_one_contact_and_the_list_of_the_more_alike():
 )
 def test_lists_that_could_not_be_sent_are_not_counted(options, round, participation):
     trust = add_contacts(no_evidence(3), {1: torch.tensor(0.25), 2: torch.tensor(0.75)})
-    memories, turn = {Client("a"): {"trust": trust}}, RoundContext(Seed(0), round, ABC, participation)
-    assert participation == 1 or "a" not in turn.cohort
-    seen = look(memories, turn, method(**options))
+    memories, context = {Client("a"): {"trust": trust}}, RoundContext(Seed(0), round, ABC, participation)
+    assert participation == 1 or "a" not in context.cohort
+    seen = look(memories, context, method(**options))
     assert not seen["listed"].any()
     facts = round_facts(seen, [0, 1, 0])
     assert (facts["listed"], facts["sent"], facts["listed_same"]) == (0, 0, None)

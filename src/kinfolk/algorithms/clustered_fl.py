@@ -57,9 +57,9 @@ class ClusteredFL:
         everybody = torch.zeros(len(clients), dtype=torch.int64)
         return State(copies(first, 1), everybody, tuple(clients), torch.zeros(2, dtype=torch.float64))
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """Split what is ready to be split; in every group, c <- mean of w_i."""
-        splitting = turn.round >= self.split_after
+        splitting = context.round >= self.split_after
         if splitting and len(cohort) < len(state.clients):
             asked = f"{len(cohort)} of {len(state.clients)} clients"
             raise KinfolkError("run.participation", asked, "groups are split only with everybody: give 1")

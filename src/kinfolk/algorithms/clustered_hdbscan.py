@@ -55,7 +55,7 @@ class ClusteredHDBSCAN:
         """Everybody in one group."""
         return State(copies(first, 1), torch.zeros(len(clients), dtype=torch.int64), tuple(clients))
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """Train in the groups so far; find groups; in each, c <- sum (n_i / n) w_i."""
         got = yield from ask("update", cohort, each=model_of_group(state, cohort))
         if not got.clients:

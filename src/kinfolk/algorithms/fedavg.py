@@ -27,6 +27,6 @@ class FedAvg:
     init, tasks = one_model.init, one_model.tasks
     eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """w <- sum_i (n_i / n) w_i, where w_i is w after E local epochs on client i."""
         return State((yield from average(state.model, cohort, self.weights))), {}

@@ -27,7 +27,7 @@ class FedAvgNoBuffers:
     init, tasks = one_model.init, one_model.tasks
     eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """w <- sum_i (n_i / n) w_i over the trainable parameters; all else stays as it was at first."""
         mean = yield from average(state.model, cohort, self.weights)
         return State({**state.model, **self.learner.params(mean)}), {}

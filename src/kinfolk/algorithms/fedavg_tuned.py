@@ -33,7 +33,7 @@ class FedAvgTuned:
 
     init, tasks, eval_inputs = one_model.init, one_model.tasks, one_model.eval_inputs
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """w <- sum_i (n_i / n) w_i."""
         return State((yield from average(state.model, cohort, self.weights))), {}
 

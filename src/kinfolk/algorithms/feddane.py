@@ -36,21 +36,21 @@ class FedDANE:
 
     init, eval_inputs, eval_tasks = one_model.init, one_model.eval_inputs, one_model.eval_tasks
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """g = sum (n_i / n) grad F_i(w) over one sample; w <- sum (n_i / n) v_i over another."""
         w = state.model
         none: Tree = {name: torch.zeros_like(w[name]) for name in self.learner.names}
-        first = self.sample(len(cohort), turn)
+        first = self.sample(len(cohort), context)
         g = yield from fold(Mean("gradient", none, self.weights), "gradient", first, shared={"model": w})
         if g is none:  # nobody answered: there is nothing to correct by
             return state, {}
         mean = Mean("model", w, self.weights)
         return State((yield from fold(mean, "update", cohort, shared={"model": w, "g": g}))), {}
 
-    def sample(self, count: int, turn: RoundContext) -> tuple[Client, ...]:
+    def sample(self, count: int, context: RoundContext) -> tuple[Client, ...]:
         """As many clients as the cohort has, drawn without regard to it."""
-        drawn = turn.seed.numpy("feddane", turn.round).permutation(len(turn.clients))[:count]
-        return tuple(turn.clients[i] for i in sorted(drawn.tolist()))
+        drawn = context.seed.numpy("feddane", context.round).permutation(len(context.clients))[:count]
+        return tuple(context.clients[i] for i in sorted(drawn.tolist()))
 
     def tasks(self) -> Table:
         """grad F_i(w); and v_i, which takes grad F_i(w) first."""

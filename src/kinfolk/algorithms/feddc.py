@@ -63,14 +63,14 @@ class FedDC:
         none = {n: torch.zeros_like(t) for n, t in self.learner.params(self.learner.first).items()}
         return {"h": none, "g": none}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """w <- mean v + mean h."""
         if not state.rows:
-            counted = yield from ask("count", turn.clients)
+            counted = yield from ask("count", context.clients)
             if not counted.clients:
                 return state, {}
             state = replace(state, rows=float(counted.size.double().mean()))
-        w, everyone = state.model, len(turn.clients)
+        w, everyone = state.model, len(context.clients)
         shared = {"model": w, "g": state.g, "rows": torch.tensor(state.rows)}
         v, change, replies, rows = yield from fold(Means(w, state.g), "update", cohort, shared)
         if not replies:

@@ -41,7 +41,7 @@ class FedDist:
     init, tasks = one_model.init, one_model.tasks
     eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """w <- w + epsilon mean_i(w_i - w)."""
         towards = yield from average(state.model, cohort, "uniform")
         return State(step_towards(state.model, towards, self.epsilon)), {}
@@ -60,7 +60,7 @@ class FedDWS:
     init, tasks = one_model.init, one_model.tasks
     eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """w <- w + epsilon sum_i (n_i / n) (w_i - w)."""
         towards = yield from average(state.model, cohort, "size")
         return State(step_towards(state.model, towards, self.epsilon)), {}

@@ -80,7 +80,7 @@ class FedEM:
         """Equal shares."""
         return {"pi": torch.full((self.k,), 1 / self.k)}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """Each component <- sum_i (n_i / n) of what clients made of it."""
         by = Mean("components", state.components, self.weights)
         shared = {"components": state.components}

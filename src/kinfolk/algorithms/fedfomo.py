@@ -66,9 +66,9 @@ class FedFomo:
         """Both models are the common initial one."""
         return {"model": self.learner.first, "before": self.learner.first}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """Clients mix, train and send; the server keeps their models and notes whom they liked."""
-        offers = {c: self.choose(state, c, turn) for c in sorted(cohort)}
+        offers = {c: self.choose(state, c, context) for c in sorted(cohort)}
         got = yield from ask(state.judged_on or "valid", cohort, each=parcels(state, offers))
         if not got.clients:
             return state, {}
@@ -83,15 +83,15 @@ class FedFomo:
         sent = state.sent.cpu().index_fill(0, rows, True)
         return State(models, sent, affinity, state.clients, judged_on), {"judged_on": judged_on}
 
-    def choose(self, state: State, who: Client, turn: RoundContext) -> list[int]:
+    def choose(self, state: State, who: Client, context: RoundContext) -> list[int]:
         """Up to M positions of clients who have sent a model: each the most liked left, or any."""
         sent = state.sent.tolist()
         others = [j for j, c in enumerate(state.clients) if sent[j] and c != who]
-        draw = turn.seed.numpy("fedfomo", turn.round, who)
+        draw = context.seed.numpy("fedfomo", context.round, who)
         any_, best = draw.permutation(others).tolist(), draw.permutation(others).tolist()
         liked = state.affinity[state.clients.index(who)].tolist()
         best.sort(key=lambda j: -liked[j])  # ties stay as they were drawn
-        explores = draw.random(self.models) < self.epsilon - turn.round * self.decay
+        explores = draw.random(self.models) < self.epsilon - context.round * self.decay
         taken: list[int] = []
         for explore in explores[: len(others)]:
             taken.append(next(j for j in (any_ if explore else best) if j not in taken))

@@ -34,7 +34,7 @@ class FedProx:
 
     init, eval_inputs, eval_tasks = one_model.init, one_model.eval_inputs, one_model.eval_tasks
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """w <- sum_i (n_i / n) w_i, where w_i minimises F_i(w_i) + (mu / 2) |w_i - w|^2."""
         return State((yield from average(state.model, cohort, self.weights))), {}
 

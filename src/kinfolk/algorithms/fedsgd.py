@@ -43,9 +43,9 @@ class FedSGD:
         """The common initial model, at rest."""
         return State(first, joined(self.learner.optimiser.init(self.learner.params(first))), 0)
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """w <- w - lr sum_i (n_i / n) g_i, or what the optimiser makes of that; buffers become their mean."""
-        w, lr = state.model, self.learner.descent().rate(turn.round)
+        w, lr = state.model, self.learner.descent().rate(context.round)
         still: Tree = {n: torch.zeros_like(t) if n in self.learner.names else t for n, t in w.items()}
         g = yield from fold(Mean("gradient", still, self.weights), "gradient", cohort, shared={"model": w})
         if g is still:  # nobody answered: no step, which momentum and weight decay would take all the same

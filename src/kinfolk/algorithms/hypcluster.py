@@ -60,10 +60,10 @@ class HypCluster:
         nobody_moved = torch.zeros(len(clients), dtype=torch.int64)
         return State(copies(first, self.k), nobody_moved, tuple(clients), spread=self.k == 1)
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """h_j <- h_j + server_lr sum over s_i = j of (n_i / n) (w_i - h_j), where s_i = argmin_j F_i(h_j)."""
         if not state.spread:
-            state = yield from self.spread(state, cohort, turn)
+            state = yield from self.spread(state, cohort, context)
         if not state.spread:
             return state, {}
         h = state.centres
@@ -76,7 +76,7 @@ class HypCluster:
         return replace(state, centres=centres, member=moved), {}
 
     def spread(
-        self, state: State, cohort: Sequence[Client], turn: RoundContext
+        self, state: State, cohort: Sequence[Client], context: RoundContext
     ) -> Generator[Request, Any, State]:
         """The first model is a random client's; the next, that of the client worst served by those before."""
         trained = yield from ask(
@@ -84,7 +84,7 @@ class HypCluster:
         )
         if len(trained) < self.k:  # another round will have more replies
             return state
-        draw = turn.seed.numpy("hypcluster", turn.round)
+        draw = context.seed.numpy("hypcluster", context.round)
         chosen = [trained.clients[int(draw.integers(len(trained)))]]
         best = dict.fromkeys(trained.clients, float("inf"))
         while len(chosen) < self.k:
@@ -96,9 +96,9 @@ class HypCluster:
         centres = {name: torch.stack([m[name] for m in models]) for name in state.centres}
         return replace(state, centres=centres, spread=True)
 
-    def chosen_now(self, state: State, turn: RoundContext) -> Script[State] | None:
+    def chosen_now(self, state: State, context: RoundContext) -> Script[State] | None:
         """Everyone chooses among the models as they are now, for scores; not while they are one."""
-        return choose_anew(state, turn) if self.k > 1 and state.spread else None
+        return choose_anew(state, context) if self.k > 1 and state.spread else None
 
     def tasks(self) -> Table:
         """Train the one model; say how well a model fits; choose and train; choose alone."""

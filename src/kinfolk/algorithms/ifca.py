@@ -85,11 +85,11 @@ class IFCA:
 
         return {name: drawn(name, leaf) for name, leaf in first.items()}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """s_i = argmin_j F_i(c_j); c_j <- mean of w_i over s_i = j, with w_i trained from c_j."""
         info: Info = {}
         if not state.begun:
-            state, info = yield from self.best_start(state, cohort, turn)
+            state, info = yield from self.best_start(state, cohort, context)
         centres, member = yield from self.step("update", state.centres, cohort)
         return replace(state, centres=centres, member=state.moved(list(member), where(member))), info
 
@@ -99,12 +99,12 @@ class IFCA:
         centres, member, _ = yield from fold(by, task, cohort, shared={"models": centres})
         return centres, member
 
-    def best_start(self, state: State, cohort: Sequence[Client], turn: RoundContext) -> Script[State]:
+    def best_start(self, state: State, cohort: Sequence[Client], context: RoundContext) -> Script[State]:
         """The start that has the lowest training loss after some rounds, sum_i (n_i / n) min_j F_i(c_j)."""
         first = {name: t[0] for name, t in state.centres.items()}
         tried: list[tuple[float, Tree]] = []
         for number in range(self.restarts):
-            centres = self.start(first, turn.seed, number)
+            centres = self.start(first, context.seed, number)
             for _ in range(self.restart_rounds):
                 centres, _ = yield from self.step("try", centres, cohort)
             got = yield from ask("fit", cohort, shared={"models": centres})
@@ -116,9 +116,9 @@ class IFCA:
         best = losses.index(min(losses))
         return replace(state, centres=tried[best][1], begun=True), {"start": best, "start_losses": losses}
 
-    def chosen_now(self, state: State, turn: RoundContext) -> Script[State] | None:
+    def chosen_now(self, state: State, context: RoundContext) -> Script[State] | None:
         """s_i = argmin_j F_i(c_j) of all clients, for scores: a round asks its cohort, and trains after."""
-        return choose_anew(state, turn) if self.k > 1 else None
+        return choose_anew(state, context) if self.k > 1 else None
 
     def tasks(self) -> Table:
         """Choose and train; choose alone; of several starts, try one and say how well it fits."""

@@ -31,7 +31,7 @@ class Local:
         """Each client starts from the common initial model."""
         return {"model": self.learner.first}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """w_i <- w_i after E more local epochs; nothing is sent."""
         yield from ask("practise", cohort)
         return state, {}

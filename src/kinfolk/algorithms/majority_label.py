@@ -61,7 +61,7 @@ class MajorityLabel:
         """No label was counted yet."""
         return {"counts": torch.zeros(self.learner.outputs, dtype=torch.int64)}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """Clients count their labels; nothing is sent."""
         yield from ask("count", cohort)
         return state, {}

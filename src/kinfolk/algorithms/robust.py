@@ -67,7 +67,7 @@ class Robust:
         centres = copies(first, self.k)
         return State(centres, none, tuple(clients), none, flat(centres, self.learner.names))
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """Those who have a group train its model; the others train alone and are given one."""
         old = state.known(cohort)
         new = [c for c in cohort if c not in set(old)]
@@ -76,10 +76,10 @@ class Robust:
             state = replace(state, centres=self.means(state, got))
         if new:
             got = yield from ask("alone", new, shared={"model": self.learner.first})
-            state = self.place(state, got, turn)
+            state = self.place(state, got, context)
         return state, {}
 
-    def place(self, state: State, got: Stack, turn: RoundContext) -> State:
+    def place(self, state: State, got: Stack, context: RoundContext) -> State:
         """Trimmed k-means of the clients' models; who comes later joins the nearest centre it found."""
         if not got.clients:
             return state
@@ -89,7 +89,7 @@ class Robust:
             return self.joined(state, got.clients, labels)
         if len(got) < self.k:  # another round will have more replies
             return state
-        seed = Seed(turn.seed.number("robust", turn.round))
+        seed = Seed(context.seed.number("robust", context.round))
         found = kmeans(points, self.k, seed, trim=self.cluster_trim)
         state = replace(self.joined(state, got.clients, found.labels), points=found.centres)
         return replace(state, centres=self.means(state, got))

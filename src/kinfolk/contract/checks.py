@@ -156,7 +156,7 @@ def _played_by_name(make: Make, names: Sequence[Client], seed: int = 0) -> toy.S
         federation,
         rounds=3,
         seed=seed,
-        absent=lambda turn, who: who in missing[turn.round],
+        absent=lambda context, who: who in missing[context.round],
         cohort=lambda number: sorted(asked[number]),
     )
     return outcome.scores
@@ -167,21 +167,21 @@ def check_state_not_mutated(make: Make) -> None:
     federation = toy.ragged()
     for name, network in (("loop", "tiny_cnn"), ("batched", "mlp")):
         algorithm = make(toy.learner(network, federation))
-        with toy.staged(algorithm, federation, name) as stage:
+        with toy.coordinated(algorithm, federation, name) as coordinator:
             state = algorithm.init(toy.first_model(algorithm), federation.clients, Seed(0))
             for number in range(2):
-                turn = RoundContext(Seed(0), number, federation.clients)
+                context = RoundContext(Seed(0), number, federation.clients)
                 before = copied(to_message(state)[0])
-                script = algorithm.round(state, federation.clients, turn)
-                after, _ = play(script, partial(_watched, stage, turn))
+                script = algorithm.round(state, federation.clients, context)
+                after, _ = play(script, partial(_watched, coordinator, context))
                 differs = message_difference(to_message(state)[0], before, 0)
                 _no(differs, f"a round ({name}) changed the state it was given")
                 state = after
 
 
-def _watched(stage: Coordinator, turn: RoundContext, request: Request) -> Any:
+def _watched(coordinator: Coordinator, context: RoundContext, request: Request) -> Any:
     """Perform a request and see that what it finds stays as it was."""
-    given = {f"the memory of {who}": memory for who, memory in stage.engine.memories.items()}
+    given = {f"the memory of {who}": memory for who, memory in coordinator.engine.memories.items()}
     if isinstance(request, Ask):
         given["the message to everyone"] = request.shared
         each = request.each
@@ -189,11 +189,11 @@ def _watched(stage: Coordinator, turn: RoundContext, request: Request) -> Any:
             each.table if isinstance(each, IndexedMessages) else each.body if each else {}
         )
     before = {what: copied(message) for what, message in given.items()}
-    answer = stage.perform(request, turn)
+    answer = coordinator.perform(request, context)
     task = request.task if isinstance(request, Ask) else request.swap
     for what, message in given.items():
         differs = message_difference(message, before[what], 0)
-        _no(differs, f"'{task}' ({stage.engine.name}) wrote into {what}")
+        _no(differs, f"'{task}' ({coordinator.engine.name}) wrote into {what}")
     return answer
 
 
@@ -252,7 +252,7 @@ def check_survives_nobody(make: Make) -> None:
     federation = toy.ragged()
     algorithm = make(toy.learner("mlp", federation))
     _sound(
-        toy.play_rounds(algorithm, federation, absent=lambda turn, who: True),
+        toy.play_rounds(algorithm, federation, absent=lambda context, who: True),
         federation.clients,
         "after rounds that nobody answered",
     )
@@ -293,7 +293,7 @@ def check_bad_replies(make: Make) -> None:
     if not any(task.reply for task in tasks if isinstance(task, Task)):
         raise Skip("its clients reply with nothing")
     bad = [toy.NAMES[i] for i in (0, 2, 5, 7)]
-    without = toy.play_rounds(algorithm, federation, absent=lambda turn, who: who in bad, score=False)
+    without = toy.play_rounds(algorithm, federation, absent=lambda context, who: who in bad, score=False)
     for ways in (list(HARMS)[i::3] for i in range(3)):
         how = dict(zip(bad, ways, strict=True))
         outcome = toy.play_rounds(algorithm, federation, wrap=spoil(how), score=False)
@@ -339,19 +339,19 @@ def check_serves_any_subset(make: Make) -> None:
     """What a client is served does not depend on who else is."""
     federation = toy.ragged()
     algorithm = make(toy.learner("mlp", federation))
-    with toy.staged(algorithm, federation) as stage:
+    with toy.coordinated(algorithm, federation) as coordinator:
         state = algorithm.init(toy.first_model(algorithm), federation.clients, Seed(0))
         state = toy.play_one(
-            algorithm, state, federation.clients, stage, RoundContext(Seed(0), 0, federation.clients)
+            algorithm, state, federation.clients, coordinator, RoundContext(Seed(0), 0, federation.clients)
         )
         everyone = _served(algorithm, state, federation.clients)
-        turn = RoundContext(Seed(0), 1, federation.clients)
-        scores = toy.scores_of(algorithm, state, stage, turn, federation.clients)
+        context = RoundContext(Seed(0), 1, federation.clients)
+        scores = toy.scores_of(algorithm, state, coordinator, context, federation.clients)
         for who in (toy.NAMES[4:5], toy.NAMES[::3], tuple(reversed(toy.NAMES[1:4]))):
             for client, message in _served(algorithm, state, who).items():
                 differs = message_difference(message, everyone[client], 0)
                 _no(differs, f"what {client} is served depends on who else is served")
-            for kind, some in toy.scores_of(algorithm, state, stage, turn, who).items():
+            for kind, some in toy.scores_of(algorithm, state, coordinator, context, who).items():
                 wanted = {kind: {c: scores[kind][c] for c in who}}
                 _no(score_difference({kind: some}, wanted, 0), "scores depend on who else is scored")
 

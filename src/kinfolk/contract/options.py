@@ -106,22 +106,22 @@ def played(algorithm: Algorithm[Any], engine: str, stops: bool = False) -> tuple
     """(state, scores) after the rounds; with `stops`, states and memories go to disk and back after each."""
     federation, seed = toy.ragged(), Seed(0)
 
-    def absent(turn: RoundContext, who: Client) -> bool:
-        return turn.round == 0 or (turn.round + toy.NAMES.index(who)) % 5 == 0
+    def absent(context: RoundContext, who: Client) -> bool:
+        return context.round == 0 or (context.round + toy.NAMES.index(who)) % 5 == 0
 
-    with toy.staged(algorithm, federation, engine, absent) as stage:
+    with toy.coordinated(algorithm, federation, engine, absent) as coordinator:
         state = algorithm.init(toy.first_model(algorithm), federation.clients, seed)
         for number in range(ROUNDS):
-            turn = RoundContext(seed, number, federation.clients)
-            state = toy.play_one(algorithm, state, federation.clients, stage, turn)
-            state = through_disk(stage, state) if stops else state
+            context = RoundContext(seed, number, federation.clients)
+            state = toy.play_one(algorithm, state, federation.clients, coordinator, context)
+            state = through_disk(coordinator, state) if stops else state
         last = RoundContext(seed, ROUNDS, federation.clients)
-        return state, toy.scores_of(algorithm, state, stage, last, federation.clients)
+        return state, toy.scores_of(algorithm, state, coordinator, last, federation.clients)
 
 
-def through_disk(stage: Coordinator, state: Any) -> Any:
+def through_disk(coordinator: Coordinator, state: Any) -> Any:
     """The state as it is when it has been written and read again; the clients' memories likewise."""
-    memories = stage.engine.memories
+    memories = coordinator.engine.memories
     for who, memory in list(memories.items()):
         memories[who] = decode(encode(memory))[0]
         require(not message_difference(memories[who], memory, 0), f"the memory of {who} is not plain")

@@ -23,17 +23,17 @@ class Passing:
         self.name, self.note, self.device = engine.name, engine.note, engine.device
         self.table, self.memories = engine.table, engine.memories
 
-    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
+    def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """The engine's replies, each changed."""
-        for chunk in self.engine.replies(request, turn):
+        for chunk in self.engine.replies(request, context):
             for who in chunk.clients:
                 yield self.change(request, chunk.at([who]))
 
     def swap(
-        self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
+        self, swap: PeerTask, among: tuple[Client, ...], context: RoundContext
     ) -> dict[tuple[Client, Client], int]:
         """As the engine does it."""
-        return self.engine.swap(swap, among, turn)
+        return self.engine.swap(swap, among, context)
 
     def close(self) -> None:
         """Close the engine."""

@@ -146,7 +146,7 @@ class Outcome:
 
 
 @contextmanager
-def staged(
+def coordinated(
     algorithm: Algorithm[Any],
     federation: Federation,
     engine_name: str = "loop",
@@ -202,19 +202,19 @@ def play_rounds(
     def note(event: str, **facts: Any) -> None:
         log.append((event, facts))
 
-    with staged(algorithm, federation, engine_name, absent, wrap, note, device) as stage:
+    with coordinated(algorithm, federation, engine_name, absent, wrap, note, device) as coordinator:
         first = {name: t.to(device) for name, t in first_model(algorithm).items()}
         state = algorithm.init(first, clients, run)
         for number in range(rounds):
-            turn = RoundContext(run, number, clients, participation)
-            asked = cohort(number) if cohort else turn.cohort
-            state = play_one(algorithm, state, tuple(asked), stage, turn)
-        spent = stage.ledger.take()[0]
+            context = RoundContext(run, number, clients, participation)
+            asked = cohort(number) if cohort else context.cohort
+            state = play_one(algorithm, state, tuple(asked), coordinator, context)
+        spent = coordinator.ledger.take()[0]
         last = RoundContext(run, rounds, clients)
-        scores = scores_of(algorithm, state, stage, last, clients) if score else {}
-        held = {c: stage.engine.memories[c] for c in clients}
+        scores = scores_of(algorithm, state, coordinator, last, clients) if score else {}
+        held = {c: coordinator.engine.memories[c] for c in clients}
     groups = tuple(algorithm.groups(state).tolist()) if isinstance(algorithm, Groups) else ()
-    lasting = stage.engine.memories.lasting
+    lasting = coordinator.engine.memories.lasting
     return Outcome(state, held, scores, spent, groups, tuple(log), lasting)
 
 
@@ -225,20 +225,30 @@ def first_model(algorithm: Algorithm[Any]) -> Tree:
 
 
 def play_one(
-    algorithm: Algorithm[Any], state: Any, cohort: tuple[Client, ...], stage: Coordinator, turn: RoundContext
+    algorithm: Algorithm[Any],
+    state: Any,
+    cohort: tuple[Client, ...],
+    coordinator: Coordinator,
+    context: RoundContext,
 ) -> Any:
     """The state after one round."""
-    return play(algorithm.round(state, cohort, turn), lambda request: stage.perform(request, turn))[0]
+    return play(
+        algorithm.round(state, cohort, context), lambda request: coordinator.perform(request, context)
+    )[0]
 
 
 def scores_of(
-    algorithm: Algorithm[Any], state: Any, stage: Coordinator, turn: RoundContext, who: tuple[Client, ...]
+    algorithm: Algorithm[Any],
+    state: Any,
+    coordinator: Coordinator,
+    context: RoundContext,
+    who: tuple[Client, ...],
 ) -> Scores:
     """(correct, mean loss) of `who` by kind of model."""
     shared, each = algorithm.eval_inputs(state, who)
     found: Scores = {}
     for kind in algorithm.eval_tasks():
-        got: Stack = stage.perform(Ask(f"score.{kind}", who, shared, each), turn, rehearse=False)
+        got: Stack = coordinator.perform(Ask(f"score.{kind}", who, shared, each), context, rehearse=False)
         if not got.clients:
             continue
         loss = (got.tensor("loss") / got.tensor("rows")).tolist()

@@ -88,24 +88,24 @@ class Batched(InProcess):
         """The engine that a filled-in `[engine]` table describes."""
         return cls(federation, table, memories, spec.chunk, spec.device, lanes=spec.lanes)
 
-    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
+    def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """The replies to a request, in chunks; within a chunk sorted by client."""
         task = self.table[request.task]
         assert isinstance(task, Task)
         forms = by_form(request.to, self.memories)
-        chunks = [chunk for some in forms for chunk in self._chunks(task, some, request, turn)]
-        ready = [self._prepare(request.task, chunk, turn) for chunk in chunks[:1]]
+        chunks = [chunk for some in forms for chunk in self._chunks(task, some, request, context)]
+        ready = [self._prepare(request.task, chunk, context) for chunk in chunks[:1]]
         under_way: deque[Underway] = deque()
         try:
             for i in range(len(chunks)):
                 lane = self.lanes[i % len(self.lanes)]
-                under_way.append(self._run(task, request, ready.pop(), turn, lane))
+                under_way.append(self._run(task, request, ready.pop(), context, lane))
                 # While the device works on this chunk, the host plans the next one; after the last, the
                 # first of the next round, if the same clients were asked the last time.
                 if i + 1 < len(chunks):
-                    ready.append(self._prepare(request.task, chunks[i + 1], turn))
+                    ready.append(self._prepare(request.task, chunks[i + 1], context))
                 elif self._asked.get(request.task) == chunks:
-                    self._prepare(request.task, chunks[0], replace(turn, round=turn.round + 1))
+                    self._prepare(request.task, chunks[0], replace(context, round=context.round + 1))
                 if len(under_way) == len(self.lanes):
                     yield self._end(under_way.popleft())
             while under_way:
@@ -116,18 +116,18 @@ class Batched(InProcess):
         self._asked[request.task] = chunks
 
     def _chunks(
-        self, task: Task, who: list[Client], request: Ask[Any], turn: RoundContext
+        self, task: Task, who: list[Client], request: Ask[Any], context: RoundContext
     ) -> list[tuple[Client, ...]]:
         by_length = sorted(who, key=lambda c: (first_steps(task, self.federation, c), c))
         # Where a network is so large that clients do not share calls, tasks without it still gain by it.
-        light = len(self.lanes) > 1 and self._is_light(task, request, by_length[-1], turn)
+        light = len(self.lanes) > 1 and self._is_light(task, request, by_length[-1], context)
         most = max(self.chunk, LIGHT) if light else self.chunk
         # Chunks of one size, as near as can be: each size is recorded once.
         calls = -(-len(by_length) // most)
         cuts = [len(by_length) * i // max(calls, 1) for i in range(calls + 1)]
         return [tuple(sorted(by_length[a:b])) for a, b in pairwise(cuts)]
 
-    def _is_light(self, task: Task, request: Ask[Any], who: Client, turn: RoundContext) -> bool:
+    def _is_light(self, task: Task, request: Ask[Any], who: Client, context: RoundContext) -> bool:
         """Whether a task goes over rows without the large network that clients train."""
         if request.task not in self._light:
             own = request.each.at((who,)).body if request.each else {}
@@ -136,23 +136,23 @@ class Batched(InProcess):
                 map_leaves(lambda t: t.to(self.device), part) for part in (message, self.memories[who])
             )
             data = on_device(self.federation.among([who]), self.device)
-            opens = opens_models(task, message, memory, data, who, turn)
+            opens = opens_models(task, message, memory, data, who, context)
             self._light[request.task] = bool(task.passes) and not opens
         return self._light[request.task]
 
-    def _prepare(self, name: str, who: tuple[Client, ...], turn: RoundContext) -> Prepared:
+    def _prepare(self, name: str, who: tuple[Client, ...], context: RoundContext) -> Prepared:
         task = self.table[name]
         assert isinstance(task, Task)
         # Rows that are neither shuffled nor changed are the same in every round.
         shuffled = any(one.plan.shuffle or one.plan.augment for one in task.passes)
-        key = (name, who, turn.seed, turn.round if shuffled else -1)
+        key = (name, who, context.seed, context.round if shuffled else -1)
         if key in self._ahead:
             return self._ahead.pop(key) if shuffled else self._ahead[key]
         data = self.federation.among(who)
         if data is not self.federation:
             data = on_device(data, self.device)
         plans = [
-            padded(one, number, task.stream, data, who, turn, self.device)
+            padded(one, number, task.stream, data, who, context, self.device)
             for number, one in enumerate(task.passes)
         ]
         rows = torch.tensor([train_rows(self.federation, c) for c in who])
@@ -165,7 +165,7 @@ class Batched(InProcess):
         return ready
 
     def _run(
-        self, task: Task, request: Ask[Any], ready: Prepared, turn: RoundContext, lane: CudaLane
+        self, task: Task, request: Ask[Any], ready: Prepared, context: RoundContext, lane: CudaLane
     ) -> Underway:
         who = ready.who
         to_device: Callable[[Tensor], Tensor] = lambda t: t.to(self.device)  # noqa: E731
@@ -175,14 +175,14 @@ class Batched(InProcess):
         memory = stack_messages([map_leaves(to_device, self.memories[c]) for c in who])
 
         def start(own: Message, memory: Message, rows: Tensor, steps: Tensor) -> Carry:
-            return task.start({**shared, **own}, memory, ClientInfo(rows, steps, turn.round))
+            return task.start({**shared, **own}, memory, ClientInfo(rows, steps, context.round))
 
         with lane.entered():
             with torch.no_grad():
                 carry: Carry = vmap(start)(own, memory, ready.rows.to(self.device), ready.steps)
             for one, plan in zip(task.passes, ready.plans, strict=True):
                 made = plan.data is not self.federation
-                carry = self._passes.run(one, carry, plan, turn.round, lane, made)
+                carry = self._passes.run(one, carry, plan, context.round, lane, made)
             reply, kept = _finish(task, carry)
         return Underway(lane, ready, reply, kept, (shared, own, memory))
 

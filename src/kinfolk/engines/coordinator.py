@@ -30,12 +30,12 @@ class Engine(Protocol):
     table: Table
     memories: Memories
 
-    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
+    def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """Replies in chunks, each sorted by client."""
         ...
 
     def swap(
-        self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext
+        self, swap: PeerTask, among: tuple[Client, ...], context: RoundContext
     ) -> dict[tuple[Client, Client], int]:
         """Perform an exchange; the bytes of every message."""
         ...
@@ -61,7 +61,7 @@ class Part:
 class FoldsInParts(Protocol):
     """An engine of several processes, each of which can fold what its own clients reply."""
 
-    def parts(self, request: Ask[Any], turn: RoundContext) -> Iterator[Part]:
+    def parts(self, request: Ask[Any], context: RoundContext) -> Iterator[Part]:
         """The parts of a request whose fold is `Mergeable`, in a fixed order."""
         ...
 
@@ -126,24 +126,24 @@ class Coordinator:
         self.norms: list[Tensor] = []  # of all models that were replied in this round
         self.answered: set[Client] = set()  # those who gave a usable reply to all they were asked
 
-    def perform(self, request: Request, turn: RoundContext, rehearse: bool = True) -> Any:
+    def perform(self, request: Request, context: RoundContext, rehearse: bool = True) -> Any:
         """Do what a script asks; the answer is a Stack, what the fold made of the replies, or nothing.
 
         Without `rehearse` nobody is absent.
         """
         who = request.among if isinstance(request, Exchange) else request.to
-        present = self._present(who, turn, rehearse)
+        present = self._present(who, context, rehearse)
         began, self.folding = time.perf_counter(), 0.0
         name = request.swap if isinstance(request, Exchange) else request.task
         try:
             if isinstance(request, Exchange):
-                return self._exchange(request, present, turn)
-            return self._ask(request, present, turn)
+                return self._exchange(request, present, context)
+            return self._ask(request, present, context)
         finally:
             # What is made of replies is the server's work, not that of those who were asked.
             self.ledger.add_seconds(name, time.perf_counter() - began - self.folding)
 
-    def _ask(self, request: Ask[Any], present: tuple[Client, ...], turn: RoundContext) -> Any:
+    def _ask(self, request: Ask[Any], present: tuple[Client, ...], context: RoundContext) -> Any:
         task = self.engine.table[request.task]
         assert isinstance(task, Task), f"{request.task} is an exchange, not a task"
         if self.federation is not None:
@@ -154,13 +154,13 @@ class Coordinator:
         sent += request.each.nbytes(present) if request.each else 0
         self.ledger.add_bytes(request.task, "down", sent)
         request = Ask(request.task, present, request.shared, request.each, request.fold)
-        chunks = self._checked(request, task, turn) if present else iter(())
+        chunks = self._checked(request, task, context) if present else iter(())
         if request.fold is None:
             replies = list(chunks)
             return Stack.join(replies) if replies else _nobody(task.reply)
         total = request.fold.begin()
         if isinstance(self.engine, FoldsInParts) and isinstance(request.fold, Mergeable):
-            for more in self._parts(self.engine, request, task, turn) if present else ():
+            for more in self._parts(self.engine, request, task, context) if present else ():
                 step = request.fold.add if isinstance(more, Stack) else request.fold.merge
                 total = self._folded(step, total, more)
             return self._folded(request.fold.end, total)
@@ -175,36 +175,36 @@ class Coordinator:
         self.folding += time.perf_counter() - began
         return made
 
-    def _checked(self, request: Ask[Any], task: Task, turn: RoundContext) -> Iterator[Stack]:
+    def _checked(self, request: Ask[Any], task: Task, context: RoundContext) -> Iterator[Stack]:
         """The replies that may pass, chunk by chunk; last those that had to wait for all the others."""
         silent, refused, cohort = set(request.to), set[Client](), Cohort(request, task.reply, self.norms)
-        yield from self._inspected(request, task, turn, cohort, silent, refused)
-        yield from self._judged(request, turn, cohort, silent, refused)
-        self._heard(request, turn, silent, refused)
+        yield from self._inspected(request, task, context, cohort, silent, refused)
+        yield from self._judged(request, context, cohort, silent, refused)
+        self._heard(request, context, silent, refused)
 
     def _inspected(
         self,
         request: Ask[Any],
         task: Task,
-        turn: RoundContext,
+        context: RoundContext,
         cohort: Cohort,
         silent: set[Client],
         refused: set[Client],
     ) -> Iterator[Stack]:
-        for chunk in self.engine.replies(request, turn):
+        for chunk in self.engine.replies(request, context):
             self.ledger.add_bytes(request.task, "up", nbytes(chunk.body))
             strangers = {
                 c: "answered twice" if c in request.to else "was not asked"
                 for c in chunk.clients
                 if c not in silent
             }
-            self._reject(strangers, request, turn)
+            self._reject(strangers, request, context)
             if strangers:
                 chunk = chunk.at([c for c in chunk.clients if c not in strangers])
             if not chunk.clients:
                 continue
             good, bad = inspect(chunk, task.reply)
-            self._reject(bad, request, turn)
+            self._reject(bad, request, context)
             refused.update(bad)
             silent.difference_update(good.clients)
             good = cohort.pass_on(good) if good.clients else good
@@ -212,80 +212,85 @@ class Coordinator:
                 yield good
 
     def _judged(
-        self, request: Ask[Any], turn: RoundContext, cohort: Cohort, silent: set[Client], refused: set[Client]
+        self,
+        request: Ask[Any],
+        context: RoundContext,
+        cohort: Cohort,
+        silent: set[Client],
+        refused: set[Client],
     ) -> Iterator[Stack]:
         good, absurd = cohort.judge()
-        self._reject(absurd, request, turn)
+        self._reject(absurd, request, context)
         refused.update(absurd)
         silent.update(absurd)
         if good.clients:
             yield good
 
     def _parts(
-        self, engine: FoldsInParts, request: Ask[Any], task: Task, turn: RoundContext
+        self, engine: FoldsInParts, request: Ask[Any], task: Task, context: RoundContext
     ) -> Iterator[Message | Stack]:
         """The totals of all parts; last the replies that had to wait for all the others."""
         # Names that come from other processes are copies; of a hundred thousand, none should stay here.
         silent, refused, cohort = set(request.to), set[Client](), Cohort(request, task.reply, self.norms)
-        for part in engine.parts(request, turn):
+        for part in engine.parts(request, context):
             self.ledger.add_bytes(request.task, "up", part.sent)
-            self._reject(part.rejected, request, turn)
+            self._reject(part.rejected, request, context)
             refused.update(part.rejected)
             silent.difference_update(part.heard)
             cohort.seen.append(part.norms)
             if part.waiting.clients:
                 cohort.waiting.append(part.waiting)
             yield part.total
-        yield from self._judged(request, turn, cohort, silent, refused)
-        self._heard(request, turn, silent, refused)
+        yield from self._judged(request, context, cohort, silent, refused)
+        self._heard(request, context, silent, refused)
 
-    def _reject(self, bad: dict[Client, str], request: Ask[Any], turn: RoundContext) -> None:
+    def _reject(self, bad: dict[Client, str], request: Ask[Any], context: RoundContext) -> None:
         for client, reason in bad.items():
-            self.log("rejected", round=turn.round, client=client, task=request.task, reason=reason)
+            self.log("rejected", round=context.round, client=client, task=request.task, reason=reason)
 
     def _heard(
-        self, request: Ask[Any], turn: RoundContext, silent: set[Client], refused: set[Client]
+        self, request: Ask[Any], context: RoundContext, silent: set[Client], refused: set[Client]
     ) -> None:
         for client in sorted(silent - refused):
-            self.log("silent", round=turn.round, client=client, task=request.task)
+            self.log("silent", round=context.round, client=client, task=request.task)
         # Whoever fails once in a round has not taken part in it, whatever came before and comes after.
         self.failed |= silent
         self.answered.update(c for c in request.to if c not in silent)
         self.answered -= self.failed
 
-    def _exchange(self, request: Exchange, present: tuple[Client, ...], turn: RoundContext) -> None:
+    def _exchange(self, request: Exchange, present: tuple[Client, ...], context: RoundContext) -> None:
         swap = self.engine.table[request.swap]
         assert isinstance(swap, PeerTask), f"{request.swap} is a task, not an exchange"
-        sent = self.engine.swap(swap, present, turn)
+        sent = self.engine.swap(swap, present, context)
         self.engine.memories.flush()  # before anybody writes a message that follows from it
         self.answered = (self.answered | set(present)) - self.failed
         self.ledger.add_bytes(request.swap, "across", sum(sent.values()))
 
-    def _present(self, who: tuple[Client, ...], turn: RoundContext, rehearse: bool) -> tuple[Client, ...]:
+    def _present(self, who: tuple[Client, ...], context: RoundContext, rehearse: bool) -> tuple[Client, ...]:
         self.asked.update(who)
         if self.absent is None or not rehearse:
             return tuple(sorted(who))
-        missing = [c for c in who if self.absent(turn, c)]
+        missing = [c for c in who if self.absent(context, c)]
         for c in missing:
-            self.log("absent", round=turn.round, client=c)
+            self.log("absent", round=context.round, client=c)
         return tuple(sorted(set(who) - set(missing)))
 
 
-def fold_part(engine: Engine, request: Ask[Any], fold: Mergeable, turn: RoundContext) -> Part:
+def fold_part(engine: Engine, request: Ask[Any], fold: Mergeable, context: RoundContext) -> Part:
     """Perform a request by an engine of this process and fold the replies that may pass."""
     rejected: dict[Client, str] = {}
 
     def note(event: str, **facts: Any) -> None:
         rejected[facts["client"]] = facts["reason"]
 
-    stage, task = Coordinator(engine, note), engine.table[request.task]
+    coordinator, task = Coordinator(engine, note), engine.table[request.task]
     assert isinstance(task, Task)
     cohort, silent, total = Cohort(request, task.reply), set(request.to), fold.begin()
-    for chunk in stage._inspected(request, task, turn, cohort, silent, set()):
+    for chunk in coordinator._inspected(request, task, context, cohort, silent, set()):
         total = fold.add(total, chunk)
     heard = tuple(sorted(set(request.to) - silent))
     norms = torch.cat(cohort.seen) if cohort.seen else torch.zeros(0, dtype=torch.float64)
-    sent = stage.ledger.bytes.get(request.task, {}).get("up", 0)
+    sent = coordinator.ledger.bytes.get(request.task, {}).get("up", 0)
     return Part(total, heard, rejected, sent, norms, Stack.join(cohort.waiting))
 
 
@@ -314,4 +319,4 @@ def drop_outs(rate: float) -> Callable[[RoundContext, Client], bool] | None:
     """
     if rate <= 0:
         return None
-    return lambda turn, who: bool(turn.seed.numpy("absent", turn.round, who).random() < rate)
+    return lambda context, who: bool(context.seed.numpy("absent", context.round, who).random() < rate)

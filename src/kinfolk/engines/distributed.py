@@ -58,12 +58,12 @@ class Distributed:
                 raise KinfolkError(f"rank {rank}", None, "has other data than rank 0; give all the same")
         self.memories.far = self
 
-    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
+    def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """The replies to a request, in the chunks that each rank makes, rank after rank."""
-        asked = self._ask(request, turn, {})
+        asked = self._ask(request, context, {})
         mine = _of(self.shares[0], request.to)
         if mine:
-            yield from self.inner.replies(replace(request, to=mine), turn)
+            yield from self.inner.replies(replace(request, to=mine), context)
         for rank in asked:
             while True:
                 message, header = self._take(rank)
@@ -71,25 +71,25 @@ class Distributed:
                     break
                 yield rpc.unpack_stack(self._here(message), header)
 
-    def parts(self, request: Ask[Any], turn: RoundContext) -> Iterator[Part]:
+    def parts(self, request: Ask[Any], context: RoundContext) -> Iterator[Part]:
         """What each rank made of its own clients' replies, in rank order."""
         assert isinstance(request.fold, Mergeable)
-        asked = self._ask(request, turn, request.fold.spec())
+        asked = self._ask(request, context, request.fold.spec())
         mine = _of(self.shares[0], request.to)
         if mine:
-            yield fold_part(self.inner, replace(request, to=mine), request.fold, turn)
+            yield fold_part(self.inner, replace(request, to=mine), request.fold, context)
         for rank in asked:
             message, header = self._take(rank)
             # The sum of weights stays on the host, as in a fold that is done here.
             host = {"total.weight": message["total.weight"]} if "total.weight" in message else {}
             yield rpc.unpack_part({**self._here(message), **host}, header)
 
-    def swap(self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext) -> Sent:
+    def swap(self, swap: PeerTask, among: tuple[Client, ...], context: RoundContext) -> Sent:
         """Let clients send to one another, from rank to rank; the bytes of every message."""
         name = next(name for name, known in self.table.items() if known is swap)
-        header = {"do": "swap", "swap": name, "among": json.dumps(among), **rpc.pack_context(turn)}
+        header = {"do": "swap", "swap": name, "among": json.dumps(among), **rpc.pack_context(context)}
         self._tell(header)
-        sent = _exchange(self.inner, self.link, self.shares, swap, among, turn)
+        sent = _exchange(self.inner, self.link, self.shares, swap, among, context)
         for rank in self.others:
             message, back = self._take(rank)
             sent |= {(Client(a), Client(b)): count for a, b, count in json.loads(back["sent"])}
@@ -118,13 +118,13 @@ class Distributed:
         """Give back what the engine of this rank holds; the others are told when the link ends."""
         self.inner.close()
 
-    def _ask(self, request: Ask[Any], turn: RoundContext, fold: Header) -> list[int]:
+    def _ask(self, request: Ask[Any], context: RoundContext, fold: Header) -> list[int]:
         """Send what is shared to all and everyone's own messages to its rank; the ranks that will answer."""
         if request.shared and self.others:
             self.link.spread(encode(request.shared, {"do": "shared"}))
         asked = {rank: who for rank in self.others if (who := _of(self.shares[rank], request.to))}
         for rank, who in asked.items():
-            self._posted[rank] = self.link.post(encode(*rpc.pack_request(request, turn, who, fold)), rank)
+            self._posted[rank] = self.link.post(encode(*rpc.pack_request(request, context, who, fold)), rank)
         return list(asked)
 
     def _tell(self, header: Header) -> None:
@@ -168,8 +168,8 @@ class _Rank(rpc.Server):
             return
         swap, among = self.engine.table[header["swap"]], tuple(json.loads(header["among"]))
         assert isinstance(swap, PeerTask)
-        turn = rpc.unpack_context(header, self.clients)
-        sent = _exchange(self.engine, self.link, self.shares, swap, among, turn)
+        context = rpc.unpack_context(header, self.clients)
+        sent = _exchange(self.engine, self.link, self.shares, swap, among, context)
         added = self.engine.memories.take_added()
         rows, named = rpc.pack_several(((who, entry), {"rows": new}) for who, entry, new in added)
         yield rows, {**named, "sent": json.dumps([(a, b, count) for (a, b), count in sent.items()])}
@@ -181,17 +181,17 @@ def _exchange(
     held: list[tuple[Client, ...]],
     swap: PeerTask,
     among: tuple[Client, ...],
-    turn: RoundContext,
+    context: RoundContext,
 ) -> Sent:
     """One rank's side of an exchange: all messages are written before any is read."""
     mine, memories = _of(held[link.rank], among), engine.memories
     try:
-        mail = written(swap, mine, turn, memories)
+        mail = written(swap, mine, context, memories)
     except Exception as error:  # the others are waiting for messages: they must hear of it
         link.all_to_all(dict.fromkeys(link.others, rpc.pack_error(error, {})))
         raise
     home = {c: rank for rank, who in enumerate(held) for c in _of(who, among)}
-    read(swap, _carried(mail, home, link, engine.device), mine, turn, memories)
+    read(swap, _carried(mail, home, link, engine.device), mine, context, memories)
     return {pair: nbytes(what) for pair, what in mail}
 
 

@@ -41,14 +41,14 @@ class Loop(InProcess):
         """The engine that a filled-in `[engine]` table describes."""
         return cls(federation, table, memories, spec.device)
 
-    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
+    def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """The replies to a request, one client each, in order of names."""
         task = self.table[request.task]
         assert isinstance(task, Task)
         for who in sorted(request.to):
             message = map_leaves(self._here, message_for(request, who))
             memory = map_leaves(self._here, self.memories[who])
-            reply, kept = one.perform(task, message, memory, self.federation, who, turn)
+            reply, kept = one.perform(task, message, memory, self.federation, who, context)
             if kept is not None:
                 self.memories[who] = kept
             yield Stack.of({who: (one.train_rows(self.federation, who), reply)})

@@ -159,15 +159,17 @@ Mail = Iterable[tuple[tuple[Client, Client], Message]]
 Sent = dict[tuple[Client, Client], int]  # bytes by (from, to)
 
 
-def written(swap: PeerTask, senders: Iterable[Client], turn: RoundContext, memories: Memories) -> Mail:
+def written(swap: PeerTask, senders: Iterable[Client], context: RoundContext, memories: Memories) -> Mail:
     """What clients send to one another, all of it before any is read."""
     return [
-        ((who, to), what) for who in senders for to, what in swap.send(memories[who], Peer(who, turn)).items()
+        ((who, to), what)
+        for who in senders
+        for to, what in swap.send(memories[who], Peer(who, context)).items()
     ]
 
 
 def read(
-    swap: PeerTask, arrived: Mail, receivers: tuple[Client, ...], turn: RoundContext, memories: Memories
+    swap: PeerTask, arrived: Mail, receivers: tuple[Client, ...], context: RoundContext, memories: Memories
 ) -> None:
     """Let clients take in what has arrived; a message that was read is let go."""
     inbox: dict[Client, dict[Client, Message]] = {c: {} for c in receivers}
@@ -176,7 +178,7 @@ def read(
             inbox[to][sender] = what
     del arrived
     for who in receivers:
-        memories[who] = swap.receive(inbox.pop(who), memories[who], Peer(who, turn))
+        memories[who] = swap.receive(inbox.pop(who), memories[who], Peer(who, context))
 
 
 class InProcess:
@@ -187,11 +189,11 @@ class InProcess:
 
     memories: Memories
 
-    def swap(self, swap: PeerTask, among: tuple[Client, ...], turn: RoundContext) -> Sent:
+    def swap(self, swap: PeerTask, among: tuple[Client, ...], context: RoundContext) -> Sent:
         """Let clients send to one another; the bytes of every message."""
-        mail = deque(written(swap, among, turn, self.memories))
+        mail = deque(written(swap, among, context, self.memories))
         sent = {pair: nbytes(what) for pair, what in mail}
-        read(swap, self.carried(mail), among, turn, self.memories)
+        read(swap, self.carried(mail), among, context, self.memories)
         return sent
 
     def carried(self, mail: deque[tuple[tuple[Client, Client], Message]]) -> Mail:

@@ -36,7 +36,7 @@ def first_steps(task: Task, federation: Federation, who: Client) -> int:
 
 
 def perform(
-    task: Task, message: Message, memory: Message, federation: Federation, who: Client, turn: RoundContext
+    task: Task, message: Message, memory: Message, federation: Federation, who: Client, context: RoundContext
 ) -> tuple[Message, Message | None]:
     """Run a task on one client's rows: (reply, memory or None if it stays as it was)."""
     held = federation.among([who])
@@ -45,26 +45,26 @@ def perform(
     facts = ClientInfo(
         rows=torch.tensor(train_rows(federation, who), device=device),
         steps=torch.tensor(first_steps(task, federation, who), device=device),
-        round=turn.round,
+        round=context.round,
     )
     # Dropout and its like draw from torch's global generator: lend them one that belongs to this client.
-    with turn.seed.borrowed("inside", task.stream, turn.round, who, device=device):
+    with context.seed.borrowed("inside", task.stream, context.round, who, device=device):
         with torch.no_grad():
             carry = task.start(message, memory, facts)
         for number, one in enumerate(task.passes):
-            rows = client_batches(one, number, task.stream, federation, who, turn)
-            carry = _fit(one, carry, rows, turn) if isinstance(one, Fit) else _scan(one, carry, rows)
+            rows = client_batches(one, number, task.stream, federation, who, context)
+            carry = _fit(one, carry, rows, context) if isinstance(one, Fit) else _scan(one, carry, rows)
         with torch.no_grad():
             return task.finish(carry)
 
 
 def client_batches(
-    one: Fit | Scan, number: int, stream: str, federation: Federation, who: Client, turn: RoundContext
+    one: Fit | Scan, number: int, stream: str, federation: Federation, who: Client, context: RoundContext
 ) -> Iterator[Batch]:
     """The batches of pass number `number`, in the order that the client's own stream gives."""
     mine = federation.splits[one.plan.split].rows(federation.place(who))
-    visits = batches(one.plan, len(mine), turn.seed.numpy(stream, turn.round, who, number))
-    changed = changes(one.plan, sum(map(len, visits)), stream, number, who, turn)
+    visits = batches(one.plan, len(mine), context.seed.numpy(stream, context.round, who, number))
+    changed = changes(one.plan, sum(map(len, visits)), stream, number, who, context)
     done = 0
     for drawn in visits:
         row = torch.from_numpy(drawn)
@@ -77,16 +77,16 @@ def client_batches(
 
 
 def changes(
-    plan: Plan, visits: int, stream: str, number: int, who: Client, turn: RoundContext
+    plan: Plan, visits: int, stream: str, number: int, who: Client, context: RoundContext
 ) -> Rows | None:
     """How each row is changed that pass number `number` visits, in order; None if rows stay as they are."""
     if plan.augment is None:
         return None
-    draw = turn.seed.numpy("augment", stream, turn.round, who, number)
+    draw = context.seed.numpy("augment", stream, context.round, who, number)
     return draw.integers(plan.augment.ways, size=visits)
 
 
-def _fit(fit: Fit, carry: Carry, rows: Iterator[Batch], turn: RoundContext) -> Carry:
+def _fit(fit: Fit, carry: Carry, rows: Iterator[Batch], context: RoundContext) -> Carry:
     # Every model in the carry, not only those that are trained: one that an objective merely consults in
     # training mode updates its buffers too, and they may be the server's own.
     carry = {key: owned(value) if isinstance(value, dict) else value for key, value in carry.items()}
@@ -97,7 +97,7 @@ def _fit(fit: Fit, carry: Carry, rows: Iterator[Batch], turn: RoundContext) -> C
             if descent.clip:
                 grads = clip(grads, descent.clip)
             params, states[i] = descent.optimiser.update(
-                params, grads, states[i], step, descent.rate(turn.round), len(batch.row)
+                params, grads, states[i], step, descent.rate(context.round), len(batch.row)
             )
             carry[descent.part] = {**carry[descent.part], **params}
     return {**carry, **optimiser_parts(states)}
@@ -160,7 +160,7 @@ class _Watched(dict[str, Tensor]):
 
 
 def opens_models(
-    task: Task, message: Message, memory: Message, federation: Federation, who: Client, turn: RoundContext
+    task: Task, message: Message, memory: Message, federation: Federation, who: Client, context: RoundContext
 ) -> bool:
     """Whether the passes of a task look into a model that the client was given or kept.
 
@@ -169,13 +169,13 @@ def opens_models(
     """
     device = federation.x.device
     rows, steps = train_rows(federation, who), first_steps(task, federation, who)
-    facts = ClientInfo(torch.tensor(rows, device=device), torch.tensor(steps, device=device), turn.round)
+    facts = ClientInfo(torch.tensor(rows, device=device), torch.tensor(steps, device=device), context.round)
     with torch.no_grad():
         begun = task.start(message, memory, facts)
     models = {key: _Watched(value) for key, value in begun.items() if isinstance(value, dict)}
     carry: Carry = {**begun, **models}
     for number, one in enumerate(task.passes):
-        batch = next(client_batches(one, number, task.stream, federation, who, turn), None)
+        batch = next(client_batches(one, number, task.stream, federation, who, context), None)
         if batch is None or (isinstance(one, Fit) and any(d.part in models for d in one.descents)):
             return True
         carry = _tried(one, carry, batch)

@@ -92,7 +92,7 @@ def padded(
     stream: str,
     data: Federation,
     who: Sequence[Client],
-    turn: RoundContext,
+    context: RoundContext,
     device: torch.device,
 ) -> Padded:
     """The plans of these clients for pass number `number` of a task.
@@ -111,11 +111,11 @@ def padded(
         if not len(places):
             continue
         t, w = places.shape
-        words = (stream, turn.round, c, number)
-        row[:t, i, :w], size[:t, i] = _visits(one.plan, n, places, drawn, turn.seed, words), sizes
+        words = (stream, context.round, c, number)
+        row[:t, i, :w], size[:t, i] = _visits(one.plan, n, places, drawn, context.seed, words), sizes
         if w < width:
             row[:t, i, w:] = row[:t, i, :1]
-        changed = changes(one.plan, int(sizes.sum()), stream, number, c, turn)
+        changed = changes(one.plan, int(sizes.sum()), stream, number, c, context)
         if changed is not None:
             way[:t, i][np.arange(width) < sizes[:, None]] = changed
     return _on_device(data, split, who, row, size, (one.plan.augment, way), device)

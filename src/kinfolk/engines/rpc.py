@@ -96,17 +96,17 @@ def unpack_several(message: Message, header: Header) -> list[tuple[Any, Message]
     return found
 
 
-def pack_request(request: Ask[Any], turn: RoundContext, who: Sequence[Client], fold: Header) -> Packed:
+def pack_request(request: Ask[Any], context: RoundContext, who: Sequence[Client], fold: Header) -> Packed:
     """A request for some clients, without what all are sent; `fold` says how replies are folded there."""
     header = {"do": "ask", "task": request.task, "to": json.dumps(who), "fold": json.dumps(fold)}
-    header |= {"shared": "yes" if request.shared else "", **pack_context(turn)}
+    header |= {"shared": "yes" if request.shared else "", **pack_context(context)}
     own, named = pack_stack(request.each.at(who)) if request.each else ({}, {})
     return own, {**header, **named}
 
 
-def pack_context(turn: RoundContext) -> Header:
+def pack_context(context: RoundContext) -> Header:
     """Which round of which run it is."""
-    return {"run": str(turn.seed.run), "round": str(turn.round), "share": repr(turn.participation)}
+    return {"run": str(context.seed.run), "round": str(context.round), "share": repr(context.participation)}
 
 
 def unpack_context(header: Header, clients: tuple[Client, ...]) -> RoundContext:
@@ -171,18 +171,18 @@ class Server:
         engine, who = self.engine, tuple(map(Client, json.loads(header["to"])))
         each = unpack_stack(message, header) if "clients" in header else None
         request: Ask[Any] = Ask(header["task"], who, self.shared if header["shared"] else {}, each)
-        turn, fold = unpack_context(header, self.clients), json.loads(header["fold"])
+        context, fold = unpack_context(header, self.clients), json.loads(header["fold"])
         visits = dict(unpack_several(message, header)) if "labels" in header else None
         if visits is not None:
             engine.memories.clear()
             engine.memories.update(visits)
         if fold:
-            yield _with_kept(pack_part(fold_part(engine, request, from_spec(fold), turn)), engine, visits)
+            yield _with_kept(pack_part(fold_part(engine, request, from_spec(fold), context)), engine, visits)
         elif visits is not None:
-            whole = Stack.join(list(engine.replies(request, turn)))
+            whole = Stack.join(list(engine.replies(request, context)))
             yield _with_kept(pack_stack(whole), engine, visits)
         else:
-            yield from chain(map(pack_stack, engine.replies(request, turn)), [({}, {})])
+            yield from chain(map(pack_stack, engine.replies(request, context)), [({}, {})])
 
 
 def serve(server: Server, transport: Transport) -> None:

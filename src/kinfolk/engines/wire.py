@@ -37,8 +37,8 @@ class Site:
         task = self.table.get(header.get("task", ""))
         if header.get("to") != self.who or not isinstance(task, Task):
             raise KinfolkError("message", header, f"client {self.who} has no such task or is not addressed")
-        turn = RoundContext(Seed(int(header["run"])), int(header["round"]), clients)
-        reply, kept = one.perform(task, message, self.memories[self.who], self.rows, self.who, turn)
+        context = RoundContext(Seed(int(header["run"])), int(header["round"]), clients)
+        reply, kept = one.perform(task, message, self.memories[self.who], self.rows, self.who, context)
         if kept is not None:
             self.memories[self.who] = kept
         rows = str(one.train_rows(self.rows, self.who))
@@ -61,10 +61,15 @@ class Wire(InProcess):
         """The engine that a filled-in `[engine]` table describes."""
         return cls(federation, table, memories)
 
-    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
+    def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """The replies to a request, one client each, in order of names."""
         for who in sorted(request.to):
-            header = {"to": who, "task": request.task, "run": str(turn.seed.run), "round": str(turn.round)}
+            header = {
+                "to": who,
+                "task": request.task,
+                "run": str(context.seed.run),
+                "round": str(context.round),
+            }
             data = self.sites[who].answer(encode(message_for(request, who), header), self.clients)
             reply, back = decode(data)
             yield Stack.of({Client(back["from"]): (int(back["rows"]), reply)})

@@ -124,16 +124,16 @@ class Workers(InProcess):
         inner: Inner = lambda held: Batched(federation, table, held, spec.chunk)  # noqa: E731
         return cls(federation, table, memories, spec.processes, inner, spec.chunk)
 
-    def replies(self, request: Ask[Any], turn: RoundContext) -> Iterator[Stack]:
+    def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """The replies to a request, in order of names whatever the order of arrival."""
         some = jobs(sorted(request.to), -(-len(request.to) // self.together), self.processes)
-        return (rpc.unpack_stack(*got) for got in self._all(request, turn, {}, some))
+        return (rpc.unpack_stack(*got) for got in self._all(request, context, {}, some))
 
-    def parts(self, request: Ask[Any], turn: RoundContext) -> Iterator[Part]:
+    def parts(self, request: Ask[Any], context: RoundContext) -> Iterator[Part]:
         """What the processes made of their clients' replies, in order of names."""
         assert isinstance(request.fold, Mergeable)
         some = jobs(sorted(request.to), PARTS, self.processes)
-        return (rpc.unpack_part(*got) for got in self._all(request, turn, request.fold.spec(), some))
+        return (rpc.unpack_part(*got) for got in self._all(request, context, request.fold.spec(), some))
 
     def close(self) -> None:
         """End the processes, even amid a task: they hold nothing that is not here as well."""
@@ -147,7 +147,7 @@ class Workers(InProcess):
         self._channels, self._running = [], []
 
     def _all(
-        self, request: Ask[Any], turn: RoundContext, fold: Header, some: list[list[Client]]
+        self, request: Ask[Any], context: RoundContext, fold: Header, some: list[list[Client]]
     ) -> Iterator[Packed]:
         """What the processes answer, job after job."""
         self._start()
@@ -155,14 +155,14 @@ class Workers(InProcess):
         try:
             if request.shared:
                 self._spread(encode(request.shared, {"do": "shared"}))
-            yield from self._served(self._job(request, turn, who, fold) for who in some)
+            yield from self._served(self._job(request, context, who, fold) for who in some)
             finished = True
         finally:
             if not finished:  # answers may be on their way still; they must not be taken for later ones
                 self.close()
 
-    def _job(self, request: Ask[Any], turn: RoundContext, who: list[Client], fold: Header) -> bytes:
-        own, header = rpc.pack_request(request, turn, who, fold)
+    def _job(self, request: Ask[Any], context: RoundContext, who: list[Client], fold: Header) -> bytes:
+        own, header = rpc.pack_request(request, context, who, fold)
         held, named = rpc.pack_several((c, self.memories[c]) for c in who)
         return encode({**own, **held}, {**header, **named})
 
@@ -215,15 +215,15 @@ class Workers(InProcess):
             raise KinfolkError(
                 "engine.name", "workers", "this system cannot fork processes; use 'loop' or 'batched'"
             )
-        context = multiprocessing.get_context("fork")
+        forking = multiprocessing.get_context("fork")
         warm()
         down = mmap.mmap(-1, _SHARED)
         for _ in range(self.processes):
-            ours, theirs = context.Pipe()
+            ours, theirs = forking.Pipe()
             up = mmap.mmap(-1, _SHARED)
             others = [*(channel.pipe for channel in self._channels), ours]
             given = Channel(theirs, up, down), others, self.inner, self.federation.clients
-            process = context.Process(target=_work, args=given, daemon=True)
+            process = forking.Process(target=_work, args=given, daemon=True)
             with warnings.catch_warnings():
                 # Python 3.12 warns of forking beside threads; the child runs with one thread of its own.
                 warnings.simplefilter("ignore", DeprecationWarning)

@@ -21,14 +21,14 @@ from kinfolk.types import Message, map_leaves
 
 
 @contextmanager
-def staged(parts: Parts, table: Table) -> Iterator[Coordinator]:
+def coordinated(parts: Parts, table: Table) -> Iterator[Coordinator]:
     """A coordinator by which the clients of `parts` can be asked the tasks of `table`; closed at the end.
 
     >>> from kinfolk.experiment.build import build_parts
     >>> from kinfolk.experiment.sections import Experiment
     >>> parts = build_parts(Experiment())
-    >>> with staged(parts, {"train": parts.learner.train()}) as stage:
-    ...     stage.engine.name
+    >>> with coordinated(parts, {"train": parts.learner.train()}) as coordinator:
+    ...     coordinator.engine.name
     'batched'
     """
     spec = parts.spec.engine
@@ -55,9 +55,9 @@ def one_process(engine: str) -> None:
         raise KinfolkError("engine.name", engine, "this command runs in one process; use 'auto'")
 
 
-def here(stage: Coordinator, message: Message) -> Message:
+def here(coordinator: Coordinator, message: Message) -> Message:
     """A message where the engine's own tensors are."""
-    return map_leaves(lambda t: t.to(stage.engine.device), message)
+    return map_leaves(lambda t: t.to(coordinator.engine.device), message)
 
 
 def trained_alike(parts: Parts, epochs: int) -> Tensor:
@@ -71,10 +71,10 @@ def trained_alike(parts: Parts, epochs: int) -> Tensor:
     learner, clients = parts.learner, parts.federation.clients
     first = learner.first
     sketch = sketch_for(first, learner.names, len(clients), parts.seed)
-    with staged(parts, {"train": warm_task(learner, epochs)}) as stage:
+    with coordinated(parts, {"train": warm_task(learner, epochs)}) as coordinator:
         fold = Points(learner.names, sketch)
-        request = Ask("train", clients, here(stage, {"model": first}), fold=fold)
-        who, _, points = stage.perform(request, RoundContext(parts.seed, 0, clients))
+        request = Ask("train", clients, here(coordinator, {"model": first}), fold=fold)
+        who, _, points = coordinator.perform(request, RoundContext(parts.seed, 0, clients))
     if who != clients:
         lost = len(clients) - len(who)
         raise KinfolkError("local.lr", parts.spec.local.lr, f"{lost} clients diverged; give a smaller one")

@@ -20,7 +20,7 @@ from kinfolk.algorithms.blocks.lowest_loss import training_loss
 from kinfolk.algorithms.blocks.near_centre import squared_distances
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.errors import KinfolkError, near
-from kinfolk.experiment.asking import here, middle, staged
+from kinfolk.experiment.asking import coordinated, here, middle
 from kinfolk.experiment.build import Network, Parts, build_parts
 from kinfolk.experiment.newcomers import Trained
 from kinfolk.federation.federation import Federation
@@ -67,8 +67,10 @@ def assign(
     rule = str(by or getattr(parts.algorithm, "assign_by", "loss"))
     if rule not in RULES:
         raise KinfolkError("--by", rule, near(rule, RULES))
-    with staged(parts, tasks(parts)) as stage:
-        asking = _Asking(parts, stage, here(stage, {"model": trained.centres})["model"], trained.round)
+    with coordinated(parts, tasks(parts)) as coordinator:
+        asking = _Asking(
+            parts, coordinator, here(coordinator, {"model": trained.centres})["model"], trained.round
+        )
         fit, warnings = asking.fit(rule)
         group = fit.argmin(axis=1)
         before = asking.score("score", {"model": middle(asking.centres)})
@@ -152,7 +154,7 @@ class _Asking:
     """Questions to all newcomers."""
 
     parts: Parts
-    stage: Coordinator
+    coordinator: Coordinator
     centres: Tree
     round: int
 
@@ -169,8 +171,8 @@ class _Asking:
         return {"model": {name: t[k] for name, t in self.centres.items()}}
 
     def ask(self, task: str, shared: Message, each: PerClient | None = None, fold: Any = None) -> Any:
-        turn = RoundContext(self.parts.seed, self.round, self.clients)
-        return self.stage.perform(Ask(task, self.clients, shared, each, fold), turn)
+        context = RoundContext(self.parts.seed, self.round, self.clients)
+        return self.coordinator.perform(Ask(task, self.clients, shared, each, fold), context)
 
     def score(self, task: str, shared: Message, each: PerClient | None = None) -> Floats:
         """The score of every newcomer; NaN for who has no test rows or whose model diverged."""

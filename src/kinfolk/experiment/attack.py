@@ -160,7 +160,7 @@ def _swap(swap: PeerTask, kind: str) -> PeerTask:
         own, ours = _parted(memory)
         if not gives or not bool(ours[FLAG]):
             return own, ours
-        draw = bits(ours[KEY], (), me.turn.round)
+        draw = bits(ours[KEY], (), me.context.round)
         bad = {k: altered(kind, own[k], ours.get(BEFORE + k, {}), draw) for k in gives if k in own}
         return {**own, **bad}, ours
 

@@ -14,25 +14,25 @@ Facts = dict[str, Any]
 
 
 def choose_now(
-    algorithm: Algorithm[Any], state: Any, stage: Coordinator, memories: Memories, turn: RoundContext
+    algorithm: Algorithm[Any], state: Any, coordinator: Coordinator, memories: Memories, context: RoundContext
 ) -> tuple[Any, Facts]:
     """(the state with everybody's choice made now, what that took); the state itself where nobody chooses.
 
     Nobody is absent, as in scoring. What is sent counts neither as training nor is it lost: it is told.
     """
-    script = algorithm.chosen_now(state, turn) if isinstance(algorithm, Chooses) else None
+    script = algorithm.chosen_now(state, context) if isinstance(algorithm, Chooses) else None
     if script is None:
         return state, {}
-    usual, stage.ledger = stage.ledger, Ledger()
+    usual, coordinator.ledger = coordinator.ledger, Ledger()
     memories.snapshot()
     try:
-        stage.begin()
-        chosen, _ = play(script, lambda request: stage.perform(request, turn, rehearse=False))
+        coordinator.begin()
+        chosen, _ = play(script, lambda request: coordinator.perform(request, context, rehearse=False))
     finally:
         memories.rollback()
-        spent, stage.ledger = stage.ledger, usual
-    stage.ledger.add_seconds("score.choose", sum(spent.seconds.values()))
-    return chosen, {"answered": len(stage.answered), "bytes": spent.bytes}
+        spent, coordinator.ledger = coordinator.ledger, usual
+    coordinator.ledger.add_seconds("score.choose", sum(spent.seconds.values()))
+    return chosen, {"answered": len(coordinator.answered), "bytes": spent.bytes}
 
 
 def with_choices(facts: Facts, chosen: Facts, groups: Groupings) -> Facts:

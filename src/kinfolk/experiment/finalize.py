@@ -21,12 +21,12 @@ def play_final(run: Running) -> Info | None:
     """Let the algorithm finalize the state by which clients are scored; None if it has nothing to do."""
     if not isinstance(run.algorithm, Finalizes):
         return None
-    turn = run.turn()
-    script = run.algorithm.finalize(run.state, turn)
+    context = run.context()
+    script = run.algorithm.finalize(run.state, context)
     if script is None:
         return None
     run.memories.snapshot()
-    run.state, info = run.played(script, turn)
+    run.state, info = run.played(script, context)
     run.memories.rollback()
     return info
 
@@ -38,7 +38,7 @@ def finalize(run: Running) -> None:
     info = play_final(run)
     if info is None:
         return
-    found = {"answered": len(run.stage.answered), "info": info}
+    found = {"answered": len(run.coordinator.answered), "info": info}
     groups = run.groups(before, run.state, run.clients)
     spent = dict(zip(("bytes", "seconds", "trained"), run.spent(), strict=True))
     run.score()

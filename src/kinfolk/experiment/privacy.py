@@ -10,10 +10,10 @@ from kinfolk.script import Algorithm, Exchange, Prepares, Spends
 from kinfolk.streams import RoundContext
 
 
-def prepare(algorithm: Algorithm[Any], stage: Coordinator, turn: RoundContext) -> None:
+def prepare(algorithm: Algorithm[Any], coordinator: Coordinator, context: RoundContext) -> None:
     """Let all clients make their secrets, where the algorithm has any, before the first checkpoint."""
     if isinstance(algorithm, Prepares) and (name := algorithm.preparation()):
-        stage.perform(Exchange(name, turn.clients), turn, rehearse=False)
+        coordinator.perform(Exchange(name, context.clients), context, rehearse=False)
 
 
 def after_void(algorithm: Algorithm[Any], before: Any, after: Any) -> Any:

@@ -121,7 +121,7 @@ class Running:
         engine = make(choice.engine, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
         rows, absent = parts.federation, drop_outs(self.spec.run.absent)
-        self.stage = Coordinator(engine, self.records.audit, absent, rows, self._afford)
+        self.coordinator = Coordinator(engine, self.records.audit, absent, rows, self._afford)
         self.budget, self.ended = Budget.of(parts, self._warn), ""
         self.state = self.algorithm.init(self._here(parts.learner.first), self.clients, parts.seed)
         self.scored = self.algorithm.eval_tasks()
@@ -141,7 +141,7 @@ class Running:
         if not (resume and self._restore()):
             self.memories.restore({})  # what the journal of a run without a checkpoint holds
             self.open_folder()
-            prepare(self.algorithm, self.stage, self.turn())
+            prepare(self.algorithm, self.coordinator, self.context())
             self._finish_round({}, evaluate=True)
         reason = self._end()
         while not reason:
@@ -161,35 +161,35 @@ class Running:
 
     def close(self) -> None:
         """End what the engine has started."""
-        self.stage.engine.close()
+        self.coordinator.engine.close()
 
     def announce(self) -> None:
         """Tell which engine it is."""
-        note, choice = self.stage.engine.note, self.choice
+        note, choice = self.coordinator.engine.note, self.choice
         told = {"note": note, "why": choice.why, "warning": choice.warning}
         self.watch("engine", {**told, "rounds": self.spec.run.rounds})
 
     def _round(self) -> None:
         spec = self.spec.run
-        turn = self.turn()
-        cohort = turn.cohort
+        context = self.context()
+        cohort = context.cohort
         before, extra = self.state, self.budget.extra
         self.memories.snapshot()
         try:
-            after, info = self.played(self.algorithm.round(before, cohort, turn), turn)
+            after, info = self.played(self.algorithm.round(before, cohort, context), context)
         except Spent as spent:
             self._stop_short(spent, extra)
             return
         for facts in complaints(self.algorithm, self.memories, self.clients):
-            self.records.audit("refused", round=turn.round, **facts)
-        answered = len(self.stage.answered)
+            self.records.audit("refused", round=context.round, **facts)
+        answered = len(self.coordinator.answered)
         void = answered < max(1, spec.quorum * len(cohort))
         if void:
             self.state = after_void(self.algorithm, before, after)
             self._void(answered, len(cohort))
         else:
             self.state, self.voids = after, 0
-            self.unheard -= self.stage.answered
+            self.unheard -= self.coordinator.answered
         self.done += 1
         facts = {"cohort": len(cohort), "answered": answered, "void": void, "info": info}
         facts["unheard"] = len(self.unheard)
@@ -227,19 +227,19 @@ class Running:
             self.records.amend_round(self.done, {**line, "summary": self.summary})
             self.saved = -1
 
-    def turn(self) -> RoundContext:
+    def context(self) -> RoundContext:
         """The round that comes next."""
         share, room = self.spec.run.participation, reply_room(self.choice.device)
         return RoundContext(self.parts.seed, self.done, self.clients, share, room)
 
-    def played(self, script: Script[Any], turn: RoundContext) -> tuple[Any, Info]:
+    def played(self, script: Script[Any], context: RoundContext) -> tuple[Any, Info]:
         """What a script ends with; time that was not spent on requests is the server's."""
-        self.stage.begin()
+        self.coordinator.begin()
         began = time.perf_counter()
-        asked_before = sum(self.stage.ledger.seconds.values())
-        found = play(script, lambda request: self.stage.perform(request, turn))
-        waited = sum(self.stage.ledger.seconds.values()) - asked_before
-        self.stage.ledger.add_seconds("server", time.perf_counter() - began - waited)
+        asked_before = sum(self.coordinator.ledger.seconds.values())
+        found = play(script, lambda request: self.coordinator.perform(request, context))
+        waited = sum(self.coordinator.ledger.seconds.values()) - asked_before
+        self.coordinator.ledger.add_seconds("server", time.perf_counter() - began - waited)
         return found
 
     def _void(self, answered: int, asked: int) -> None:
@@ -258,7 +258,7 @@ class Running:
 
     def spent(self) -> tuple[dict[str, Any], dict[str, float], dict[str, int]]:
         """Bytes, seconds and rows trained since the last call."""
-        return *self.stage.ledger.take(), self.stage.ledger.take_trained()
+        return *self.coordinator.ledger.take(), self.coordinator.ledger.take_trained()
 
     def record(self, facts: dict[str, Any], evaluate: bool) -> dict[str, Any]:
         """Write down where the run stands, with everybody's scores if that is wanted."""
@@ -278,29 +278,38 @@ class Running:
         if self.done % spec.checkpoint_every == 0 or not left:
             began = time.perf_counter()
             self._save()
-            self.stage.ledger.add_seconds("checkpoint", time.perf_counter() - began)
+            self.coordinator.ledger.add_seconds("checkpoint", time.perf_counter() - began)
         told = {"round": self.done, "rounds": self.done + left, "memories": self.memories}
         self.watch("round", {**told, "summary": self.summary, **facts})
 
     def score(self) -> dict[str, Any]:
         """Score everybody, by choices made now where clients choose; what that took."""
-        run, turn = self.spec.run, self.turn()
+        run, context = self.spec.run, self.context()
         self.served, chosen = self._chosen()
         rows = self.parts.federation.splits[run.split]
         columns, self.summary = score_everyone(
-            *(self.algorithm, self.served, self.stage, turn, run.split, self.attackers, run.models, rows),
+            *(
+                self.algorithm,
+                self.served,
+                self.coordinator,
+                context,
+                run.split,
+                self.attackers,
+                run.models,
+                rows,
+            ),
             tasks=self.scored,
         )
         self.records.write_scores(self.done, columns)
         return chosen
 
     def _chosen(self) -> tuple[Any, dict[str, Any]]:
-        return choose_now(self.algorithm, self.state, self.stage, self.memories, self.turn())
+        return choose_now(self.algorithm, self.state, self.coordinator, self.memories, self.context())
 
     def groups(self, before: Any, after: Any, who: tuple[Client, ...]) -> dict[str, Any]:
         """How the groups agree with the known ones, and how many of `who` have switched."""
         truth = self.parts.federation.truth
-        return score_groups(self.algorithm, before, after, who, self.turn(), truth, self.attackers)
+        return score_groups(self.algorithm, before, after, who, self.context(), truth, self.attackers)
 
     def _end(self) -> str:
         """Why the run is over; empty to go on."""
@@ -318,13 +327,18 @@ class Running:
         self.records.rewind(-1)
         write_text(self.folder / "spec.toml", dump(self.spec))
         self.describe("running", "", **more)
-        self.records.audit("start", engine=self.stage.engine.note, why=self.choice.why)
+        self.records.audit("start", engine=self.coordinator.engine.note, why=self.choice.why)
         if self.choice.warning:
             self.records.audit("warning", text=self.choice.warning)
 
     def describe(self, status: str, reason: str, **more: Any) -> None:
         """Write `run.json`."""
-        how = {"status": status, "reason": reason, "rounds": self.done, "engine": self.stage.engine.note}
+        how = {
+            "status": status,
+            "reason": reason,
+            "rounds": self.done,
+            "engine": self.coordinator.engine.note,
+        }
         write_json(self.folder / "run.json", description(self.parts, self.choice, how) | more)
 
     def _save(self) -> None:
@@ -346,7 +360,7 @@ class Running:
 
     def take(self, loaded: Loaded) -> None:
         """Stand where a checkpoint stands."""
-        device = self.stage.engine.device
+        device = self.coordinator.engine.device
         self.state = from_message(self.state, loaded.tensors["state"], loaded.facts["state"], device)
         self.memories.restore(memories_from_message(self._here(loaded.tensors["memory"]), self.clients))
         self.done = self.saved = loaded.number
@@ -367,7 +381,7 @@ class Running:
         self.take(loaded)
         self.records.rewind(self.done)
         write_text(self.folder / "spec.toml", dump(self.spec))
-        self.records.audit("resume", round=self.done, engine=self.stage.engine.note)
+        self.records.audit("resume", round=self.done, engine=self.coordinator.engine.note)
         self.watch("resume", {"round": self.done, "memories": self.memories})
         if not self._end():
             go_on(self)

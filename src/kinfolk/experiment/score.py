@@ -26,8 +26,8 @@ Groupings = dict[str, Any]
 def score_everyone(
     algorithm: Algorithm[Any],
     state: Any,
-    stage: Coordinator,
-    turn: RoundContext,
+    coordinator: Coordinator,
+    context: RoundContext,
     split: str,
     without: Container[Client] = (),
     models: str = "all",
@@ -44,12 +44,14 @@ def score_everyone(
     """
     columns: Columns = {name: [] for name in ("client", "model", "split", "score", "value", "rows")}
     over_all: dict[str, Any] = {}
-    who = tuple(c for c in turn.clients if c not in without)
+    who = tuple(c for c in context.clients if c not in without)
     shared, each = algorithm.eval_inputs(state, who)
     for kind, task in list((tasks or algorithm.eval_tasks()).items())[: 1 if models == "first" else None]:
-        instead = stand_ins(task, each, who, rows.of.tolist() if rows else range(len(turn.clients)), turn)
+        instead = stand_ins(
+            task, each, who, rows.of.tolist() if rows else range(len(context.clients)), context
+        )
         asked = tuple(sorted(set(instead.values())))
-        got: Stack = stage.perform(Ask(f"score.{kind}", asked, shared, each), turn, rehearse=False)
+        got: Stack = coordinator.perform(Ask(f"score.{kind}", asked, shared, each), context, rehearse=False)
         scored, body = _for_all(got, instead)
         if not scored:
             continue
@@ -63,7 +65,7 @@ def score_everyone(
 
 
 def stand_ins(
-    task: Task, each: PerClient | None, who: Sequence[Client], sets: Sequence[int], turn: RoundContext
+    task: Task, each: PerClient | None, who: Sequence[Client], sets: Sequence[int], context: RoundContext
 ) -> dict[Client, Client]:
     """Who is scored in place of each: the first who is sent the same and has the same set of rows.
 
@@ -80,7 +82,7 @@ def stand_ins(
     """
     if not task.common or isinstance(each, Stack):
         return {c: c for c in who}
-    own = dict(zip(turn.clients, sets, strict=True))
+    own = dict(zip(context.clients, sets, strict=True))
     sent = dict(zip(each.clients, each.which.tolist(), strict=True)) if each else dict.fromkeys(who, 0)
     first: dict[tuple[int, int], Client] = {}
     return {c: first.setdefault((own[c], sent[c]), c) for c in who}
@@ -110,7 +112,7 @@ def score_groups(
     before: Any,
     after: Any,
     cohort: tuple[Client, ...],
-    turn: RoundContext,
+    context: RoundContext,
     truth: Tensor | None,
     without: Container[Client] = (),
 ) -> Groupings:
@@ -121,9 +123,9 @@ def score_groups(
     if not isinstance(algorithm, Groups):
         return {}
     old, new = algorithm.groups(before).tolist(), algorithm.groups(after).tolist()
-    was, now = (dict(zip(turn.clients, labels, strict=True)) for labels in (old, new))
+    was, now = (dict(zip(context.clients, labels, strict=True)) for labels in (old, new))
     found: Groupings = {"sizes": sizes(new), "switch": switch_fraction(was, now, cohort)}
-    kept = [i for i, c in enumerate(turn.clients) if c not in without]
+    kept = [i for i, c in enumerate(context.clients) if c not in without]
     return found if truth is None else found | agreement([new[i] for i in kept], truth[kept])
 
 

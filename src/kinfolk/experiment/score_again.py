@@ -80,7 +80,7 @@ def _scored(running: Running, loaded: Loaded, source: Path) -> Result:
     running.records.audit("again", source=str(source), round=loaded.number)
     running.take(loaded)
     play_final(running)
-    running.stage.ledger.take()  # its cost is in the records of the run itself
+    running.coordinator.ledger.take()  # its cost is in the records of the run itself
     # Who is in which group was settled in training.
     groups = [fact["groups"] for fact in read_rounds(source) if fact.get("groups")]
     running.record({"groups": groups[-1]} if groups else {}, evaluate=True)

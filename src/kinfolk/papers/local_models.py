@@ -10,7 +10,7 @@ import torch
 
 from kinfolk.clustering.distances import flat
 from kinfolk.clustering.kmeans import kmeans
-from kinfolk.experiment.asking import staged, trained_alike
+from kinfolk.experiment.asking import coordinated, trained_alike
 from kinfolk.experiment.build import Parts, build_parts
 from kinfolk.experiment.run import Result
 from kinfolk.experiment.spec import load, override
@@ -47,8 +47,10 @@ def picture(parts: Parts, result: Result, most: int) -> dict[str, Any]:
     order = parts.seed.numpy("picture").permutation(len(federation.clients))[:most]
     who = tuple(federation.clients[i] for i in sorted(order.tolist()))
     shared, each = algorithm.eval_inputs(result.state, who)
-    with staged(parts, client_tasks(algorithm)) as stage:
-        got = stage.perform(Ask("update", who, shared, each), RoundContext(parts.seed, result.rounds, who))
+    with coordinated(parts, client_tasks(algorithm)) as coordinator:
+        got = coordinator.perform(
+            Ask("update", who, shared, each), RoundContext(parts.seed, result.rounds, who)
+        )
     labels = algorithm.groups(result.state).tolist() if isinstance(algorithm, Groups) else [0] * len(who)
     group = dict(zip(federation.clients, labels, strict=True))
     points = flat(got.tree("model"), parts.learner.names).cpu()

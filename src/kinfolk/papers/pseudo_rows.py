@@ -86,7 +86,7 @@ def look_at(
             raise KinfolkError("--sampler", name, near(name, SAMPLERS))
     device = next(iter(state.centres.values())).device
     state = replace(state, shape=state.shape or parts.federation.shape)
-    turn = RoundContext(parts.seed, round, parts.federation.clients)
+    context = RoundContext(parts.seed, round, parts.federation.clients)
     found: dict[str, Any] = {
         "title": parts.title, "federation": parts.federation.name, "round": round, "k": algorithm.k,
         "classes": parts.federation.classes, "members": torch.bincount(state.member, minlength=algorithm.k),
@@ -102,7 +102,7 @@ def look_at(
             maker: MDICFL = replace(algorithm, pseudo=replace(algorithm.pseudo, sampler=name))
             # What the other sampler has kept is not for this one.
             at = state if name == algorithm.pseudo.sampler else replace(state, kept={})
-            x = maker.probe(at, turn)[1].x
+            x = maker.probe(at, context)[1].x
             images_ = pictures(x, images, maker.learner.outputs, (float(rows.amin()), float(rows.amax())))
             check = _copies(nearest(x.flatten(0, 1), held), test)
             found["samplers"][name] = {**_sure(maker, state, x), **check, "images": images_}

@@ -63,8 +63,8 @@ def trace_trust(
     facts = _begun(spec, rows, algorithm.direct, folder / "trust.json", resume)
 
     def note(number: int, memories: Mapping[Client, Message]) -> None:
-        turn = RoundContext(Seed(spec.run.seed), number - 1, rows.clients, spec.run.participation)
-        seen = look(memories, turn, algorithm)
+        context = RoundContext(Seed(spec.run.seed), number - 1, rows.clients, spec.run.participation)
+        seen = look(memories, context, algorithm)
         facts["rounds"].append({"round": number, **round_facts(seen, facts["groups"])})
         if number in pictured(spec.run.rounds):
             facts["pictures"][str(number)] = {"s": seen["s"].tolist(), "listed": seen["listed"].tolist()}
@@ -115,19 +115,19 @@ def pictured(rounds: int) -> tuple[int, ...]:
     return tuple(sorted({one for one in (1, 3, rounds // 2, rounds) if 1 <= one <= rounds}))
 
 
-def look(memories: Mapping[Client, Message], turn: RoundContext, algorithm: SLFed) -> dict[str, Tensor]:
+def look(memories: Mapping[Client, Message], context: RoundContext, algorithm: SLFed) -> dict[str, Tensor]:
     """[clients, clients] each: s and u of the row's client about the column's, whom it knows and asks.
 
     A list that was too short to be sent counts as empty, as do those of a round alone, and of those who were
     not in the round's cohort.
     """
-    clients, cohort = turn.clients, set(turn.cohort)
+    clients, cohort = context.clients, set(context.cohort)
     rows: dict[str, list[Tensor]] = {"s": [], "u": [], "known": [], "listed": []}
     for who in clients:
         held = memories.get(who, {}).get("trust")
         trust = no_evidence(len(clients)) if held is None else {key: t.cpu() for key, t in held.items()}
         s, _, u = opinions(trust, algorithm.trust.conflict_aware)
-        asked = algorithm.would_ask(trust, Peer(who, turn)) if who in cohort else ()
+        asked = algorithm.would_ask(trust, Peer(who, context)) if who in cohort else ()
         mask = torch.tensor([c in asked for c in clients])
         for key, row in (("s", s), ("u", u), ("known", known(trust)), ("listed", mask)):
             rows[key].append(row)

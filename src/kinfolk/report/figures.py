@@ -78,8 +78,8 @@ def all_series(runs: Iterable[Run], score: str) -> list[Series]:
         label = model if named and len(groups) == 1 else f"{title} ({model})" if named else title
         ends = pd.concat([final(run, model, score) for run in same], axis=1)
         mean = ends.mean(axis=1).dropna()  # infinite if one seed is: a client that diverged is not fine
-        turn, place = divmod(len(found), len(COLOURS))
-        look = (COLOURS[place], STYLES[turn % len(STYLES)])
+        context, place = divmod(len(found), len(COLOURS))
+        look = (COLOURS[place], STYLES[context % len(STYLES)])
         found.append(Series(label, mean_history(same, model, score), mean, len(same), *look))
     return found
 

@@ -82,30 +82,30 @@ class SecureSum:
         gives: bool = False,
     ) -> PeerTask:
         def write(memory: Message, me: Peer) -> dict[Client, Message]:
-            return send(self.session(me, Rejections(me.turn.clients, memory)), memory)
+            return send(self.session(me, Rejections(me.context.clients, memory)), memory)
 
         def read(inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
-            rejections = Rejections(me.turn.clients, memory)
+            rejections = Rejections(me.context.clients, memory)
             return {**receive(self.session(me, rejections), inbox, memory), **rejections.noted()}
 
         return peer_step(needs, write, read, ("model",) if gives else ())
 
     def session(self, me: Peer, rejections: Rejections) -> SecureSumSession:
         """One client's part in the sums of a round."""
-        options, turn = self.options, me.turn
+        options, context = self.options, me.context
 
         def scheme(requester: Client, attempt: int) -> Scheme:
-            draw = turn.seed.numpy("share", turn.round, requester, me.name, attempt)
+            draw = context.seed.numpy("share", context.round, requester, me.name, attempt)
             # What "layerwise" cuts with hides nothing, and its sums of floats would differ from run to run.
             system = options.entropy == "system" and options.limits.hides
             made: Scheme = options.make(os.urandom if system else draw.bytes)
             return made
 
         # Known to all, and another in every round, so that nobody is always answered last.
-        order = lambda n: turn.seed.numpy("order", turn.round).permutation(n).tolist()  # noqa: E731
-        waves = self.waves(len(turn.clients))
+        order = lambda n: context.seed.numpy("order", context.round).permutation(n).tolist()  # noqa: E731
+        waves = self.waves(len(context.clients))
         return SecureSumSession(
-            me.name, turn.clients, turn.round, scheme, rejections, options.retries, waves, order
+            me.name, context.clients, context.round, scheme, rejections, options.retries, waves, order
         )
 
 

@@ -167,12 +167,12 @@ def test_an_empty_centre_is_kept_and_then_put_where_the_fit_is_worst():
     # Nobody begins at the second centre, and nobody is near it.
     state = replace(state, centres=far, member=torch.zeros(12, dtype=torch.int64))
     seen = []
-    with toy.staged(method, federation) as stage:
+    with toy.coordinated(method, federation) as coordinator:
         for number in range(3):
-            turn = RoundContext(Seed(0), number, federation.clients)
+            context = RoundContext(Seed(0), number, federation.clients)
             state, info = play(
-                method.round(state, federation.clients, turn),
-                lambda request, turn=turn: stage.perform(request, turn),
+                method.round(state, federation.clients, context),
+                lambda request, context=context: coordinator.perform(request, context),
             )
             seen.append(
                 (state.idle.tolist(), info["reseeded"], bool(state.centres["head.bias"][1].max() > 50))
@@ -189,12 +189,12 @@ def test_a_centre_whose_members_are_not_asked_is_not_empty():
     state = method.init(learner.first, federation.clients, Seed(0))
     state = replace(state, member=torch.tensor([0] * 9 + [1] * 3))
     kept = {n: t[1].clone() for n, t in state.centres.items()}
-    with toy.staged(method, federation) as stage:
+    with toy.coordinated(method, federation) as coordinator:
         for number in range(4):
-            turn = RoundContext(Seed(0), number, federation.clients)
+            context = RoundContext(Seed(0), number, federation.clients)
             state, info = play(
-                method.round(state, federation.clients[:9], turn),
-                lambda request, turn=turn: stage.perform(request, turn),
+                method.round(state, federation.clients[:9], context),
+                lambda request, context=context: coordinator.perform(request, context),
             )
             assert (state.idle.tolist(), info["reseeded"]) == ([0, 0], 0)
     assert message_difference({n: t[1] for n, t in state.centres.items()}, kept, 0) == ""
@@ -253,19 +253,21 @@ def test_a_reply_that_is_not_a_number_is_left_out_and_the_round_goes_on():
     learner = toy.learner("mlp", federation)
     method = FeSEM(learner, k=2, start=Start("random_partition"))
     state = method.init(learner.first, federation.clients, Seed(0))
-    turn = RoundContext(Seed(0), 0, federation.clients)
+    context = RoundContext(Seed(0), 0, federation.clients)
     bad = federation.clients[3]
-    with toy.staged(method, federation) as stage:
-        inner = stage.engine.replies
+    with toy.coordinated(method, federation) as coordinator:
+        inner = coordinator.engine.replies
 
-        def spoiled(request: Ask, turn: RoundContext):
-            for chunk in inner(request, turn):
+        def spoiled(request: Ask, context: RoundContext):
+            for chunk in inner(request, context):
                 if bad in chunk.clients and "model" in chunk.body:
                     chunk.tree("model")["head.bias"][list(chunk.clients).index(bad)] = float("nan")
                 yield chunk
 
-        stage.engine.replies = spoiled
-        new, _ = play(method.round(state, federation.clients, turn), lambda r: stage.perform(r, turn))
+        coordinator.engine.replies = spoiled
+        new, _ = play(
+            method.round(state, federation.clients, context), lambda r: coordinator.perform(r, context)
+        )
     place = federation.clients.index(bad)
     assert new.member[place] == state.member[place]
     assert all(t.isfinite().all() for t in new.centres.values())
@@ -276,14 +278,14 @@ def test_the_personal_model_is_what_the_next_round_sends():
     learner = toy.learner("mlp", federation)
     method = FeSEM(learner, k=2, lam=0.5)
     state = toy.play_rounds(method, federation, "loop", rounds=1, score=False).state
-    turn = RoundContext(Seed(0), 1, federation.clients)
+    context = RoundContext(Seed(0), 1, federation.clients)
     shared, each = method.eval_inputs(state, federation.clients)
-    with toy.staged(method, federation) as stage:
-        sent = stage.perform(Ask("update", federation.clients, shared, each), turn)
-        mine = stage.perform(Ask("score.personal", federation.clients, shared, each), turn)
+    with toy.coordinated(method, federation) as coordinator:
+        sent = coordinator.perform(Ask("update", federation.clients, shared, each), context)
+        mine = coordinator.perform(Ask("score.personal", federation.clients, shared, each), context)
         alike = Ask("score.centre", federation.clients, {}, replace(sent, body={"model": sent.tree("model")}))
-        again = stage.perform(alike, turn)
-        centre = stage.perform(Ask("score.centre", federation.clients, shared, each), turn)
+        again = coordinator.perform(alike, context)
+        centre = coordinator.perform(Ask("score.centre", federation.clients, shared, each), context)
     assert message_difference(mine.body, again.body, 0) == ""
     assert message_difference(mine.body, centre.body, 1e-3) != ""
 
@@ -370,8 +372,8 @@ def test_of_many_clients_those_far_away_have_no_part_in_the_start(monkeypatch):
         )
 
     for seed in range(4):
-        turn = RoundContext(Seed(seed), 0, tuple(names))
-        start = warm_kmeans({"w": torch.zeros(1)}, ["w"], 2, 5, turn, Aggregator(), aside=3.0)
+        context = RoundContext(Seed(seed), 0, tuple(names))
+        start = warm_kmeans({"w": torch.zeros(1)}, ["w"], 2, 5, context, Aggregator(), aside=3.0)
         centres, labels = play(start, warm)
         assert centres["w"].max() < 11
         assert Client("g") not in labels

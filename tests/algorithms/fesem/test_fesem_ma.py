@@ -172,7 +172,7 @@ def test_label_counts_are_those_of_the_rows_and_are_sent_once():
     for engine in ("loop", "batched"):
         outcome = toy.play_rounds(
             *(method, federation, engine),
-            absent=lambda turn, who: turn.round == 0 and who == away,
+            absent=lambda context, who: context.round == 0 and who == away,
             score=False,
         )
         found[engine] = outcome.state.labels
@@ -227,19 +227,19 @@ def test_only_layers_above_are_trained_and_who_is_silent_goes_on_as_it_was():
         learner, k=1, lam=0.0, start=Start("random_partition"), matching=Matching(retrain_epochs=2)
     )
     state = method.init(learner.first, federation.clients, Seed(0))
-    turn, silent = RoundContext(Seed(0), 0, federation.clients), federation.clients[4]
+    context, silent = RoundContext(Seed(0), 0, federation.clients), federation.clients[4]
     heard = {}
 
     def perform(request: Ask):
-        answer = stage.perform(request, turn)
+        answer = coordinator.perform(request, context)
         if request.task == "retrain.0":
             heard["sent"] = request.each
             answer = answer.at([c for c in answer.clients if c != silent])
         heard[request.task] = answer
         return answer
 
-    with toy.staged(method, federation) as stage:
-        new, _ = play(method.round(state, federation.clients, turn), perform)
+    with toy.coordinated(method, federation) as coordinator:
+        new, _ = play(method.round(state, federation.clients, context), perform)
     sent, answer = heard["sent"].tree("model"), heard["retrain.0"].tree("model")
     assert set(answer) == {"head.weight", "head.bias"}
     assert torch.equal(new.centres["body.0.weight"][0], sent["body.0.weight"][0])

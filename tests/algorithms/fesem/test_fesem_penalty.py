@@ -39,15 +39,15 @@ def by_hand(learner, x, y, start, pull, rate, steps):
 def updates(method, federation, engine, number=0):
     """What everybody sends in a round that begins at the first model."""
     state = method.init(method.learner.first, federation.clients, Seed(0))
-    turn, seen = RoundContext(Seed(0), number, federation.clients), []
-    with toy.staged(method, federation, engine) as stage:
+    context, seen = RoundContext(Seed(0), number, federation.clients), []
+    with toy.coordinated(method, federation, engine) as coordinator:
 
         def perform(request):
             if request.task == "update":
-                seen.append(stage.perform(replace(request, fold=None), turn))
-            return stage.perform(request, turn)
+                seen.append(coordinator.perform(replace(request, fold=None), context))
+            return coordinator.perform(request, context)
 
-        play(method.round(state, federation.clients, turn), perform)
+        play(method.round(state, federation.clients, context), perform)
     return seen[0]
 
 
@@ -147,10 +147,10 @@ def test_the_personal_model_is_trained_by_the_same_steps():
     method = FeSEM(learner, k=1, lam=1e4, start=Start("random_partition"))
     state = toy.play_rounds(method, federation, rounds=1, score=False).state
     shared, each = method.eval_inputs(state, federation.clients)
-    with toy.staged(method, federation) as stage:
-        turn = RoundContext(Seed(0), 1, federation.clients)
+    with toy.coordinated(method, federation) as coordinator:
+        context = RoundContext(Seed(0), 1, federation.clients)
         got, centre = (
-            stage.perform(Ask(f"score.{kind}", federation.clients, shared, each), turn)
+            coordinator.perform(Ask(f"score.{kind}", federation.clients, shared, each), context)
             for kind in ("personal", "centre")
         )
     assert torch.allclose(got.tensor("loss"), centre.tensor("loss"), rtol=0.05)

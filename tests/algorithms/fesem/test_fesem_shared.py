@@ -41,22 +41,22 @@ def test_parting_trains_once_more_from_the_common_model_and_is_counted():
         learner, k=3, start=Start("shared_kmeans", shared_rounds=2, plateau=0.0, warm_epochs=3)
     )
     state = method.init(learner.first, federation.clients, Seed(0))
-    with toy.staged(method, federation) as stage:
+    with toy.coordinated(method, federation) as coordinator:
         for number in range(4):
-            asked, turn = [], RoundContext(Seed(0), number, federation.clients)
+            asked, context = [], RoundContext(Seed(0), number, federation.clients)
 
-            def perform(request, turn=turn, asked=asked):
+            def perform(request, context=context, asked=asked):
                 asked.append(request)
-                return stage.perform(request, turn)
+                return coordinator.perform(request, context)
 
             before = state
-            state, _ = play(method.round(state, federation.clients, turn), perform)
+            state, _ = play(method.round(state, federation.clients, context), perform)
             tasks = [request.task for request in asked]
             assert tasks == [["count", "update"], ["update"], ["warm", "update"], ["update"]][number]
             assert state.split == (number > 1)
             if number == 2:
                 model = {n: t[0] for n, t in before.centres.items()}
-                sent, centres = stage.perform(asked[0], turn), asked[1].each
+                sent, centres = coordinator.perform(asked[0], context), asked[1].each
                 assert message_difference(asked[0].shared["model"], model, 0) == ""
     warm = method.tasks()["warm"]
     assert warm.extra, "it is taken off the rounds of a run"
@@ -76,19 +76,19 @@ def shared_for(blind, **options):
     learner = toy.learner("mlp", federation)
     method = FeSEMShared(learner, k=2, start=Start("shared_kmeans", **options))
     state, told = method.init(learner.first, federation.clients, Seed(0)), iter(blind)
-    with toy.staged(method, federation) as stage:
+    with toy.coordinated(method, federation) as coordinator:
         for number in range(len(blind) + 1):
-            turn = RoundContext(Seed(0), number, federation.clients)
+            context = RoundContext(Seed(0), number, federation.clients)
 
-            def perform(request, turn=turn):
+            def perform(request, context=context):
                 if request.task != "common":
-                    return stage.perform(request, turn)
-                replies = stage.perform(replace(request, fold=None), turn)
+                    return coordinator.perform(request, context)
+                replies = coordinator.perform(replace(request, fold=None), context)
                 said = torch.full((len(replies.clients),), next(told))
                 replies = replace(replies, body={**replies.body, "blind": said})
                 return request.fold.end(request.fold.add(request.fold.begin(), replies))
 
-            state, _ = play(method.round(state, federation.clients, turn), perform)
+            state, _ = play(method.round(state, federation.clients, context), perform)
             if state.split:
                 return number
     return len(blind) + 1

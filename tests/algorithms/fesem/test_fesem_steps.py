@@ -45,16 +45,16 @@ def local_losses(learner, federation, clients, models):
 def played(method, federation, cohorts):
     """Of every round: (who sent what, the groups and centres they trained from, the state after it)."""
     state = method.init(method.learner.first, federation.clients, Seed(0))
-    with toy.staged(method, federation, "batched") as stage:
+    with toy.coordinated(method, federation, "batched") as coordinator:
         for number, cohort in enumerate(cohorts):
-            turn, seen = RoundContext(Seed(0), number, federation.clients), []
+            context, seen = RoundContext(Seed(0), number, federation.clients), []
 
-            def perform(request, turn=turn, seen=seen):
+            def perform(request, context=context, seen=seen):
                 if request.task == "update":  # the same work twice gives the same models
-                    seen[:] = [stage.perform(replace(request, fold=None), turn), request.each]
-                return stage.perform(request, turn)
+                    seen[:] = [coordinator.perform(replace(request, fold=None), context), request.each]
+                return coordinator.perform(request, context)
 
-            state, _ = play(method.round(state, cohort, turn), perform)
+            state, _ = play(method.round(state, cohort, context), perform)
             yield *seen, state
 
 

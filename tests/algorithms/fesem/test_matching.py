@@ -108,7 +108,7 @@ def _matched_from_scratch(layers, seed, prior, sweeps, cap):
     table = {}  # client -> names of its neurons; a name stands in `order` where the neuron does
     order, fresh = [], iter(range(10**6))
 
-    def turn(j):
+    def context(j):
         table.pop(j, None)
         order[:] = [n for n in order if any(n in names for names in table.values())]
         mates = [[layers[i][names.index(n)] for i, names in table.items() if n in names] for n in order]
@@ -125,11 +125,11 @@ def _matched_from_scratch(layers, seed, prior, sweeps, cap):
         order.extend(named.values())
 
     for j in sorted(range(len(layers)), key=lambda j: -len(layers[j])):
-        turn(j)
+        context(j)
     draw = seed.numpy("matching")
     for _ in range(sweeps):
         for j in draw.permutation(len(layers)).tolist():
-            turn(j)
+            context(j)
     return [[order.index(n) for n in table[j]] for j in range(len(layers))]
 
 

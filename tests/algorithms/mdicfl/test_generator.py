@@ -23,16 +23,16 @@ NAMES = {
 STEPS, BATCH, NOISE = 3, 6, 3
 
 
-def learned(how, rows, learner, models, k, turn):
+def learned(how, rows, learner, models, k, context):
     """What one generator's parameters are after its steps, by an ordinary network and PyTorch's Adam."""
-    net = by_module(how.first(2, 3, (6,), turn), k, (6,)).train()
+    net = by_module(how.first(2, 3, (6,), context), k, (6,)).train()
     params = dict(net.named_parameters())
     adam = torch.optim.Adam([params[n] for n in NAMES.values()], lr=how.lr)
     classifier = copy.deepcopy(learner.module).eval()
     classifier.load_state_dict({n: t[k] for n, t in models.items()})
-    words = ("pseudo", turn.round, k)
-    noise = torch.randn((STEPS, BATCH, NOISE), generator=turn.seed.torch(*words, "train"))
-    wanted = torch.randint(3, (STEPS, BATCH), generator=turn.seed.torch(*words, "labels"))
+    words = ("pseudo", context.round, k)
+    noise = torch.randn((STEPS, BATCH, NOISE), generator=context.seed.torch(*words, "train"))
+    wanted = torch.randint(3, (STEPS, BATCH), generator=context.seed.torch(*words, "labels"))
     for e, y in zip(noise, wanted, strict=True):
         x = net(torch.cat([e, F.one_hot(y, 3).float()], 1))
         away = (x - rows.prior_mean).norm(dim=1)
@@ -79,7 +79,7 @@ def test_noise_differs_from_round_to_round_in_training_and_in_drawing():
     for steps, shown in ((0, "drawing"), (STEPS, "training")):
         how = Generator(steps, batch=BATCH, noise=NOISE, hidden=5, warm=True)
         (x, kept), (y, moved) = (
-            how.draw(PseudoRows(samples=2), learner, models, (6,), turn, nets) for turn in (TURN, other)
+            how.draw(PseudoRows(samples=2), learner, models, (6,), context, nets) for context in (TURN, other)
         )
         assert not torch.allclose(x, y, atol=1e-3), shown
         same = torch.allclose(kept["weight1"], moved["weight1"], atol=1e-4)

@@ -33,11 +33,11 @@ from kinfolk.types import Stack, leaves, nbytes
 
 def one_round(method, state, federation, number=0, wrap=lambda engine: engine, engine="loop", cohort=None):
     """(state, info, bytes by task) of one round."""
-    turn = RoundContext(Seed(0), number, federation.clients)
-    with toy.staged(method, federation, engine, wrap=wrap) as stage:
-        script = method.round(state, tuple(cohort or federation.clients), turn)
-        new, info = play(script, lambda request: stage.perform(request, turn))
-        return new, info, stage.ledger.take()[0]
+    context = RoundContext(Seed(0), number, federation.clients)
+    with toy.coordinated(method, federation, engine, wrap=wrap) as coordinator:
+        script = method.round(state, tuple(cohort or federation.clients), context)
+        new, info = play(script, lambda request: coordinator.perform(request, context))
+        return new, info, coordinator.ledger.take()[0]
 
 
 def started(method, federation, seed=0):
@@ -223,9 +223,9 @@ def test_scores_are_the_same_whoever_makes_them():
     strong, found = replace(weak, privacy="strong"), []
     for method in (weak, strong):
         state = started(method, federation)
-        with toy.staged(method, federation) as stage:
-            turn = RoundContext(Seed(0), 1, federation.clients)
-            found.append(score_everyone(method, state, stage, turn, "test"))
+        with toy.coordinated(method, federation) as coordinator:
+            context = RoundContext(Seed(0), 1, federation.clients)
+            found.append(score_everyone(method, state, coordinator, context, "test"))
     (columns, summary), (others, discreet) = found
     assert columns["score"] == others["score"]
     np.testing.assert_allclose(columns["value"], others["value"], rtol=1e-12)
@@ -237,9 +237,9 @@ def test_scores_are_the_same_whoever_makes_them():
 def query(method, federation, who, distances):
     """What one client answers to made-up distances."""
     each = Stack((who,), torch.zeros(1, dtype=torch.int64), {"distances": distances[None]})
-    with toy.staged(method, federation) as stage:
-        turn = RoundContext(Seed(0), 0, federation.clients)
-        return int(stage.perform(Ask("choose", (who,), {}, each), turn).tensor("choice"))
+    with toy.coordinated(method, federation) as coordinator:
+        context = RoundContext(Seed(0), 0, federation.clients)
+        return int(coordinator.perform(Ask("choose", (who,), {}, each), context).tensor("choice"))
 
 
 def test_a_server_that_makes_up_distances_finds_the_label_distribution_by_bisection():

@@ -41,11 +41,11 @@ ANSWERS = {
 
 def logged(method, state, federation, wrap):
     """(state, the log) of one round."""
-    log, turn = [], RoundContext(Seed(0), 0, federation.clients)
+    log, context = [], RoundContext(Seed(0), 0, federation.clients)
     note = lambda event, **facts: log.append((event, facts))  # noqa: E731
-    with toy.staged(method, federation, wrap=wrap, log=note) as stage:
-        script = method.round(state, federation.clients, turn)
-        new, _ = play(script, lambda request: stage.perform(request, turn))
+    with toy.coordinated(method, federation, wrap=wrap, log=note) as coordinator:
+        script = method.round(state, federation.clients, context)
+        new, _ = play(script, lambda request: coordinator.perform(request, context))
     return new, log
 
 

@@ -90,8 +90,8 @@ def test_answers_are_randomised_in_a_run(known_secrets):
     assert method.init_client("ann")["coin"].tolist() == [SPENT, SPENT]
     assert respond(torch.tensor(1), torch.tensor([SPENT, SPENT]), 1.0, 3) == -1
     each = Stack(federation.clients, torch.ones(12, dtype=torch.int64), {"distances": torch.ones(12, 3, 4)})
-    with toy.staged(method, federation) as stage:
-        got = stage.perform(
+    with toy.coordinated(method, federation) as coordinator:
+        got = coordinator.perform(
             Ask("choose", federation.clients, {}, each), RoundContext(Seed(0), 0, federation.clients)
         )
     assert got.clients == (), "without a fresh coin there is no answer"

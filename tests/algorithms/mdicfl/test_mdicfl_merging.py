@@ -28,14 +28,14 @@ def test_merging_joins_what_agrees_and_nothing_else(monkeypatch):
     federation, _ = turned(3)
     method = mdicfl(toy.learner("mlp", federation), k=5, **DISTINCT, **FEW)
     state = replace(started(method, federation), shape=(1, 8, 8))
-    turn = RoundContext(Seed(0), 1, federation.clients)
+    context = RoundContext(Seed(0), 1, federation.clients)
     member = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3, 3])  # nobody is in the last
     slightly = torch.tensor([1.0, 1.0, 1.0001, 1.0, 1.0])
     twins = {
         n: t[[0, 1, 0, 3, 0]] * slightly.reshape(-1, *[1] * (t.dim() - 1)) for n, t in state.centres.items()
     }
     before = replace(state, member=member, centres=twins)
-    probe = method.probe(before, turn)[1]
+    probe = method.probe(before, context)[1]
     after, told = merged(before, method.learner, probe, True)
     assert told == {"clusters": 3, "effective": 3}
     assert after.member.tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, 3, 3, 3]

@@ -141,12 +141,12 @@ def common(told):
 def played(method, federation, rounds, engine="batched", absent=None):
     """(state, what each round told)."""
     told = []
-    with toy.staged(method, federation, engine, absent) as stage:
+    with toy.coordinated(method, federation, engine, absent) as coordinator:
         state = started(method, federation)
         for number in range(rounds):
-            turn = RoundContext(Seed(0), number, federation.clients)
-            script = method.round(state, federation.clients, turn)
-            state, info = play(script, lambda request, turn=turn: stage.perform(request, turn))
+            context = RoundContext(Seed(0), number, federation.clients)
+            script = method.round(state, federation.clients, context)
+            state, info = play(script, lambda request, context=context: coordinator.perform(request, context))
             told.append(info)
     return state, told
 
@@ -173,9 +173,9 @@ def test_clusters_stand_until_their_models_are_sure():
     assert not held.assigned
     assert lost.assigned
     last = replace(sure, final_reassign=True)
-    turn = RoundContext(Seed(0), 6, federation.clients)
-    with toy.staged(last, federation, "batched") as stage:
-        end, _ = play(last.finalize(held, turn), lambda request: stage.perform(request, turn))
+    context = RoundContext(Seed(0), 6, federation.clients)
+    with toy.coordinated(last, federation, "batched") as coordinator:
+        end, _ = play(last.finalize(held, context), lambda request: coordinator.perform(request, context))
     assert torch.equal(end.member, held.member), "nor does a last assignment undo them"
     # Clusters that were drawn are nothing to hold on to.
     drawn = changed(sure, **{"start.name": "random_partition", "start.confidence": 1.0})
@@ -262,7 +262,7 @@ def test_engines_agree_on_the_start_with_absent_clients(engine):
     federation, _ = turned(2)
     few = {**START, "start.shared_rounds": 2, "search.warm_steps": 2, "start.plateau": 0.99}
     method = mdicfl(toy.learner("mlp", federation), k=2, **few)
-    gone = lambda turn, who: (turn.round + len(who) + ord(who[-1])) % 4 == 0  # noqa: E731
+    gone = lambda context, who: (context.round + len(who) + ord(who[-1])) % 4 == 0  # noqa: E731
     (one, told), (other, heard) = (played(method, federation, 4, e, gone) for e in ("loop", engine))
     assert one.begun
     assert one.member.tolist() == other.member.tolist()

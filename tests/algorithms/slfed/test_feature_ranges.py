@@ -42,8 +42,8 @@ def learner(table):
 
 def make(probe_images, federation, who="ann"):
     memory = {"key": torch.tensor(7), "model": probe_images.learner.first}
-    turn = RoundContext(Seed(0), 0, federation.clients)
-    return perform(probe_images.task(), {}, memory, federation, who, turn)[1]
+    context = RoundContext(Seed(0), 0, federation.clients)
+    return perform(probe_images.task(), {}, memory, federation, who, context)[1]
 
 
 def reach_by_hand(x):

@@ -59,8 +59,8 @@ def learner(digits):
 
 def make(probe_images, federation, who="ann", key=KEY):
     memory = {"key": key, "model": probe_images.learner.first}
-    turn = RoundContext(Seed(0), 0, federation.clients)
-    return perform(probe_images.task(), {}, memory, federation, who, turn)[1]
+    context = RoundContext(Seed(0), 0, federation.clients)
+    return perform(probe_images.task(), {}, memory, federation, who, context)[1]
 
 
 def test_sizes_are_those_of_the_reference():
@@ -237,9 +237,9 @@ def test_images_that_show_nothing_are_refused_by_name(images, why):
 def test_a_gan_of_few_rows_sees_no_others(digits, learner):
     """Rows that were not drawn can be anything, and its images are the same bytes."""
     gan = Gan(width=0.0625, epochs=2, rows=20, batch=8)
-    turn = RoundContext(Seed(0), 0, digits.clients)
+    context = RoundContext(Seed(0), 0, digits.clients)
     task = probe(learner, "gan", 12, gan, guarded=False).task()
-    seen = {int(r) for b in client_batches(task.passes[1], 1, "gan", digits, "ann", turn) for r in b.row}
+    seen = {int(r) for b in client_batches(task.passes[1], 1, "gan", digits, "ann", context) for r in b.row}
     assert len(seen) == 20
     mine = digits.splits["train"].rows(0)
     x = digits.x.clone()

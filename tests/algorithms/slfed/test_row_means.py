@@ -140,9 +140,9 @@ def test_one_call_for_many_makes_the_same_images(federation, learner):
     task = probe(learner, "means", 30, means_of=3).task()
     memories = Memories(lambda who: {"key": KEY, "model": learner.first})
     engine = Batched(federation, {"generate_images": task}, memories)
-    turn = RoundContext(Seed(0), 0, federation.clients)
-    list(engine.replies(Ask("generate_images", federation.clients), turn))
+    context = RoundContext(Seed(0), 0, federation.clients)
+    list(engine.replies(Ask("generate_images", federation.clients), context))
     for who in federation.clients:
-        alone = perform(task, {}, {"key": KEY, "model": learner.first}, federation, who, turn)[1]
+        alone = perform(task, {}, {"key": KEY, "model": learner.first}, federation, who, context)[1]
         assert torch.equal(memories[who]["images"], alone["images"]), who
         assert int(memories[who]["made"]) == int(alone["made"])

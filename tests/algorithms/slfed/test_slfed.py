@@ -71,8 +71,8 @@ def test_batch_norm_buffers_are_averaged_and_training_starts_from_the_pam():
     torch.testing.assert_close(
         pam["norm1.running_var"].double(), whole / sum(s for s, _ in parts), rtol=1e-5, atol=1e-6
     )
-    turn = RoundContext(Seed(0), 4, NAMES)
-    trained = perform(learner().train(), {"model": pam}, {}, nine(), who, turn)[0]["model"]
+    context = RoundContext(Seed(0), 4, NAMES)
+    trained = perform(learner().train(), {"model": pam}, {}, nine(), who, context)[0]["model"]
     np.testing.assert_allclose(flat(film.memories[who]["model"]), flat(trained), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(flat(film.memories[who]["pam"]), flat(pam))
 
@@ -93,8 +93,8 @@ def test_nothing_reaches_a_coordinator_and_letters_go_to_those_they_are_for():
     assert film.info == {}
     assert film.bytes["train"] == {"down": 0, "up": 0}
     assert film.state.joined.tolist() == [1] * 9
-    turn, lists = RoundContext(Seed(0), 4, NAMES), film.lists(4)
-    direct = {(a, b) for a in NAMES for b in partners(Peer(a, turn), 2)}
+    context, lists = RoundContext(Seed(0), 4, NAMES), film.lists(4)
+    direct = {(a, b) for a in NAMES for b in partners(Peer(a, context), 2)}
     fellows = {(a, b) for who in lists.values() for a in who for b in who if a != b}
     for sender, to, keys in messages:
         if keys[0] in ("images", "yours", "opinions"):
@@ -110,7 +110,7 @@ def test_nothing_reaches_a_coordinator_and_letters_go_to_those_they_are_for():
 
 def test_links_go_both_ways_and_follow_from_seed_round_and_name():
     turns = [RoundContext(Seed(s), r, NAMES) for s, r in ((0, 0), (0, 0), (0, 1), (1, 0))]
-    links = [{c: partners(Peer(c, turn), 2) for c in NAMES} for turn in turns]
+    links = [{c: partners(Peer(c, context), 2) for c in NAMES} for context in turns]
     assert links[0] == links[1]
     assert links[0] != links[2] != links[3] != links[0]
     for who, near in links[0].items():
@@ -135,13 +135,13 @@ def test_similarity_is_that_of_predictions_and_both_ends_agree(compare):
         a, b = (np.bincount(labels, minlength=4).astype(float) for labels in (a, b))
         return a @ b / np.sqrt((a @ a) * (b @ b))
 
-    turn = RoundContext(Seed(0), 0, NAMES)
+    context = RoundContext(Seed(0), 0, NAMES)
     for a in NAMES:
-        for b in partners(Peer(a, turn), 2):
+        for b in partners(Peer(a, context), 2):
             both = (agree(seen(a, a), seen(b, a)) + agree(seen(a, b), seen(b, b))) / 2
             assert float(after[a]["trust"]["sum"][NAMES.index(b)]) == pytest.approx(both)
             assert after[a]["trust"]["sum"][NAMES.index(b)] == after[b]["trust"]["sum"][NAMES.index(a)]
-        assert int(after[a]["trust"]["met"].sum()) == len(partners(Peer(a, turn), 2))
+        assert int(after[a]["trust"]["met"].sum()) == len(partners(Peer(a, context), 2))
     assert len({round(float(v), 9) for m in after.values() for v in m["trust"]["sum"]}) > 5
 
 
@@ -196,7 +196,7 @@ def test_images_are_made_anew_every_few_rounds_and_at_once_by_newcomers():
         nine(),
         "batched",
         rounds=3,
-        absent=lambda turn, who: who == "d" and turn.round == 0,
+        absent=lambda context, who: who == "d" and context.round == 0,
     )
     assert outcome.memories["d"]["images"].shape == first.shape
     assert int(outcome.memories["d"]["trust"]["met"].sum()) > 0

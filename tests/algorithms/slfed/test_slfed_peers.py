@@ -82,11 +82,11 @@ def test_the_first_sound_tree_is_taken_by_numbers_alone():
 @pytest.mark.parametrize("share", [0.34, 0.67])
 def test_partners_are_of_the_rounds_cohort(share):
     for number in range(12):
-        turn = RoundContext(Seed(4), number, NAMES, share)
-        cohort = set(turn.cohort)
+        context = RoundContext(Seed(4), number, NAMES, share)
+        cohort = set(context.cohort)
         assert len(cohort) == round(share * 9)
         for who in NAMES:
-            near = partners(Peer(who, turn), 2)
+            near = partners(Peer(who, context), 2)
             assert set(near) <= cohort - {who}
             assert len(near) >= min(2, len(cohort) - 1) if who in cohort else near == ()
 
@@ -98,9 +98,9 @@ def test_everybody_asked_meets_somebody_in_every_engine(name):
     end = toy.play_rounds(method, nine(), name, rounds=4, participation=0.34, score=False)
     wanted = np.zeros((9, 9))
     for number in range(4):
-        turn = RoundContext(Seed(0), number, NAMES, 0.34)
-        for who in turn.cohort:
-            for other in partners(Peer(who, turn), 2):
+        context = RoundContext(Seed(0), number, NAMES, 0.34)
+        for who in context.cohort:
+            for other in partners(Peer(who, context), 2):
                 wanted[NAMES.index(who), NAMES.index(other)] += 1
     assert wanted.sum() == 4 * 6  # three who all meet
     for i, who in enumerate(NAMES):

@@ -198,14 +198,14 @@ def test_a_run_that_starts_again_from_nothing_knows_what_was_answered(tmp_path):
 def test_a_void_round_does_not_take_answers_back(tmp_path):
     """In the fourth round nobody's training is usable, but sums were answered before that."""
     algorithm = slfed(learner(), shares__min_members=2, **EASY)
-    with toy.staged(algorithm, nine()) as stage:
-        memories, state = stage.engine.memories, algorithm.init(learner().first, NAMES, Seed(0))
+    with toy.coordinated(algorithm, nine()) as coordinator:
+        memories, state = coordinator.engine.memories, algorithm.init(learner().first, NAMES, Seed(0))
         rows = []
         memories.journal = rows.extend
         for number in range(4):
             memories.snapshot()
             before = {who: len(memories[who].get("answered", "")) for who in NAMES}
-            state = toy.play_one(algorithm, state, NAMES, stage, RoundContext(Seed(0), number, NAMES))
+            state = toy.play_one(algorithm, state, NAMES, coordinator, RoundContext(Seed(0), number, NAMES))
         answered = {who: len(memories[who]["answered"]) for who in NAMES}
         assert sum(answered.values()) > sum(before.values())
         memories.rollback()
@@ -220,11 +220,11 @@ def test_the_journal_is_written_before_answers_leave(tmp_path):
     def watching(engine):
         swap = engine.swap
 
-        def noted(one, among, turn):
+        def noted(one, among, context):
             if one is engine.table["responses"]:
                 held = {who: len(engine.memories[who].get("answered", "")) for who in among}
                 seen.append((sum(held.values()), len(Journal(tmp_path).read())))
-            return swap(one, among, turn)
+            return swap(one, among, context)
 
         engine.swap = noted
         engine.memories.journal = Journal(tmp_path).append

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toys import federation, learner, turn
+from toys import context, federation, learner
 
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
@@ -35,7 +35,7 @@ def test_a_recording_has_room_for_somewhat_longer_plans():
 
     def plan(epochs: int):
         longer = replace(fit, plan=replace(fit.plan, epochs=epochs))
-        return padded(longer, 0, "batch", data, data.clients, turn(data), CPU)
+        return padded(longer, 0, "batch", data, data.clients, context(data), CPU)
 
     carry = {"model": {n: t.expand(len(data.clients), *t.shape) for n, t in one.first.items()}}
     first = plan(3)
@@ -52,7 +52,7 @@ def test_what_a_sweep_changes_is_each_clients_own_and_the_model_stays_one():
     sweep = Scan(
         lambda carry, batch: {**carry, "sum": carry["sum"] + batch.sum(batch.x).sum()}, Plan(4, shuffle=False)
     )
-    plan = padded(sweep, 0, "batch", data, who, turn(data), CPU)
+    plan = padded(sweep, 0, "batch", data, who, context(data), CPU)
     model = {n: t.expand(len(who), *t.shape) for n, t in learner().first.items()}
     carry = {"model": model, "sum": torch.zeros(()).expand(len(who))}
     changed, added = changing(sweep, carry, plan)
@@ -74,7 +74,7 @@ def test_what_a_sweep_changes_is_each_clients_own_and_the_model_stays_one():
 def test_a_fit_changes_what_it_trains():
     data = federation()
     fit = learner().train().passes[0]
-    plan = padded(fit, 0, "batch", data, data.clients, turn(data), CPU)
+    plan = padded(fit, 0, "batch", data, data.clients, context(data), CPU)
     carry = {"model": {}, "centre": {}}
     assert changing(fit, carry, plan) == ({"model"}, {})
 
@@ -82,7 +82,7 @@ def test_a_fit_changes_what_it_trains():
 def test_a_part_that_a_sweep_adds_has_a_place():
     data = federation()
     sweep = Scan(lambda carry, batch: {**carry, "last": batch.sum(batch.x).sum()}, Plan(4, shuffle=False))
-    plan = padded(sweep, 0, "batch", data, data.clients, turn(data), CPU)
+    plan = padded(sweep, 0, "batch", data, data.clients, context(data), CPU)
     changed, added = changing(sweep, {"sum": torch.zeros(len(data.clients))}, plan)
     assert changed == {"last"}
     assert added["last"].shape == (len(data.clients),)
@@ -116,14 +116,14 @@ def test_what_a_recording_does_is_the_pass_itself_with_changed_rows_too():
         plan = Plan(4, 2, drop_single=True, augment=augment)
         fit = Fit((network.descent(),), plan)
         task = Task(lambda message, memory, facts: {}, lambda carry: (carry, None), (fit,))
-        whole = padded(fit, 0, "batch", data, data.clients, turn(data), CPU)
+        whole = padded(fit, 0, "batch", data, data.clients, context(data), CPU)
         carry = {"model": {n: t.expand(len(data.clients), *t.shape) for n, t in network.first.items()}}
         recorded = Recorded(fit, carry, whole, CudaLane(CPU, True))
         unrecorded(recorded)
         end = recorded.run(carry, whole, [network.lr])[0]["model"]
         task = replace(task, start=lambda message, memory, facts: {"model": network.first})
         for i, who in enumerate(data.clients):
-            alone = perform(task, {}, {}, data, who, turn(data))[0]["model"]
+            alone = perform(task, {}, {}, data, who, context(data))[0]["model"]
             for name, leaf in alone.items():
                 torch.testing.assert_close(end[name][i], leaf, rtol=1e-4, atol=5e-5)
 
@@ -138,7 +138,7 @@ def test_rows_that_are_made_on_demand_are_brought_to_where_a_recording_reads_the
     # Chunks of one shape: the second has other rows, and must not be given the first one's.
     for who in (data.clients[:5], data.clients[5:10]):
         rows = data.among(who)
-        plan = padded(fit, 0, "batch", rows, who, turn(data), CPU)
+        plan = padded(fit, 0, "batch", rows, who, context(data), CPU)
         carry = {"model": {n: t.expand(5, *t.shape) for n, t in one.first.items()}}
         if recorded is None:
             recorded = Recorded(fit, carry, plan, CudaLane(CPU, True), made=True)
@@ -146,27 +146,27 @@ def test_rows_that_are_made_on_demand_are_brought_to_where_a_recording_reads_the
         assert recorded.fits(plan)
         end = recorded.run(carry, plan, [one.lr])[0]["model"]
         for i, client in enumerate(who):
-            alone = perform(one.train(), {"model": one.first}, {}, data, client, turn(data))[0]["model"]
+            alone = perform(one.train(), {"model": one.first}, {}, data, client, context(data))[0]["model"]
             for name, leaf in alone.items():
                 torch.testing.assert_close(end[name][i], leaf, rtol=1e-4, atol=1e-5)
         seen.append(end)
     assert not torch.equal(*(next(iter(end.values())) for end in seen))
-    few = padded(fit, 0, "batch", data.among(data.clients[:5]), data.clients[:5], turn(data), CPU)
+    few = padded(fit, 0, "batch", data.among(data.clients[:5]), data.clients[:5], context(data), CPU)
     longer = padded(
-        learner(plan=Plan(4, 3)).train().passes[0], 0, "batch", few.data, data.clients[:5], turn(data), CPU
+        learner(plan=Plan(4, 3)).train().passes[0], 0, "batch", few.data, data.clients[:5], context(data), CPU
     )
     assert not recorded.fits(longer), "nor for so many steps"
     larger = Recorded(fit, carry, longer, CudaLane(CPU, True), made=True, before=recorded)
     assert larger.fits(longer)
     assert larger.fits(few)
-    everyone = padded(fit, 0, "batch", data.among(data.clients), data.clients, turn(data), CPU)
+    everyone = padded(fit, 0, "batch", data.among(data.clients), data.clients, context(data), CPU)
     assert not recorded.fits(everyone), "there is no room for so many rows"
 
 
 def passes(one, data, model, rounds=4):
     """(carry, plan) of some rounds: clients of unequal size, other models and other rows each time."""
     for number in range(rounds):
-        plan = padded(one, 0, "batch", data, data.clients, turn(data, number), CPU)
+        plan = padded(one, 0, "batch", data, data.clients, context(data, number), CPU)
         start = {n: (t + number / 8).expand(len(data.clients), *t.shape) for n, t in model.items()}
         yield {"model": start, "tally": torch.zeros(()).expand(len(data.clients))}, plan
 

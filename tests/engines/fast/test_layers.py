@@ -231,10 +231,10 @@ def test_networks_that_view_what_a_convolution_gives_train_in_every_engine():
     assert torch.allclose(learner.apply(learner.first, rows[0][0]), module(rows[0][0]), atol=1e-6)
     assert obstacle(learner, *(part[:2] for part in rows[0])) == ""
     table, ask = {"t": learner.train()}, Ask("t", federation.clients, {"model": learner.first})
-    turn = RoundContext(Seed(0), 0, federation.clients)
+    context = RoundContext(Seed(0), 0, federation.clients)
     none = lambda: Memories(lambda who: {})  # noqa: E731
     engines = [Loop(federation, table, none()), *(Batched(federation, table, none(), n) for n in (1, 2))]
-    loop, *others = (Stack.join(list(engine.replies(ask, turn))).tree("model") for engine in engines)
+    loop, *others = (Stack.join(list(engine.replies(ask, context))).tree("model") for engine in engines)
     for other in others:
         for name, leaf in loop.items():
             assert torch.allclose(other[name], leaf, atol=1e-6), name

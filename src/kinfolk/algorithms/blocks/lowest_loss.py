@@ -73,9 +73,9 @@ def lowest_loss_task(learner: Learner, k: int) -> Task:
     return Task(start, finish, (Scan(compare, _once(learner)),), {"loss": FloatSpec()})
 
 
-def choose_anew(state: S, turn: RoundContext) -> Script[S]:
+def choose_anew(state: S, context: RoundContext) -> Script[S]:
     """Everyone chooses among the models as they are now; who does not answer stays where it was."""
-    got = yield from ask("choose", turn.clients, shared={"models": state.centres})
+    got = yield from ask("choose", context.clients, shared={"models": state.centres})
     return replace(state, member=state.moved(got.clients, choices(got).cpu())), {}
 
 

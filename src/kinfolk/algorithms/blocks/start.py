@@ -94,9 +94,9 @@ class Start:
             centres = many_models.distinct(centres, learner.names, seed)
         return centres, drawn_groups(len(clients), 1 if self.common_rounds else k, seed)
 
-    def is_common(self, counted: int, turn: RoundContext) -> bool:
+    def is_common(self, counted: int, context: RoundContext) -> bool:
         """Whether all clients share one model in this round, after `counted` rounds that count."""
-        late = self.plateau and turn.round >= self.shared_most
+        late = self.plateau and context.round >= self.shared_most
         return counted < self.common_rounds and not late
 
     def common_round(
@@ -123,7 +123,7 @@ class Start:
         return copies({n: t[0] for n, t in one.items()}, state.k), counts, told
 
     def split(
-        self, state: many_models.State, learner: Learner, aggregate: Aggregator, turn: RoundContext,
+        self, state: many_models.State, learner: Learner, aggregate: Aggregator, context: RoundContext,
         names: tuple[str, ...] = (),
     ) -> Generator[Request, Any, Groups | None]:  # fmt: skip
         """The groups to begin with; None if fewer clients than groups have answered.
@@ -133,7 +133,7 @@ class Start:
         if self.name == "distinct_models":
             return state.centres, state.member, False
         if self.name == "random_partition":
-            return self.drawn(state, turn)
+            return self.drawn(state, context)
         first = {n: t[0] for n, t in state.centres.items()}
         body = self.on == "body_directions"
         found = yield from warm_kmeans(
@@ -141,7 +141,7 @@ class Start:
             without_head(learner) if body else names or learner.names,
             state.k,
             self.restarts,
-            turn,
+            context,
             aggregate,
             self.set_aside,
             directions=None if self.on == "auto" else body,
@@ -151,9 +151,9 @@ class Start:
         centres, labels = found
         return centres, state.moved(tuple(labels), where(labels)), False
 
-    def drawn(self, state: many_models.State, turn: RoundContext) -> Groups:
+    def drawn(self, state: many_models.State, context: RoundContext) -> Groups:
         """Drawn groups, which stand for a round: they make models differ that are equal."""
-        return state.centres, drawn_groups(len(state.clients), state.k, turn.seed), True
+        return state.centres, drawn_groups(len(state.clients), state.k, context.seed), True
 
     def tasks(self, learner: Learner, update: Task) -> dict[str, Task]:
         """What clients do for it, beside their `update`."""

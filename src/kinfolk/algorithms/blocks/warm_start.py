@@ -63,7 +63,7 @@ def warm_kmeans(
     names: Sequence[str],
     k: int,
     restarts: int,
-    turn: RoundContext,
+    context: RoundContext,
     aggregate: Aggregator,
     aside: float = 0.0,
     directions: bool | None = None,
@@ -75,14 +75,14 @@ def warm_kmeans(
     With `directions` k-means compares which way clients went from `first`, not how far; None: only where
     they have unlike numbers of rows, since who takes more steps gets farther.
     """
-    asked = turn.clients
+    asked = context.clients
     if len(asked) > MOST:
-        drawn = turn.seed.numpy("cluster", "sample").permutation(len(asked))[:MOST]
-        asked = tuple(turn.clients[i] for i in sorted(drawn.tolist()))
+        drawn = context.seed.numpy("cluster", "sample").permutation(len(asked))[:MOST]
+        asked = tuple(context.clients[i] for i in sorted(drawn.tolist()))
     # By the number of all clients: a sample of many is sketched too, so that memory does not grow with them.
-    sketch = sketch_for(first, names, len(turn.clients), turn.seed)
+    sketch = sketch_for(first, names, len(context.clients), context.seed)
     points = Points(tuple(names), sketch)
-    who, size, table, held = yield from _trained(first, points, asked, turn.room)
+    who, size, table, held = yield from _trained(first, points, asked, context.room)
     far = outlying(table, aside)
     table, who = table[~far], tuple(c for c, out in zip(who, far.tolist(), strict=True) if not out)
     if len(who) < k:
@@ -90,7 +90,7 @@ def warm_kmeans(
     if directions is None:
         directions = not bool((size == size[0]).all())
     origin = points.row(first) if directions else None
-    found = kmeans(directions_from(origin, table), k, turn.seed, restarts)
+    found = kmeans(directions_from(origin, table), k, context.seed, restarts)
     labels = dict(zip(who, found.labels.tolist(), strict=True))
     keep = {n: t.expand(k, *t.shape) for n, t in first.items()}
     means = aggregate.fold(keep, lambda chunk: _of(labels, chunk))
@@ -98,7 +98,7 @@ def warm_kmeans(
         centres, _, _ = means.end(means.add(means.begin(), held.at(who)))
     else:  # the same work again gives the same models: their means are taken without holding them all
         centres, _, _ = yield from fold(means, "warm", who, {"model": first}, again=who)
-    if len(asked) < len(turn.clients) and not aside:  # those not asked may lie far away too
+    if len(asked) < len(context.clients) and not aside:  # those not asked may lie far away too
 
         def join(chunk: Stack) -> Tensor:
             if origin is None:
@@ -106,7 +106,7 @@ def warm_kmeans(
             return nearest(directions_from(origin, points.rows(chunk)), found.centres)[0]
 
         near = aggregate.fold(centres, join)
-        centres, labels, _ = yield from fold(near, "warm", turn.clients, {"model": first}, again=asked)
+        centres, labels, _ = yield from fold(near, "warm", context.clients, {"model": first}, again=asked)
     return centres, labels
 
 

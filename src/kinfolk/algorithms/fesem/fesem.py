@@ -80,11 +80,11 @@ class FeSEM:
         centres, member = self.start.first(first, self.k, clients, self.learner, seed)
         return State(centres, member, clients, torch.zeros(self.k, dtype=torch.int64), 0.0, False, 0.0, 0, 0)
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """Local updates from the centres, then E and M."""
         if state.rows == 0:
-            state = yield from self._count_rows(state, turn)
-        groups = None if self._is_common(state, turn) else (yield from self._groups(state, turn))
+            state = yield from self._count_rows(state, context)
+        groups = None if self._is_common(state, context) else (yield from self._groups(state, context))
         if groups is None:  # all share one centre still, or too few have answered to find groups
             return (yield from self._common_round(state, cohort))
         state, given = groups
@@ -102,16 +102,16 @@ class FeSEM:
         )  # fmt: skip
         return new, {"spread": found.spread, "reseeded": int(moved.sum())}
 
-    def _count_rows(self, state: State, turn: RoundContext) -> Generator[Request, Any, State]:
-        counted = yield from ask("count", turn.clients)
+    def _count_rows(self, state: State, context: RoundContext) -> Generator[Request, Any, State]:
+        counted = yield from ask("count", context.clients)
         rows = float(counted.size.double().mean()) if counted.clients else 1.0
         return replace(state, rows=max(rows, 1.0))
 
-    def _is_common(self, state: State, turn: RoundContext) -> bool:
+    def _is_common(self, state: State, context: RoundContext) -> bool:
         """Whether all clients share one centre; for ever if there is no other."""
         if state.split or not self.start.common_rounds:
             return False
-        return self.k == 1 or self.start.is_common(state.counted, turn)
+        return self.k == 1 or self.start.is_common(state.counted, context)
 
     def _common_round(self, state: State, cohort: tuple[Client, ...]) -> Script[State]:
         """E and M of one centre for all."""
@@ -122,12 +122,12 @@ class FeSEM:
         return new, {"spread": found.spread, **told}
 
     def _groups(
-        self, state: State, turn: RoundContext
+        self, state: State, context: RoundContext
     ) -> Generator[Request, Any, tuple[State, dict[str, int]] | None]:
         """The state with its clients split, and whose group stands in this round; None: too few answered."""
         if state.split:
             return state, {}
-        found = yield from self.start.split(state, self.learner, self.aggregate, turn, self.names)
+        found = yield from self.start.split(state, self.learner, self.aggregate, context, self.names)
         if found is None:
             return None
         centres, member, stand = found

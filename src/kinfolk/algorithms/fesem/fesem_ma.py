@@ -123,16 +123,16 @@ class FeSEMMA:
         labels = torch.zeros(len(clients), self.learner.outputs, dtype=torch.float64)
         return State(centres, member, clients, rows, labels, False, 0)
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """Local updates from the centres, then E, then M by matching."""
         state = yield from self._count_labels(state, cohort)
         pull = {"pull": self._pull(state)}
-        if not state.split and self.start.is_common(state.counted, turn):
+        if not state.split and self.start.is_common(state.counted, context):
             mean = Aggregator(self.aggregate.name, self.aggregate.trim)
             centres, counts, told = yield from self.start.common_mean(state, mean, cohort, pull)
             return replace(state, centres=centres, counted=state.counted + counts), told
         if not state.split:
-            state = yield from self._split(state, turn)
+            state = yield from self._split(state, context)
         # Where centres are one model still, the groups that were drawn make them differ.
         given = all(torch.equal(t, t[:1].expand_as(t)) for t in state.centres.values())
         got = yield from ask("update", cohort, pull, model_of_group(state, cohort))
@@ -143,7 +143,7 @@ class FeSEMMA:
         spread = float(apart.gather(1, group[:, None]).mean())
         member = dict(zip(got.clients, group.tolist(), strict=True))
         parts = {g: got.at([c for c in member if member[c] == g]) for g in sorted(set(member.values()))}
-        parts, moved = yield from self._match(parts, turn)
+        parts, moved = yield from self._match(parts, context)
         new = replace(
             state, centres=self._means(state, parts), member=state.moved(tuple(member), where(member))
         )
@@ -156,10 +156,10 @@ class FeSEMMA:
         asked = [c for c in unknown if first or c in cohort]
         return _told(state, (yield from ask("count", asked))) if asked else state
 
-    def _split(self, state: State, turn: RoundContext) -> Generator[Request, Any, State]:
+    def _split(self, state: State, context: RoundContext) -> Generator[Request, Any, State]:
         """The groups to begin with, drawn if too few have answered; for good once anybody has."""
-        found = yield from self.start.split(state, self.learner, Aggregator(), turn)
-        centres, member, _ = found or self.start.drawn(state, turn)
+        found = yield from self.start.split(state, self.learner, Aggregator(), context)
+        centres, member, _ = found or self.start.drawn(state, context)
         return replace(state, centres=centres, member=member, split=bool(state.rows.any()))
 
     def _means(self, state: State, parts: Mapping[int, Stack]) -> Tree:
@@ -173,7 +173,7 @@ class FeSEMMA:
         return centres
 
     def _match(
-        self, parts: dict[int, Stack], turn: RoundContext
+        self, parts: dict[int, Stack], context: RoundContext
     ) -> Generator[Request, Any, tuple[dict[int, Stack], float]]:
         """Make the hidden layers of every group common; also the share of units that changed their place."""
         how, moved = self.matching, []
@@ -181,7 +181,7 @@ class FeSEMMA:
         for layer, here in enumerate(self.chain.layers[:-1]):
             matched = {}
             for g, part in parts.items():
-                models, seed = part.tree("model"), Seed(turn.seed.number("matching", turn.round, g))
+                models, seed = part.tree("model"), Seed(context.seed.number("matching", context.round, g))
                 step = match_next(
                     models, self.chain, layer, seed, prior, how.sweeps, how.growth, middle=self._middle
                 )

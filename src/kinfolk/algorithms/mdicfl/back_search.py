@@ -43,7 +43,7 @@ class BackSearch:
         learner: Learner,
         models: Tree,
         shape: tuple[int, ...],
-        turn: RoundContext,
+        context: RoundContext,
         kept: Tree,
     ) -> tuple[Tensor, Tree]:
         """Rows [K, classes * samples, *shape] of K models (every leaf [K, ...]), class after class.
@@ -51,7 +51,7 @@ class BackSearch:
         Fresh ones, or those of `kept` moved on for the models as they are now; and what to keep of them.
         """
         y, like = wanted.labels(learner.outputs), next(iter(models.values()))
-        streams = [turn.seed.torch("pseudo", turn.round, k) for k in range(len(like))]
+        streams = [context.seed.torch("pseudo", context.round, k) for k in range(len(like))]
         x = torch.stack([torch.randn((len(y), *shape), generator=g) for g in streams]).to(like.device)
         steps = self.iterations
         if self.warm_steps and "x" in kept:

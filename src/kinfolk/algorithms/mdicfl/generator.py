@@ -53,21 +53,21 @@ class Generator:
         learner: Learner,
         models: Tree,
         shape: tuple[int, ...],
-        turn: RoundContext,
+        context: RoundContext,
         kept: Tree,
     ) -> tuple[Tensor, Tree]:
         """Rows [K, classes * samples, *shape] of K models, class after class; and the networks to keep."""
         k, device = len(next(iter(models.values()))), next(iter(models.values())).device
-        nets = kept or {n: t.to(device) for n, t in self.first(k, learner.outputs, shape, turn).items()}
+        nets = kept or {n: t.to(device) for n, t in self.first(k, learner.outputs, shape, context).items()}
         nets = {n: t.clone() for n, t in nets.items()}
-        self.train(wanted, nets, learner, models, shape, turn)
+        self.train(wanted, nets, learner, models, shape, context)
         y = wanted.labels(learner.outputs).expand(k, -1)
-        noise = _normal((len(y[0]), self.noise), k, turn, "draw")
+        noise = _normal((len(y[0]), self.noise), k, context, "draw")
         with torch.no_grad():
             x = self.rows(nets, noise.to(device), y.to(device), learner.outputs, shape, training=False)
         return x, nets if self.warm else {}
 
-    def first(self, k: int, classes: int, shape: tuple[int, ...], turn: RoundContext) -> Tree:
+    def first(self, k: int, classes: int, shape: tuple[int, ...], context: RoundContext) -> Tree:
         """Fresh networks, every leaf [K, ...], with the first weights that `torch.nn` would give layers."""
         inputs, hidden, out = self.noise + classes, self.width(shape), math.prod(shape)
         sizes = {"weight1": (hidden, inputs), "bias1": (hidden,), "weight2": (out, hidden), "bias2": (out,)}
@@ -75,7 +75,8 @@ class Generator:
         for name, size in sizes.items():
             bound = 1 / math.sqrt(inputs if name.endswith("1") else hidden)
             draws = [
-                torch.rand(size, generator=turn.seed.torch("pseudo", turn.round, j, name)) for j in range(k)
+                torch.rand(size, generator=context.seed.torch("pseudo", context.round, j, name))
+                for j in range(k)
             ]
             nets[name] = (2 * torch.stack(draws) - 1) * bound
         ones, zeros = torch.ones(k, hidden), torch.zeros(k, hidden)
@@ -108,12 +109,12 @@ class Generator:
         learner: Learner,
         models: Tree,
         shape: tuple[int, ...],
-        turn: RoundContext,
+        context: RoundContext,
     ) -> None:
         """Let the networks learn, in place: CE(h(model; x), y) + the pull, y drawn uniformly."""
         k, device = len(nets["scale"]), nets["scale"].device
-        noise = _normal((self.iterations, self.batch, self.noise), k, turn, "train").transpose(0, 1)
-        labels = _uniform((self.iterations, self.batch), learner.outputs, k, turn).transpose(0, 1)
+        noise = _normal((self.iterations, self.batch, self.noise), k, context, "train").transpose(0, 1)
+        labels = _uniform((self.iterations, self.batch), learner.outputs, k, context).transpose(0, 1)
         noise, labels = noise.to(device).contiguous(), labels.to(device).contiguous()
         costs = costs_of(learner, models, wanted.cost(learner), torch.zeros(k, 1, *shape, device=device))
         now = torch.zeros(1, dtype=torch.int64, device=device)
@@ -129,14 +130,16 @@ class Generator:
         minimise(loss, params, self.lr, self.iterations, after=lambda: now.add_(1), changed=rest)
 
 
-def _normal(size: tuple[int, ...], k: int, turn: RoundContext, use: str) -> Tensor:
+def _normal(size: tuple[int, ...], k: int, context: RoundContext, use: str) -> Tensor:
     """Numbers from N(0, 1), [K, *size], each model's from a stream of its own."""
-    draws = [torch.randn(size, generator=turn.seed.torch("pseudo", turn.round, j, use)) for j in range(k)]
+    draws = [
+        torch.randn(size, generator=context.seed.torch("pseudo", context.round, j, use)) for j in range(k)
+    ]
     return torch.stack(draws)
 
 
-def _uniform(size: tuple[int, ...], classes: int, k: int, turn: RoundContext) -> Tensor:
+def _uniform(size: tuple[int, ...], classes: int, k: int, context: RoundContext) -> Tensor:
     """Labels, all equally likely, [K, *size]."""
-    words = ("pseudo", turn.round)
-    streams = [turn.seed.torch(*words, j, "labels") for j in range(k)]
+    words = ("pseudo", context.round)
+    streams = [context.seed.torch(*words, j, "labels") for j in range(k)]
     return torch.stack([torch.randint(classes, size, generator=stream) for stream in streams])

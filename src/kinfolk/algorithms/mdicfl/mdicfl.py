@@ -91,18 +91,18 @@ class MDICFL:
         centres, member = self.start.first(first, self.k, clients, self.learner, seed)
         return State.first(centres, member, tuple(clients), self.learner.outputs)
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """Pseudo rows from the models, local updates, clusters by the distance of outputs, means."""
-        if self.k > 1 and not state.begun and self.start.is_common(state.counted, turn):
+        if self.k > 1 and not state.begun and self.start.is_common(state.counted, context):
             return (yield from self.common_round(state, cohort))
         told, info = yield from self.hear(state, cohort)
         able = self.able(told, cohort)
         if not able:
             return told, info
-        new = told if told.begun or self.k == 1 else (yield from self.first_clusters(told, turn))
+        new = told if told.begun or self.k == 1 else (yield from self.first_clusters(told, context))
         probe = compared = None
         if self.k > 1 and new.begun:  # clusters that were drawn stand for one round
-            new, probe = self.probe(new, turn)
+            new, probe = self.probe(new, context)
             info["confidence"] = sure = probe.least_confidence(new.member)
             compared = None if self.start.stands(sure) else probe
         new, centres, member = yield from self.assigned(new, able, compared)
@@ -121,10 +121,10 @@ class MDICFL:
         centres, counts, told = yield from self.start.common_mean(state, self.aggregate, cohort)
         return replace(state, centres=centres, counted=state.counted + counts), {"clusters": 1, **told}
 
-    def first_clusters(self, state: State, turn: RoundContext) -> Dialogue[Request, Any, State]:
+    def first_clusters(self, state: State, context: RoundContext) -> Dialogue[Request, Any, State]:
         """The clusters to begin with; those that were drawn have not `begun`: they stand for one round."""
-        found = yield from self.start.split(state, self.learner, self.aggregate, turn)
-        centres, member, drawn = found or self.start.drawn(state, turn)
+        found = yield from self.start.split(state, self.learner, self.aggregate, context)
+        centres, member, drawn = found or self.start.drawn(state, context)
         return replace(state, centres=centres, member=member, begun=not drawn)
 
     def hear(self, state: State, cohort: Sequence[Client]) -> Dialogue[Request, Any, tuple[State, Info]]:
@@ -144,7 +144,7 @@ class MDICFL:
             return tuple(cohort)
         return tuple(c for c, known in zip(cohort, state.has_labels(cohort), strict=True) if known)
 
-    def probe(self, state: State, turn: RoundContext) -> tuple[State, Probe]:
+    def probe(self, state: State, context: RoundContext) -> tuple[State, Probe]:
         """Pseudo rows from the clusters' models as they are now."""
         sampler = self.search if self.pseudo.sampler == "back_search" else self.generator
         # Of clusters that were merged, rows are made once.
@@ -152,7 +152,7 @@ class MDICFL:
         models, kept = (
             {n: t[alive.to(t.device)] for n, t in tree.items()} for tree in (state.centres, state.kept)
         )
-        x, kept = sampler.draw(self.pseudo, self.learner, models, state.shape, turn, kept)
+        x, kept = sampler.draw(self.pseudo, self.learner, models, state.shape, context, kept)
         own, slot = Probe.of(self.learner, models, x).own, slot.to(x.device)
         return replace(state, kept={n: t[slot] for n, t in kept.items()}), Probe(x[slot], own[slot])
 
@@ -197,14 +197,14 @@ class MDICFL:
         chosen = lambda chunk: where({c: choices[c] for c in chunk.clients})  # noqa: E731
         return state, self.aggregate.of(got.at(told.clients), state.centres, chosen), choices
 
-    def finalize(self, state: State, turn: RoundContext) -> Script[State] | None:
+    def finalize(self, state: State, context: RoundContext) -> Script[State] | None:
         """Everyone in the cluster that a round of all would put it into, once there are clusters."""
-        return self.reassigned(state, turn) if self.final_reassign and self.k > 1 and state.begun else None
+        return self.reassigned(state, context) if self.final_reassign and self.k > 1 and state.begun else None
 
-    def reassigned(self, state: State, turn: RoundContext) -> Script[State]:
+    def reassigned(self, state: State, context: RoundContext) -> Script[State]:
         """The same models with new clusters."""
-        told, info = yield from self.hear(state, turn.clients)
-        able, (_, probe) = self.able(told, turn.clients), self.probe(told, turn)
+        told, info = yield from self.hear(state, context.clients)
+        able, (_, probe) = self.able(told, context.clients), self.probe(told, context)
         if self.start.stands(probe.least_confidence(told.member)):
             return told, info
         told, _, member = yield from self.assigned(told, able, probe)

@@ -89,12 +89,12 @@ def throw(memory: Message, me: Peer) -> Message:
     answers the same, since answers by several coins could be averaged. A coin serves for one answer: asked
     about something else in the same round, a client has none.
     """
-    if int(memory["thrown"]) >= me.turn.round:
+    if int(memory["thrown"]) >= me.context.round:
         return {**memory, "coin": torch.full_like(memory["coin"], SPENT)}
     memory = with_secret(memory)
-    key, told = bytes(memory["secret"].tolist()), f"coin {me.turn.round}".encode()
+    key, told = bytes(memory["secret"].tolist()), f"coin {me.context.round}".encode()
     drawn = hashlib.blake2b(told, key=key, digest_size=6).digest()
     # 24 bits each, as many as float32 holds exactly.
     words = [int.from_bytes(drawn[i : i + 3], "big") / 2**24 for i in (0, 3)]
     coin = torch.tensor(words).to(memory["coin"])
-    return {**memory, "coin": coin, "thrown": torch.full_like(memory["thrown"], me.turn.round)}
+    return {**memory, "coin": coin, "thrown": torch.full_like(memory["thrown"], me.context.round)}

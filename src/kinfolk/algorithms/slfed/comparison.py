@@ -47,7 +47,7 @@ class Comparison:
     def _look(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
         """What the own model predicts on the own images and on the partners'."""
         memory = on_host(memory)
-        seen, rejections = {}, Rejections(me.turn.clients, memory)
+        seen, rejections = {}, Rejections(me.context.clients, memory)
         for sender in rejections.expected(inbox, partners(me, self.direct)):
             if not int(memory.get("made", 0)):
                 break  # nothing of one's own to compare with, which is nobody's fault
@@ -74,14 +74,14 @@ class Comparison:
 
     def _compare(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
         """lambda with each partner, as evidence."""
-        seen, measure, rejections = memory["seen"], self._measure(), Rejections(me.turn.clients, memory)
+        seen, measure, rejections = memory["seen"], self._measure(), Rejections(me.context.clients, memory)
         met: dict[int, Tensor] = {}
         for sender in rejections.expected(inbox, seen):
             with rejections.by(sender):
                 theirs = [entry(inbox[sender], key, *measure.form, sender).cpu() for key in ("yours", "mine")]
                 pairs = (seen[me.name], theirs[0]), (seen[sender], theirs[1])
-                met[me.turn.clients.index(sender)] = measure.similarity(*pairs, sender)
-        lately = torch.zeros(len(me.turn.clients), dtype=torch.bool)
+                met[me.context.clients.index(sender)] = measure.similarity(*pairs, sender)
+        lately = torch.zeros(len(me.context.clients), dtype=torch.bool)
         lately[list(met)] = True
         kept = {key: value for key, value in memory.items() if key != "seen"}
         trust = add_contacts(memory["trust"], met)
@@ -92,21 +92,21 @@ def partners(me: Peer, direct: int) -> tuple[Client, ...]:
     """This round's direct partners in its cohort: those a client chooses, and those who choose it.
 
     >>> from kinfolk.streams import Seed
-    >>> turn = RoundContext(Seed(1), 0, tuple(map(Client, "abcdef")))
-    >>> partners(Peer(Client("a"), turn), 1), partners(Peer(Client("b"), turn), 1)
+    >>> context = RoundContext(Seed(1), 0, tuple(map(Client, "abcdef")))
+    >>> partners(Peer(Client("a"), context), 1), partners(Peer(Client("b"), context), 1)
     (('b', 'c', 'e'), ('a', 'f'))
     """
-    return _links(me.turn, direct).get(me.name, ())
+    return _links(me.context, direct).get(me.name, ())
 
 
 @lru_cache(maxsize=4)
-def _links(turn: RoundContext, direct: int) -> dict[Client, tuple[Client, ...]]:
+def _links(context: RoundContext, direct: int) -> dict[Client, tuple[Client, ...]]:
     """The partners of everybody in the cohort; a link goes both ways."""
-    cohort = turn.cohort
+    cohort = context.cohort
     found: dict[Client, set[Client]] = {who: set() for who in cohort}
     for i, who in enumerate(cohort):
         others = cohort[:i] + cohort[i + 1 :]
-        for j in turn.seed.numpy("link", turn.round, who).permutation(len(others))[:direct]:
+        for j in context.seed.numpy("link", context.round, who).permutation(len(others))[:direct]:
             found[who].add(others[j])
             found[others[j]].add(who)
     return {who: tuple(sorted(linked)) for who, linked in found.items()}

@@ -84,8 +84,8 @@ class CopyGuard:
         good = (_ratios(carry[IMAGE_NEAR]) >= limit) & ~near
         kept = good.sum()
         order = (~good).long().sort(stable=True)[1]
-        turn = torch.arange(len(order), device=order.device) % kept.clamp(min=1)
-        picked = order.gather(0, turn)
+        context = torch.arange(len(order), device=order.device) % kept.clamp(min=1)
+        picked = order.gather(0, context)
         images = carry["images"]
         flat = images.flatten(1).gather(0, picked[:, None].expand(-1, images[0].numel()))
         return flat.reshape(images.shape), kept, len(order) - kept

@@ -30,12 +30,12 @@ class HearsayExchange:
         trust = memory["trust"] if self.trust.tell == "all" else direct_evidence(memory["trust"])
         told = torch.stack(opinions(trust, self.trust.conflict_aware))
         return {
-            c: {"opinions": told} for c, met in zip(me.turn.clients, memory["lately"], strict=True) if met
+            c: {"opinions": told} for c, met in zip(me.context.clients, memory["lately"], strict=True) if met
         }
 
     def _hear(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
         """Weigh what was told, join it with what was known; then choose whom to ask, and for how much."""
-        names, told, rejections = me.turn.clients, {}, Rejections(me.turn.clients, memory)
+        names, told, rejections = me.context.clients, {}, Rejections(me.context.clients, memory)
         met = [c for c, lately in zip(names, memory["lately"], strict=True) if lately]
         for sender in rejections.expected(inbox, met):
             with rejections.by(sender):

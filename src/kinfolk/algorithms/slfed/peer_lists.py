@@ -34,13 +34,13 @@ class PeerLists:
 
     def choose(self, trust: Tree, me: Peer) -> tuple[Client, ...]:
         """The peers to ask; nobody while clients are alone, or if they are too few for a sum."""
-        if me.turn.round < self.local_rounds:
+        if me.context.round < self.local_rounds:
             return ()
         draws = None
         if self.trust.hearsay == "capped":
-            draw = me.turn.seed.numpy("equals", me.turn.round, me.name)
-            draws = torch.from_numpy(draw.random(len(me.turn.clients)))
-        whom = listed(trust, me.turn.clients, self.trust.rank, self.trust.conflict_aware, draws)
+            draw = me.context.seed.numpy("equals", me.context.round, me.name)
+            draws = torch.from_numpy(draw.random(len(me.context.clients)))
+        whom = listed(trust, me.context.clients, self.trust.rank, self.trust.conflict_aware, draws)
         return whom if len(whom) >= self.min_members else ()
 
 

@@ -39,7 +39,7 @@ def local_training(learner: Learner, of: Literal["model", "pam"], stream: str) -
 
 def begin_round(learner: Learner, mixes_pam: bool, memory: Message, me: Peer) -> Message:
     """Nothing of an earlier round is left over; until there is a better one, the own model is the PAM."""
-    n = len(me.turn.clients)
+    n = len(me.context.clients)
     first = {"trust": no_evidence(n), **first_memory(n)}
     held = {**first, **{key: memory[key] for key in KEPT if key in memory}}
     held |= without_reasons(held)
@@ -47,12 +47,12 @@ def begin_round(learner: Learner, mixes_pam: bool, memory: Message, me: Peer) ->
     if mixes_pam and "request_log" in memory:
         held["model"] = memory["pam"]
     if not bool(is_finite(held["model"])):
-        rejections = Rejections(me.turn.clients, held)
+        rejections = Rejections(me.context.clients, held)
         rejections.add(me.name, f"model of {me.name!r}: is not finite; it goes on from its last that was")
         held |= {**rejections.noted(), "model": _last_finite(learner, memory)}
-    key = torch.tensor(me.turn.seed.number("gan", me.turn.round, me.name))
+    key = torch.tensor(me.context.seed.number("gan", me.context.round, me.name))
     held |= {"key": key, "pam": held["model"]}
-    held["now"] = torch.tensor(me.turn.round)
+    held["now"] = torch.tensor(me.context.round)
     return on_host({name: held[name] for name in sorted(held)})
 
 

@@ -159,9 +159,9 @@ class ProbeImages:
         found = carry[FOUND] + (mine @ unit).reshape(carry[FOUND].shape)
         seen = carry[SEEN] + real.sum()
         # Those who hold few rows show them again and again.
-        turn = torch.arange(self.images.count, device=seen.device) % seen.clamp(min=1)
+        context = torch.arange(self.images.count, device=seen.device) % seen.clamp(min=1)
         pixels = math.prod(found.shape[1:])
-        shown = found.flatten(1).gather(0, turn[:, None].expand(-1, pixels)).reshape(found.shape)
+        shown = found.flatten(1).gather(0, context[:, None].expand(-1, pixels)).reshape(found.shape)
         return {**carry, FOUND: found, SEEN: seen, "images": to_bytes(shown)}
 
     def _finish(self, carry: Carry) -> tuple[Message, Message]:

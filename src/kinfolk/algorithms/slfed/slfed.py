@@ -88,22 +88,22 @@ class SLFed:
         first = self.learner.first
         return {"model": first, "pam": first}
 
-    def round(self, state: State, cohort: tuple[Client, ...], turn: RoundContext) -> Script[State]:
+    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """One round; every answer is empty, and all that matters goes from client to client."""
-        if turn.round < self.local_rounds // 2:
+        if context.round < self.local_rounds // 2:
             yield from ask("local_train", cohort)
             return state, {}
-        place = {who: i for i, who in enumerate(turn.clients)}
+        place = {who: i for i, who in enumerate(context.clients)}
         new = [who for who in cohort if not state.joined[place[who]]]
         if new:
             yield from ask("local_train", new)
         yield from exchange("begin", cohort)
-        makers = cohort if self.images.due(turn.round - self.local_rounds // 2) else new
+        makers = cohort if self.images.due(context.round - self.local_rounds // 2) else new
         joined = state.joined.clone()
         if makers:
             got = yield from ask("generate_images", makers)
             joined[[place[who] for who in got.clients]] = 1
-        for step in ("images", "counts", "opinions", *self._sums().steps(len(turn.clients))):
+        for step in ("images", "counts", "opinions", *self._sums().steps(len(context.clients))):
             yield from exchange(step, cohort)
         yield from ask("train", cohort)
         return State(joined), {}
@@ -138,7 +138,7 @@ class SLFed:
         return self._lists().choose(trust, me)
 
     def _begin(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
-        mixes_pam = self.mixes == "pam" and me.turn.round > self.local_rounds
+        mixes_pam = self.mixes == "pam" and me.context.round > self.local_rounds
         return begin_round(self.learner, mixes_pam, memory, me)
 
     def _lists(self) -> PeerLists:

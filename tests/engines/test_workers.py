@@ -158,7 +158,7 @@ def test_a_fold_comes_in_four_parts_whatever_the_number_of_processes(processes):
     request = Ask("train", data.clients, {"model": one.first}, fold=Mean("model", one.first))
     made = workers.Workers(data, {"train": one.train()}, empty(), processes)
     try:
-        heard = [part.heard for part in made.parts(request, turn(data))]
+        heard = [part.heard for part in made.parts(request, context(data))]
     finally:
         made.close()
     assert [len(who) for who in heard] == [2, 2, 2, 2]

@@ -86,7 +86,7 @@ def test_in_a_regression_too():
 
 @pytest.mark.parametrize("bias", [[0.0, 0.0, 0.0, 0.0], [9.0, -9.0, 0.0, 3.0]])
 def test_a_constant_answer_is_told_as_one_whatever_the_labels(bias):
-    """By the mean loss, which would be -p . log q, a server could solve for the label law p."""
+    """By the mean loss, which would be -p . log q, a server could solve for the label distribution p."""
     federation = toy.ragged()
     learner = toy.learner("mlp", federation)
     dead = {n: torch.zeros_like(t) for n, t in learner.first.items()} | {"head.bias": torch.tensor(bias)}

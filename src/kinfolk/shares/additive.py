@@ -1,6 +1,6 @@
 """Additive shares in the ring of 64-bit words: the requester learns the sum and nothing else.
 
-A member draws a fresh 256-bit seed forevery other member and keeps its encoded model minus all the masks
+A member draws a fresh 256-bit seed for every other member and keeps its encoded model minus all the masks
 that grow from them; a share is the seed alone. Responses add what was kept and the masks of the seeds
 received, so that in their sum every mask meets its negative. Any n - 1 of a model's n shares look random.
 
@@ -51,7 +51,7 @@ class Additive64:
     def split(
         self, vec: Tensor, sigma: float, me: Client, members: Sequence[Client], ctx: Context
     ) -> dict[Client, Share]:
-        """A seed foreverybody else; for oneself the encoded model minus their masks."""
+        """A seed for everybody else; for oneself the encoded model minus their masks."""
         check_split(vec, sigma, me, members, ctx)
         check_secrecy(ctx, me, self.min_members, self.max_share)
         check_room(len(ctx.members), self.bits, self.limit, 63)

@@ -48,7 +48,7 @@ class Layerwise:
     def split(
         self, vec: Tensor, sigma: float, me: Client, members: Sequence[Client], ctx: Context
     ) -> dict[Client, Share]:
-        """The scaled layers, each times a random number of its own forevery member."""
+        """The scaled layers, each times a random number of its own for every member."""
         check_split(vec, sigma, me, members, ctx)
         draw = np.random.Generator(
             np.random.PCG64(np.random.SeedSequence(np.frombuffer(self.entropy(32), "<u4")))

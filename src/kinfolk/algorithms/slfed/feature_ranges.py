@@ -1,4 +1,4 @@
-"""The range that the bytes of a made row are spread over: one foreverything, or one for each feature.
+"""The range that the bytes of a made row are spread over: one for everything, or one for each feature.
 
 Pixels lie between two numbers that everybody knows. Features of a table do not: of standardised ones a fifth
 may lie outside [-1, 1]. There each client takes the least power of two, feature by feature, that 99 of 100 of

@@ -23,7 +23,7 @@ MADE, SUMS, LIGHT, SEEN = "work.means", "work.sums", "work.light", "work.rows_of
 class RowMeans:
     """How many rows an image is the mean of; consecutive ones of a class, in the order of the client's rows.
 
-    `room`, `add` forevery batch, and `show` are the steps of passes over a client's training rows.
+    `room`, `add` for every batch, and `show` are the steps of passes over a client's training rows.
     """
 
     count: int

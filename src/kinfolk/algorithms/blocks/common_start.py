@@ -13,8 +13,8 @@ not asked of the common model itself, which where groups contradict each other n
 
 The number is sent rather than the loss: the loss of a constant answer q is -sum_c p_ic log q_c, by which any
 server learns a client's label distribution, one equation with each q; the ratio is 1 then. It does tell how
-well the trained model fits the client's rows, and a server that makes up models which look at rows may learn of labels
-by it, as it may by the trained model that comes with it.
+well the trained model fits the client's rows. A server that sends models made for the purpose may learn about
+labels from it, as it may from the trained model that comes with it.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,6 @@ class Notes:
     failed = ""
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed and not self.failed:
-            self.failed = report.nodeid
-
-    def pytest_collectreport(self, report: Any) -> None:
         if report.failed and not self.failed:
             self.failed = report.nodeid
 
@@ -67,9 +64,24 @@ def tried(mutant: dict[str, Any]) -> tuple[str, bool]:
             return "caught: the tests hang", True
         finally:
             signal.alarm(0)
-    if end in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED) and notes.failed:
+    if end == pytest.ExitCode.TESTS_FAILED and notes.failed:
         return f"caught by {notes.failed}", True
     return ("SURVIVED" if end == pytest.ExitCode.OK else f"pytest ended with {end}"), False
+
+
+def apart(mutant: dict[str, Any]) -> tuple[str, bool]:
+    """`tried` in a process forked from this one, which may start processes itself, as tests do."""
+    fork = get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    child = fork.Process(target=lambda: theirs.send(tried(mutant)))
+    child.start()
+    theirs.close()
+    try:
+        return ours.recv()
+    except EOFError:
+        return "the process ended unexpectedly", False
+    finally:
+        child.join()
 
 
 def _too_long(*_: object) -> None:
@@ -83,8 +95,8 @@ def main() -> int:
     listed = tomllib.loads((ROOT / "tests/mutants.toml").read_text())["mutant"]
     chosen = [mutant for mutant in listed if only in mutant["name"]]
     caught = 0
-    with get_context("fork").Pool(os.cpu_count(), maxtasksperchild=1) as pool:
-        for mutant, (fate, good) in zip(chosen, pool.imap(tried, chosen, chunksize=1), strict=True):
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for mutant, (fate, good) in zip(chosen, pool.map(apart, chosen), strict=True):
             caught += good
             print(f"{mutant['name']}: {fate}", flush=True)
     print(f"{caught} of {len(chosen)} caught")

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "clustering": {"types", "errors", "streams"},
     "federation": {"types", "streams", "errors"},
     "shares": {"types", "errors", "task"},
-    "authoring": CORE | {"shares", "learning", "scores"},
+    "authoring": CORE | {"shares", "learning", "scores", "engines"},
     "algorithms": CORE | {"by_path", "learning", "clustering", "shares"},
     "engines": CORE | {"codec", "learning", "federation"},
     "experiment": EVERYTHING - {"report", "cli", "contract", "api", "papers", "__init__"},

@@ -1,7 +1,10 @@
-"""What an author of an algorithm, a score or an optimiser needs, in one place."""
+"""What an author of an algorithm, an engine, a score, an optimiser or a share scheme needs, in one place."""
 
 from __future__ import annotations
 
+from kinfolk.engines.choose import ENGINES
+from kinfolk.engines.loop import Loop
+from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
 from kinfolk.fold import Fold, Mean
 from kinfolk.learning.learner import Learner
@@ -43,6 +46,7 @@ from kinfolk.task import (
 from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tree, tensor_of, tree_of
 
 __all__ = [
+    "ENGINES",
     "OPTIMISERS",
     "RULES",
     "SCHEMES",
@@ -54,6 +58,7 @@ __all__ = [
     "Chooses",
     "Client",
     "ClientInfo",
+    "EngineSpec",
     "Exchange",
     "Finalizes",
     "Fit",
@@ -64,6 +69,7 @@ __all__ = [
     "IntSpec",
     "KinfolkError",
     "Learner",
+    "Loop",
     "Mean",
     "Message",
     "PeerTask",

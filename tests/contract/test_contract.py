@@ -40,12 +40,13 @@ VARIANTS = {
         {"pseudo.sampler": "generator", "generator.warm": True, "generator.iterations": 5, **DISTINCT},
     ),
 }
-# Engines treat the others' tasks like those of one of these; they go on larger images among the slow tests.
-ON_LENET = ("fedavg", "ifca", "fesem", "mdicfl", "slfed", "gossip")
+# Engines treat the others' tasks like those of one of these; they are in processes and on larger images among
+# the slow tests.
+OFTEN = ("fedavg", "local", "ifca", "fesem", "mdicfl", "slfed", "gossip")
 
 
 def case(method: str, check: str) -> object:
-    late = check == "engines_agree_on_lenet" and method not in ON_LENET
+    late = check in ("engines_agree_on_lenet", "processes_agree") and method not in OFTEN
     return pytest.param(method, check, marks=pytest.mark.slow if late else ())
 
 
@@ -81,7 +82,7 @@ def test_contract(method, check, monkeypatch):
         monkeypatch.setattr("secrets.token_bytes", lambda n: b"s" * n)
     kind, options = {**METHODS, **VARIANTS}[method]
     # After a short start clients lie so close together that rounding decides who joins whom.
-    if method.startswith("fesem") and not check.startswith("engines_agree"):
+    if method.startswith("fesem") and not check.endswith(("_agree", "_on_lenet")):
         options = {**options, "start.warm_epochs": 2}
     reason = MAY_SKIP.get((method, check))
     with pytest.raises(Skip, match=reason) if reason else nullcontext():

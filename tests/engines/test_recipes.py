@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,35 +15,29 @@ from small_spec import SPEC
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.contract.checks import check_engines_agree
 from kinfolk.engines.choose import ENGINES, engine_names
-from kinfolk.engines.loop import Loop
-from kinfolk.engines.memory import Memories
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import check
-from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
-from kinfolk.task import Table
 from kinfolk.types import Stack
 
+PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 
-class Joined(Loop):
-    """All replies in one stack; with the option `most`, so many in a stack."""
 
-    name, in_process, chunked = "joined", True, False
-    most = 1000
+def block(heading: str) -> dict[str, Any]:
+    """What the page's block under a heading defines."""
+    section = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
+    names: dict[str, Any] = {"__name__": "recipe"}
+    source = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+    exec(compile(source, "recipe", "exec", dont_inherit=True), names)
+    return names
 
-    @classmethod
-    def make(cls, spec: EngineSpec, federation: Federation, table: Table, memories: Memories) -> Joined:
-        made = cls(federation, table, memories, spec.device)
-        made.most = getattr(spec, "most", made.most)
-        return made
 
-    def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
-        one = list(super().replies(request, context))
-        for i in range(0, len(one), self.most):
-            yield Stack.join(one[i : i + self.most])
+Joined = block("An engine")["Joined"]
+WithMost = block("An engine option")["WithMost"]
+del ENGINES["joined"]  # the fixture registers it, test by test
 
 
 class Wrong(Joined):
@@ -52,13 +48,6 @@ class Wrong(Joined):
     def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         for stack in super().replies(request, context):
             yield stack.at(stack.clients[1:])
-
-
-@dataclass(frozen=True)
-class WithMost(EngineSpec):
-    """The table with one more option."""
-
-    most: int = 1000
 
 
 @pytest.fixture(autouse=True)

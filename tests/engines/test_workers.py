@@ -37,6 +37,7 @@ from kinfolk.engines.loop import Loop
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.engines.workers import Workers
 from kinfolk.errors import KinfolkError
+from kinfolk.fold import Mean
 from kinfolk.script import Ask
 from kinfolk.task import Task
 from kinfolk.types import Client, Message, Stack, leaves
@@ -149,6 +150,19 @@ def test_folds_have_the_same_parts_by_one_two_and_four_processes():
     assert workers.jobs(who, workers.PARTS, 1) == workers.jobs(who, workers.PARTS, 2)
     assert workers.jobs(who, workers.PARTS, 1) == workers.jobs(who, workers.PARTS, 4)
     assert len(workers.jobs(who, workers.PARTS, 8)) == 8, "and none of eight is idle"
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_a_fold_comes_in_four_parts_whatever_the_number_of_processes(processes):
+    one, data = learner(), federation({f"c{i:02}": 3 for i in range(8)})
+    request = Ask("train", data.clients, {"model": one.first}, fold=Mean("model", one.first))
+    made = workers.Workers(data, {"train": one.train()}, empty(), processes)
+    try:
+        heard = [part.heard for part in made.parts(request, context(data))]
+    finally:
+        made.close()
+    assert [len(who) for who in heard] == [2, 2, 2, 2]
+    assert tuple(c for who in heard for c in who) == data.clients
 
 
 def test_what_is_shared_is_read_by_all_before_the_next_takes_its_place():

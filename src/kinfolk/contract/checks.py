@@ -83,16 +83,23 @@ def _frozen(thing: object) -> bool:
     return bool(getattr(how, "frozen", False))
 
 
-def check_engines_agree(make: Make, network: str = "tiny_cnn") -> None:
-    """Loop, batched, workers and wire give the same states, memories, scores, groups and bytes."""
+def check_engines_agree(make: Make, network: str = "tiny_cnn", apart: bool = False) -> None:
+    """All engines of one process give the same states, memories, scores, groups and bytes as the loop."""
     large = network == "lenet"
     federation = toy.images28() if large else toy.ragged()
     algorithm = make(toy.learner(network, federation))
     rounds, share = (1, 1.0) if large else (2, 0.8)
-    found = {name: toy.play_rounds(algorithm, federation, name, rounds, 0, share) for name in ENGINES}
-    for name in ENGINES:
-        differs = outcome_difference(found[name], found["loop"], ENGINE_TOLERANCE)
+    loop = toy.play_rounds(algorithm, federation, "loop", rounds, 0, share)
+    for name in (name for name in ENGINES if (name == "workers") == apart):
+        found = toy.play_rounds(algorithm, federation, name, rounds, 0, share)
+        differs = outcome_difference(found, loop, ENGINE_TOLERANCE)
         _no(differs, f"engine '{name}' does not agree with 'loop' on {network}")
+
+
+def check_processes_agree(make: Make) -> None:
+    """Worker processes give the same as the loop, on both networks."""
+    for network in ("tiny_cnn", "lenet"):
+        check_engines_agree(make, network, apart=True)
 
 
 def check_engines_agree_on_lenet(make: Make) -> None:
@@ -119,18 +126,15 @@ def _generators() -> tuple[bytes, str, str]:
 def check_order_of_clients(make: Make) -> None:
     """Clients handed over in another order give the same bits."""
     algorithm = make(toy.learner("mlp", toy.ragged()))
-    one, other = (
-        toy.play_rounds(algorithm, toy.ragged(backwards=way), "batched", participation=0.8)
-        for way in (False, True)
-    )
+    both = toy.ragged(), toy.ragged(backwards=True)
+    one, other = (toy.play_rounds(algorithm, rows, "batched", participation=0.8) for rows in both)
     _no(outcome_difference(other, one, 0), "the order in which clients were handed over matters")
 
 
 def check_renamed_clients(make: Make) -> None:
     """Clients under other names, sorted the other way round, have the scores that belong to their rows.
 
-    Batches hold all rows, so that shuffles do not matter. Some clients are not asked and some do not
-    answer, so that a position taken for an identity shows.
+    Batches hold all rows, so shuffles do not matter; some are missing, so positions taken for names show.
     """
     new = dict(zip(toy.NAMES, reversed(toy.NAMES), strict=True))
     old, renamed = (_played_by_name(make, names) for names in (toy.NAMES, toy.NAMES[::-1]))
@@ -235,14 +239,12 @@ def check_survives_cohort_of_one(make: Make) -> None:
     """One client a round is enough, in every engine the one with a single row as well."""
     federation = toy.ragged()
     algorithm = make(toy.learner("tiny_cnn", federation))
-    outcome = toy.play_rounds(algorithm, federation, rounds=3, participation=0.01)
-    _sound(outcome, federation.clients, "with one client a round")
+    few = toy.play_rounds(algorithm, federation, rounds=3, participation=0.01)
+    _sound(few, federation.clients, "with one client a round")
     single = toy.NAMES[toy.ROWS.index(1)]
     for engine in ENGINES:
-        outcome = toy.play_rounds(
-            algorithm, federation, engine, rounds=1, cohort=lambda number: [single], score=False
-        )
-        _sound(outcome, federation.clients, f"with one client of one row ({engine})")
+        one = toy.play_rounds(algorithm, federation, engine, 1, cohort=lambda number: [single], score=False)
+        _sound(one, federation.clients, f"with one client of one row ({engine})")
 
 
 def check_survives_nobody(make: Make) -> None:
@@ -381,6 +383,7 @@ CHECKS: dict[str, Callable[[Make], None]] = {
     "replies_as_declared": check_replies_as_declared,
     "learns_something": check_learns_something,
     "engines_agree": check_engines_agree,
+    "processes_agree": check_processes_agree,
     "engines_agree_on_lenet": check_engines_agree_on_lenet,
     "same_seed_same_bits": check_same_seed_same_bits,
     "order_of_clients": check_order_of_clients,

@@ -156,7 +156,7 @@ def test_every_algorithm_trains_on_changed_rows_and_scores_plain_ones(name):
     passes = [(task, one) for task, entry in client_tasks(algorithm).items() if isinstance(entry, Task)
               for one in entry.passes]  # fmt: skip
     assert all(one.plan.augment is None for _, one in passes if isinstance(one, Scan))
-    training = [one for task, one in passes if isinstance(one, Fit) and task != "dream"]
+    training = [one for task, one in passes if isinstance(one, Fit) and task != "generate_images"]
     assert all(one.plan.augment == FlipCrop(1) for one in training)
     assert training or name == "majority_label"
 

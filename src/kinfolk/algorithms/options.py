@@ -110,10 +110,10 @@ def _values(options: Mapping[str, Any]) -> dict[str, Any]:
 def _grouped(kind: Any, flat: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a class, or of a group of options, that dotted names speak of."""
     own = {name: value for name, value in flat.items() if "." not in name}
-    defaults = {
-        f.name: _default(f) if isinstance(kind, type) else getattr(kind, f.name) for f in fields(kind)
-    }
-    for group in dict.fromkeys(name.partition(".")[0] for name in flat if "." in name):
+    groups = dict.fromkeys(name.partition(".")[0] for name in flat if "." in name)
+    known = fields(kind) if groups else ()
+    defaults = {f.name: _default(f) if isinstance(kind, type) else getattr(kind, f.name) for f in known}
+    for group in groups:
         mine = {n.partition(".")[2]: v for n, v in flat.items() if n.startswith(f"{group}.")}
         own[group] = replace(defaults[group], **_grouped(defaults[group], mine))
     return own

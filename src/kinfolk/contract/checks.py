@@ -72,10 +72,10 @@ def check_is_an_algorithm(make: Make) -> None:
         require(callable(getattr(algorithm, method, None)), f"{name} has no method '{method}'")
     for task, what in algorithm.tasks().items():
         kind = type(what).__name__
-        require(isinstance(what, Task | PeerTask), f"tasks()['{task}'] is a {kind}, not a Task or a Swap")
-    require(algorithm.eval_tasks(), "scored() is empty: there is nothing to compare")
+        require(isinstance(what, Task | PeerTask), f"tasks()['{task}'] is a {kind}, not a Task or a PeerTask")
+    require(algorithm.eval_tasks(), "eval_tasks() is empty: there is nothing to compare")
     for scored in algorithm.eval_tasks():
-        require(scored in MODELS, f"scored() names {scored!r}; use one of {', '.join(MODELS)}")
+        require(scored in MODELS, f"eval_tasks() names {scored!r}; use one of {', '.join(MODELS)}")
 
 
 def _frozen(thing: object) -> bool:

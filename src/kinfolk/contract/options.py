@@ -37,7 +37,7 @@ def others(kind: type[Any]) -> Iterator[tuple[str, Any]]:
 
     >>> from kinfolk.algorithms.robust import Robust
     >>> list(others(Robust))
-    [('mean', 'mean'), ('mean', 'median')]
+    [('aggregate.name', 'mean'), ('aggregate.name', 'median'), ('aggregate.weights', 'size')]
     """
     hints = option_types(kind)
     for name, usual in options_of(kind).items():

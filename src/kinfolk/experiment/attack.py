@@ -86,7 +86,7 @@ class Attack:
         letters = any(isinstance(entry, PeerTask) for entry in table.values())
         if self.kind in BENDING and letters and not replies and not given(table):
             remedy = (
-                "no exchange of this algorithm says which model it gives away (PeerTask.gives); use label_flip"
+                "no exchange of this algorithm says which model leaves in it (PeerTask.gives); use label_flip"
             )
             raise KinfolkError("run.attack", self.kind, remedy)
 

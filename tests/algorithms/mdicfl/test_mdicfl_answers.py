@@ -75,6 +75,7 @@ def test_who_makes_no_valid_choice_keeps_its_cluster_and_is_logged(answer):
     assert (facts["client"], facts["round"], facts["task"]) == (bad, 0, "choose")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("network", "sampler"), [("mlp", "generator"), ("tiny_cnn", "back_search")])
 def test_weak_and_strong_privacy_come_to_the_same_from_the_default_start(network, sampler):
     federation, _ = turned(K)

@@ -81,6 +81,7 @@ def test_a_merged_cluster_is_a_copy_that_nobody_joins(privacy, monkeypatch):
     assert all(torch.equal(t[0], t[2]) for t in state.centres.values())
 
 
+@pytest.mark.slow
 def test_six_clusters_on_four_groups_end_as_four():
     data = DataSpec("digits", clients=24, rows=60, groups=4, shift="rotation", seed=0)
     federation = build(data, Seed(0))

@@ -257,6 +257,7 @@ def test_a_resumed_run_has_the_same_end(what):
     check_resume(lambda learner: mdicfl(learner, k=2, **RESUMED[what]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["batched", "workers", "wire"])
 def test_engines_agree_on_the_start_with_absent_clients(engine):
     federation, _ = turned(2)

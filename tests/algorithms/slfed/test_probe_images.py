@@ -129,6 +129,7 @@ def test_a_gan_on_digits_makes_images_that_are_like_digits(digits, learner):
     assert made["made"] + made["copies"] == 60
 
 
+@pytest.mark.slow
 def test_images_are_the_same_in_one_call_for_many(digits, learner):
     """More than eight steps, after which the batched engine runs a trace of them; clients of unequal size."""
     probe_images = probe(learner, "gan", 12, Gan(width=0.0625, steps=20, batch=30))

@@ -81,6 +81,7 @@ def test_honest_letters_and_rows_are_left_as_they_are():
             assert message_difference(a, b, 0) == ""
 
 
+@pytest.mark.slow
 def test_engines_agree_under_attack_among_peers():
     ends = {
         name: toy.play_rounds(

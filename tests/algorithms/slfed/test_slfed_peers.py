@@ -216,6 +216,7 @@ def test_similar_peers_are_listed_where_the_published_lists_are_drawn_by_chance(
     assert float(opinions(memory["trust"]).s.max()) < 1
 
 
+@pytest.mark.slow
 def test_engines_agree_on_a_table_by_similarity():
     draw = np.random.default_rng(2)
     rows = {c: (5 * draw.normal(size=(12, 4)).astype(np.float32), np.arange(12) % 3) for c in NAMES[:7]}

@@ -137,6 +137,7 @@ def tensors(result):
     return {(c, k, n): t for c, m in sorted(result.memories.items()) for k, n, t in leaves(m)}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_knows_what_was_answered_and_ends_alike(tmp_path):
     whole = go(spec(checkpoint_every=3), tmp_path / "whole")
     with pytest.raises(Killed):
@@ -153,6 +154,7 @@ def test_a_resumed_run_knows_what_was_answered_and_ends_alike(tmp_path):
     ).read_text()
 
 
+@pytest.mark.slow
 def test_a_kill_between_the_note_and_the_answer_changes_nothing(tmp_path, monkeypatch):
     """Some of the answers of a round are noted, none has left; and all are noted, some may have left."""
     whole = tensors(go(spec(checkpoint_every=3), tmp_path / "whole"))

@@ -64,6 +64,7 @@ def python(room, capsys):
     return call
 
 
+@pytest.mark.xdist_group("commands of the README")  # one shows what another has made
 @pytest.mark.parametrize("command", commands("README.md"))
 def test_readme_commands_run(command, typed):
     typed(command)

@@ -64,10 +64,9 @@ def python(room, capsys):
     return call
 
 
-@pytest.mark.xdist_group("commands of the README")  # one shows what another has made
-@pytest.mark.parametrize("command", commands("README.md"))
-def test_readme_commands_run(command, typed):
-    typed(command)
+def test_readme_commands_run_one_after_another(typed):
+    for command in commands("README.md"):  # one shows what another has made
+        typed(command)
 
 
 def test_the_command_that_is_installed_starts():

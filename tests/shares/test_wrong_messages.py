@@ -10,6 +10,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.shares.additive import Additive64
 from kinfolk.shares.commitments import make_response
 from kinfolk.shares.fixed_point import to_words
+from kinfolk.shares.messages import read_request, request_message
 from kinfolk.shares.shamir import Shamir61, threshold_of
 from kinfolk.streams import Seed
 
@@ -119,3 +120,14 @@ def test_wrong_masks_make_an_impossible_sum():
     lie = forged(got["m00"], "m00", ctx, inbox(sent, "m00"), lambda s: s * 3 + 12345)
     with pytest.raises(KinfolkError, match="a share was wrong"):
         scheme.reconstruct({**got, "m00": lie}, ctx)
+
+
+@pytest.mark.parametrize("sigma", [(1.001, 0.5), (-0.001, 0.5)])
+def test_a_request_weighs_by_similarities_and_nothing_else(sigma):
+    sent = request_message(torch.tensor([True, True]), torch.tensor(sigma).double())
+    with pytest.raises(
+        KinfolkError, match=r"sigma of 'bob' = .*: must lie in \[0, 1\], and be 0 off the list"
+    ):
+        read_request(sent, 2, "bob")
+    fine = torch.tensor([1.0, 0.0]).double()
+    assert torch.equal(read_request(request_message(torch.tensor([True, False]), fine), 2, "bob")[1], fine)

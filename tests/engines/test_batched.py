@@ -68,6 +68,16 @@ def test_the_size_of_a_chunk_changes_nothing(name, chunk):
         assert largest_difference(Stack.join(chunks), loop) < ROUNDING
 
 
+def test_every_round_has_an_order_of_rows_of_its_own():
+    one = LEARNERS["plain"]
+    request, table = Ask("t", DATA.clients, {"model": one.first}), {"t": one.train()}
+    engine, loop = Batched(DATA, table, empty()), Loop(DATA, table, empty())
+    rounds = [together(engine, request, context(DATA, number)) for number in (0, 1, 2, 7)]
+    for number, got in zip((0, 1, 2, 7), rounds, strict=True):
+        assert largest_difference(got, together(loop, request, context(DATA, number))) < ROUNDING
+    assert largest_difference(rounds[0], rounds[1]) > 100 * ROUNDING
+
+
 @pytest.mark.parametrize("sizes", [SIZES, {"a": 16, "b": 16, "c": 24}])
 @pytest.mark.parametrize("bias", [True, False])
 def test_weights_that_products_move_equal_the_loop(bias, sizes, monkeypatch):

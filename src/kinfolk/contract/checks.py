@@ -1,7 +1,7 @@
 """What every algorithm must do, as checks that anybody's algorithm can be put through.
 
 A check takes something that makes the algorithm from a learner. It says nothing if all is well, raises
-AssertionError with one sentence if not, and Skip if it can not apply.
+AssertionError with one sentence if not, and Skip if it cannot apply.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from kinfolk.types import Message, leaves, map_leaves
 
 # Per tensor, on the scale of its norm. Float32 has a resolution of 1e-7, and a few steps multiply it.
 ENGINE_TOLERANCE = 1e-5
-# Root mean square below which a tensor counts as this large: differences of unit-sized weights can not
+# Root mean square below which a tensor counts as this large: differences of unit-sized weights cannot
 # be known better than to some units of float32's resolution, however small they are themselves.
 LEAST_SIZE = 0.1
 

@@ -146,7 +146,7 @@ def altered(kind: str, sent: Tree, before: Tree, draw: Tensor) -> Tree:
     return {n: t + parts[n].reshape(t.shape).to(t.dtype) if n in parts else t for n, t in sent.items()}
 
 
-def _parted(held: Message) -> tuple[Message, Message]:
+def _split_off(held: Message) -> tuple[Message, Message]:
     """(what is the algorithm's, what is the attack's)."""
     ours = {k: v for k, v in held.items() if k.startswith(PREFIX)}
     return {k: v for k, v in held.items() if k not in ours}, ours
@@ -157,7 +157,7 @@ def _swap(swap: PeerTask, kind: str) -> PeerTask:
     gives = swap.gives if kind in BENDING else ()
 
     def played(memory: Message, me: Peer) -> tuple[Message, Message]:
-        own, ours = _parted(memory)
+        own, ours = _split_off(memory)
         if not gives or not bool(ours[FLAG]):
             return own, ours
         draw = bits(ours[KEY], (), me.context.round)
@@ -184,13 +184,13 @@ def _task(task: Task, kind: str, classes: int, kept: Sequence[str] = ()) -> Task
     trained = {descent.part for one in task.passes if isinstance(one, Fit) for descent in one.descents}
 
     def start(message: Message, memory: Message, facts: ClientInfo) -> Carry:
-        own, ours = _parted(memory)
+        own, ours = _split_off(memory)
         carry = task.start(message, own, facts)
         began = _before(carry, [*keys, *(key for key in kept if key in trained)])
         return {**carry, **ours, **began, DRAW: bits(ours[KEY], (), facts.round)}
 
     def finish(carry: Carry) -> tuple[Message, Message | None]:
-        own, ours = _parted(carry)
+        own, ours = _split_off(carry)
         reply, memory = task.finish(own)
         for key in keys:
             bad = altered(kind, reply[key], ours.get(BEFORE + key, {}), ours[DRAW])
@@ -228,7 +228,7 @@ def _fit(fit: Fit, classes: int) -> Fit:
         return replace(
             descent,
             objective=lambda model, batch, carry: descent.objective(
-                model, _flipped(batch, carry[FLAG], classes), _parted(carry)[0]
+                model, _flipped(batch, carry[FLAG], classes), _split_off(carry)[0]
             ),
         )
 
@@ -237,7 +237,7 @@ def _fit(fit: Fit, classes: int) -> Fit:
 
 def _sweep(sweep: Scan, classes: int, keys: Sequence[str]) -> Scan:
     def step(carry: Carry, batch: Batch) -> Carry:
-        own, ours = _parted(carry)
+        own, ours = _split_off(carry)
         if classes and sweep.plan.split == "train":
             batch = _flipped(batch, ours[FLAG], classes)
         new = sweep.step(own, batch)

@@ -1,4 +1,4 @@
-"""A pool: labelled rows parted once into training and test rows, before anything is dealt."""
+"""A pool: labelled rows split once into training and test rows, before anything is dealt."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def copies(model: Tree, k: int) -> Tree:
     {'w': tensor([[1.],
             [1.]])}
     """
-    # A plain clone of one copy would keep the stride of 0, which can not be written to disk.
+    # A plain clone of one copy would keep the stride of 0, which cannot be written to disk.
     return {
         name: t.expand(k, *t.shape).clone(memory_format=torch.contiguous_format) for name, t in model.items()
     }

@@ -160,7 +160,7 @@ def _traced(network: nn.Module) -> fx.Graph:
     try:
         return tracer.trace(network)
     except Exception as error:  # a network of the user's own can fail in any way
-        _refuse("", network, f"its forward can not be traced ({type(error).__name__})")
+        _refuse("", network, f"its forward cannot be traced ({type(error).__name__})")
 
 
 def _childless(module: nn.Module, name: str) -> bool:

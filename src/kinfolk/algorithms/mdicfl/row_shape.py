@@ -26,7 +26,7 @@ def row_shape(told: Tensor, learner: Learner, models: Tree) -> tuple[int, ...]:
         try:
             with torch.no_grad():
                 learner.apply(model, torch.zeros(2, *shape, device=next(iter(model.values())).device))
-        except (RuntimeError, ValueError, IndexError):  # whatever a network says of rows it can not take
+        except (RuntimeError, ValueError, IndexError):  # whatever a network says of rows it cannot take
             continue
         return shape
     return ()

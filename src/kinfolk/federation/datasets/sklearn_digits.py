@@ -9,7 +9,7 @@ from kinfolk.streams import Seed
 
 
 def digits(test_fraction: float = 0.25, seed: Seed = Seed(0)) -> Pool:  # noqa: B008 - Seed is frozen
-    """The digits as a pool, pixels scaled to [-1, 1], parted class by class before any sampling.
+    """The digits as a pool, pixels scaled to [-1, 1], split class by class before any sampling.
 
     >>> pool = digits()
     >>> tuple(pool.x.shape), pool.x.min().item(), pool.x.max().item(), pool.classes

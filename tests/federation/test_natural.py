@@ -11,7 +11,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.federation.assemble import from_rows
 from kinfolk.federation.datasets.rows import CENTRED, PLAIN, Rows
 from kinfolk.federation.partition.holdout import by_owner, hold_out, stratified
-from kinfolk.federation.partition.natural import pool_of, sample
+from kinfolk.federation.pool import pool_of, sample
 from kinfolk.federation.spec import DataSpec
 from kinfolk.federation.summary import federation_notes, row_notes
 from kinfolk.streams import Seed

@@ -6,7 +6,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.datasets.sklearn_digits import digits
+from kinfolk.federation.datasets.digits import scikit_digits
+from kinfolk.federation.pool import pool_of
 from kinfolk.federation.shifts import (
     SHIFTS,
     How,
@@ -19,7 +20,12 @@ from kinfolk.federation.shifts import (
     rotation,
     shifted,
 )
+from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
+
+
+def digits(test_fraction=0.25, seed=Seed(0)):  # noqa: B008 - a Seed never changes
+    return pool_of(scikit_digits(), DataSpec(test_fraction=test_fraction), seed)
 
 
 def test_digits_are_the_bundled_ones_scaled():

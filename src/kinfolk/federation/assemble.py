@@ -17,9 +17,8 @@ from kinfolk.federation.federation import Federation, Split, client_names, pack
 from kinfolk.federation.partition.choose_tests import TEST_SPLITS, Dealt
 from kinfolk.federation.partition.draws import row_counts
 from kinfolk.federation.partition.holdout import Ints, by_owner, hold_out
-from kinfolk.federation.partition.natural import pool_of
 from kinfolk.federation.partition.partitions import PARTITIONS
-from kinfolk.federation.pool import Pool
+from kinfolk.federation.pool import Pool, pool_of
 from kinfolk.federation.shifts import How, end_to_end, shifted
 from kinfolk.federation.soundness import check
 from kinfolk.federation.spec import DataSpec
@@ -83,8 +82,8 @@ def _splits(dealt: Dealt, rows: dict[Client, Ints], spec: DataSpec, seed: Seed) 
 def from_groups(groups: Sequence[Pool], spec: DataSpec, seed: Seed) -> Federation:
     """Deal pools, one per group and all of one scale, to the clients of `spec`.
 
-    >>> from kinfolk.federation.datasets.sklearn_digits import digits
-    >>> pool = digits()
+    >>> rows = Rows(np.zeros((40, 2), np.float32), np.arange(40) % 4, 4, (1.0, 0.0))
+    >>> pool = pool_of(rows, DataSpec(), Seed(0))
     >>> from_groups([pool, pool], DataSpec(clients=4, rows=10), Seed(0)).splits["train"].counts()
     tensor([10, 10, 10, 10])
     """
@@ -111,17 +110,6 @@ def from_groups(groups: Sequence[Pool], spec: DataSpec, seed: Seed) -> Federatio
     )
 
 
-def from_pool(pool: Pool, spec: DataSpec, seed: Seed) -> Federation:
-    """Make groups out of one pool by the shift of `spec`, then deal.
-
-    >>> from kinfolk.federation.datasets.sklearn_digits import digits
-    >>> from_pool(digits(), DataSpec(clients=4, groups=2), Seed(0)).truth.sum()
-    tensor(2)
-    """
-    how = How(pool.classes, seed, spec.noise, spec.contrast)
-    return from_groups(shifted(pool, spec.shift, group_count(spec), how), spec, seed)
-
-
 def from_rows(rows: Rows, spec: DataSpec, seed: Seed) -> Federation:
     """Set test rows apart, make groups and deal: what a loader gave, as a federation.
 
@@ -129,7 +117,9 @@ def from_rows(rows: Rows, spec: DataSpec, seed: Seed) -> Federation:
     >>> from_rows(rows, DataSpec(clients=4, rows=5), Seed(0)).x.dtype
     torch.uint8
     """
-    return from_pool(pool_of(rows, spec, seed), spec, seed)
+    pool = pool_of(rows, spec, seed)
+    how = How(pool.classes, seed, spec.noise, spec.contrast)
+    return from_groups(shifted(pool, spec.shift, group_count(spec), how), spec, seed)
 
 
 def describe(spec: DataSpec, note: str = "") -> str:

@@ -209,8 +209,8 @@ def shifted(pool: Pool, shift: str, count: int, how: How | None = None) -> list[
 
     All lie end to end in one tensor, group by group: the pool of a federation, without another copy.
 
-    >>> from kinfolk.federation.datasets.sklearn_digits import digits
-    >>> a, b = shifted(digits(), "rotation", 2)
+    >>> pool = Pool(torch.rand(3, 1, 4, 4), torch.arange(3), np.arange(2), np.array([2]), classes=3)
+    >>> a, b = shifted(pool, "rotation", 2)
     >>> torch.equal(torch.rot90(b.x, -1, (-2, -1)), a.x)
     True
     """

@@ -1,9 +1,9 @@
 """Data by name: the table of sources, and `build`, which turns a `[data]` table into a federation.
 
 A data set from files is a loader and an entry in `CATALOGUE`; a synthetic one a class and a line in
-`SYNTHETIC`; another source a file and a line in `SOURCES`. Sources with one pool of labelled rows end in
-`from_pool` or `from_rows`, those with a pool per group in `from_groups`; those whose rows already
-belong to clients make their own `Federation` and `check` it.
+`SYNTHETIC`; another source a file and a line in `SOURCES`. Sources of labelled rows end in `from_rows`, those
+with a pool per group in `from_groups`; those whose rows already belong to clients make their own `Federation`
+and `check` it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.federation.assemble import from_pool, from_rows
+from kinfolk.federation.assemble import from_rows
 from kinfolk.federation.bounds import bounds
 from kinfolk.federation.datasets.catalogue import CATALOGUE, data_root, find
+from kinfolk.federation.datasets.digits import scikit_digits
 from kinfolk.federation.datasets.multi_source import DIGIT_SOURCES, multi_source
 from kinfolk.federation.datasets.rows import Rows
-from kinfolk.federation.datasets.sklearn_digits import digits
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.partition.choose_tests import TEST_SPLITS
 from kinfolk.federation.partition.partitions import ALPHA_MEANS, PARTITIONS
@@ -41,10 +41,7 @@ class Source:
 
 
 def _digits(spec: DataSpec, seed: Seed) -> Federation:
-    if PARTITIONS[spec.partition].deal is None:
-        remedy = "'digits' does not say whose row is whose; use 'iid' or another partition"
-        raise KinfolkError("data.partition", spec.partition, remedy)
-    return from_pool(digits(spec.test_fraction, seed), spec, seed)
+    return from_rows(scikit_digits(), spec, seed)
 
 
 def _own(spec: DataSpec, seed: Seed) -> Federation:

@@ -9,10 +9,9 @@ import pytest
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.catalogue import CATALOGUE, find
-from kinfolk.federation.datasets.npz import read_npz
+from kinfolk.federation.datasets.formats import read_npz
 from kinfolk.federation.datasets.rows import Rows
-from kinfolk.federation.datasets.sensors import ACTIVITIES
-from kinfolk.federation.datasets.tabular import HEART, HOSPITALS
+from kinfolk.federation.datasets.tables import ACTIVITIES, HEART, HOSPITALS
 
 ROOT = Path(__file__).resolve().parents[4] / "shared" / "data"
 LOADED: dict[str, Rows] = {}

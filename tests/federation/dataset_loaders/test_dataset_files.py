@@ -9,7 +9,7 @@ import pytest
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import Archive, checksum, corrupt, unpacked
-from kinfolk.federation.datasets.npz import read_compact, read_npz, undelta
+from kinfolk.federation.datasets.formats import read_compact, read_npz, undelta
 
 
 def test_files_on_disk_go_before_those_in_archives(tmp_path):

@@ -101,12 +101,12 @@ def _range(field: str, values: Ints, end: int, what: str) -> None:
         raise KinfolkError(field, int(values[bad[0]]), f"row {bad[0]}; {what} run from 0 to {end - 1}")
 
 
-def halves(train: tuple[Array, Array], test: tuple[Array, Array]) -> tuple[Array, Ints, Bools]:
-    """Join training and official test rows, training rows first: x, y and which rows are test rows.
+def halves(train: tuple[Array, Array], test: tuple[Array, Array]) -> dict[str, Array]:
+    """Join training and official test rows, training rows first: "x", "y" and "test", which rows are tests.
 
     >>> one, two = (np.zeros((1, 3)), np.array([4], np.uint8)), (np.ones((2, 3)), np.array([5, 6], np.uint8))
-    >>> x, y, test = halves(one, two)
-    >>> y.tolist(), test.tolist()
+    >>> found = halves(one, two)
+    >>> found["y"].tolist(), found["test"].tolist()
     ([4, 5, 6], [False, True, True])
     """
     if train[0].shape[1:] != test[0].shape[1:]:
@@ -114,7 +114,7 @@ def halves(train: tuple[Array, Array], test: tuple[Array, Array]) -> tuple[Array
         raise KinfolkError("data.x", f"test rows {list(test[0].shape[1:])}", remedy)
     x = np.concatenate([train[0], test[0]])
     y = np.concatenate([train[1], test[1]]).astype(np.int64)
-    return x, y, np.arange(len(x)) >= len(train[0])
+    return {"x": x, "y": y, "test": np.arange(len(x)) >= len(train[0])}
 
 
 def owners(ids: Array, word: str) -> tuple[Ints, tuple[str, ...]]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import short
-from kinfolk.federation.datasets.npz import npz_names, read_npz
+from kinfolk.federation.datasets.formats import npz_names, read_npz
 from kinfolk.federation.own_data.columns import choose_label, column_kind, table_part
 from kinfolk.federation.own_data.files import TABLES, inside, read_table_file
 from kinfolk.federation.own_data.gather import check_name, client_rows, gather

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import reading, short
-from kinfolk.federation.datasets.pictures import planes
+from kinfolk.federation.datasets.formats import planes
 from kinfolk.federation.own_data.files import inside
 from kinfolk.federation.own_data.gather import gather
 from kinfolk.federation.own_data.labels import in_order

@@ -74,7 +74,7 @@ def _splits(dealt: Dealt, rows: dict[Client, Ints], spec: DataSpec, seed: Seed) 
         parts = hold_out(own, spec.valid, seed.numpy("data", "valid", who), dealt.groups[g].block)
         for name, part in zip(sets, parts, strict=True):
             sets[name].append(torch.from_numpy(part + dealt.offset[g]))
-    tests, of = TEST_SPLITS[spec.test].draw(dealt)
+    tests, of = TEST_SPLITS[spec.test](dealt)
     packed = {name: pack(parts) for name, parts in sets.items()}
     return {**packed, "test": pack([torch.from_numpy(test) for test in tests], of)}
 

@@ -42,7 +42,6 @@ See = Callable[..., tuple[Tensor, Tensor]]
 class Shift:
     """A way to set groups apart: `see(x, y, g)` are the rows and labels as group `g` sees them."""
 
-    line: str  # what it does, in one line
     see: See
     most: int | None = None  # largest number of groups that differ; None: no limit
 
@@ -192,15 +191,15 @@ def _by_chunks(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 SHIFTS: dict[str, Shift] = {
-    "none": Shift("all clients are one group", unchanged, most=1),
-    "rotation": Shift("group g sees images after g quarter turns", rotation, most=4),
-    "label_swap": Shift("group g has two classes the other way round", label_swap, most=len(PAIRS)),
-    "rotation_swap": Shift("rotation and label_swap together", rotation_swap, most=4),
-    "label_permutation": Shift("each group calls the classes by an order of its own", label_permutation),
-    "colour": Shift("each group sees the three colours in another order", colour, most=len(COLOURS)),
-    "contrast": Shift("group g sees images with less contrast, by g steps", contrast, most=8),
-    "noise": Shift("group g sees g times as much Gaussian noise", noise),
-    "source": Shift("the source makes the groups itself", source),
+    "none": Shift(unchanged, most=1),
+    "rotation": Shift(rotation, most=4),
+    "label_swap": Shift(label_swap, most=len(PAIRS)),
+    "rotation_swap": Shift(rotation_swap, most=4),
+    "label_permutation": Shift(label_permutation),
+    "colour": Shift(colour, most=len(COLOURS)),
+    "contrast": Shift(contrast, most=8),
+    "noise": Shift(noise),
+    "source": Shift(source),
 }
 
 

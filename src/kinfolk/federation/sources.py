@@ -24,8 +24,7 @@ from kinfolk.federation.partition.partitions import ALPHA_MEANS, PARTITIONS
 from kinfolk.federation.shifts import SHIFTS
 from kinfolk.federation.spec import DataSpec
 from kinfolk.federation.summary import federation_notes, row_notes
-from kinfolk.federation.synthetic.on_demand import synthetic
-from kinfolk.federation.synthetic.tasks import SYNTHETIC
+from kinfolk.federation.synthetic import SYNTHETIC, synthetic
 from kinfolk.streams import Seed
 
 __all__ = ["SOURCES", "DataSpec", "Source", "build", "check_spec", "explain"]

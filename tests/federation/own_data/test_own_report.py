@@ -9,9 +9,9 @@ from rich.console import Console
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.own_data.arrays import from_arrays
-from kinfolk.federation.own_data.frame import read_frame
 from kinfolk.federation.own_data.loaded import LoadedClients, loaded_of
 from kinfolk.federation.own_data.report import Report, inspect, report_table
+from kinfolk.federation.own_data.tables import read_frame
 
 
 def drawn(n, seed, classes=2, width=3):

@@ -13,8 +13,7 @@ from torch.utils.data import Dataset
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.federation import Federation, client_names
-from kinfolk.federation.own_data.gather import as_float32, check_present, client_rows, gather
-from kinfolk.federation.own_data.labels import kind_of
+from kinfolk.federation.own_data.gather import as_float32, check_present, client_rows, gather, kind_of
 from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients, federate
 from kinfolk.streams import Seed
 

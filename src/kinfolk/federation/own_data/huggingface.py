@@ -17,12 +17,11 @@ import pandas as pd
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.datasets.files import UNREADABLE
 from kinfolk.federation.federation import client_names
-from kinfolk.federation.own_data.columns import label_values, table_part
-from kinfolk.federation.own_data.frame import client_ids, split_part
 from kinfolk.federation.own_data.gather import gather
 from kinfolk.federation.own_data.images import PIXELS, ImageHead, agree, pixels
 from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
 from kinfolk.federation.own_data.missing import check_missing
+from kinfolk.federation.own_data.tables import client_ids, label_values, split_part, table_part
 
 
 def read_huggingface(dataset: Any, client: str, label: str, *, missing: str = "refuse") -> LoadedClients:

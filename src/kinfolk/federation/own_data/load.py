@@ -9,13 +9,12 @@ from typing import Any
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import short
 from kinfolk.federation.federation import Federation
-from kinfolk.federation.own_data.files import TABLES
 from kinfolk.federation.own_data.folder import read_folder
-from kinfolk.federation.own_data.frame import read_table
 from kinfolk.federation.own_data.loaded import LoadedClients, federate
 from kinfolk.federation.own_data.missing import check_missing
 from kinfolk.federation.own_data.report import Report, inspect
 from kinfolk.federation.own_data.store import is_store, read_store, store_report
+from kinfolk.federation.own_data.tables import TABLES, read_table
 from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
 

@@ -35,16 +35,6 @@ def group_count(spec: DataSpec) -> int:
     return 1 if spec.shift == "none" else spec.groups
 
 
-def assign_groups(names: Sequence[Client], count: int, seed: Seed) -> dict[Client, int]:
-    """A group for every client, by name; sizes differ by one at most and names do not tell the group.
-
-    >>> sorted(assign_groups(client_names(5), 2, Seed(0)).values())
-    [0, 0, 0, 1, 1]
-    """
-    groups = seed.numpy("data", "group").permutation(np.arange(len(names)) % count)
-    return dict(zip(sorted(names), groups.tolist(), strict=True))
-
-
 def _training(
     groups: Sequence[Pool], group: dict[Client, int], spec: DataSpec, seed: Seed
 ) -> dict[Client, Ints]:
@@ -91,7 +81,9 @@ def from_groups(groups: Sequence[Pool], spec: DataSpec, seed: Seed) -> Federatio
     names = groups[0].names or client_names(spec.clients)
     if len(names) < len(groups):
         raise KinfolkError("data.groups", spec.groups, f"no more groups than the {len(names)} clients")
-    group = assign_groups(names, len(groups), seed)
+    # Sizes differ by one at most, and names do not tell the group.
+    drawn = seed.numpy("data", "group").permutation(np.arange(len(names)) % len(groups))
+    group = dict(zip(sorted(names), drawn.tolist(), strict=True))
     rows = _training(groups, group, spec, seed)
     offset = np.cumsum([0, *(len(pool.x) for pool in groups)]).tolist()[:-1]
     labels = {who: groups[group[who]].labels[own] for who, own in rows.items()}

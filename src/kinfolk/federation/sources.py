@@ -122,9 +122,11 @@ def explain(spec: DataSpec, seed: Seed, federation: Federation | None = None) ->
         note for name in SOURCES[spec.name].files for note in row_notes(_found(name), spec, _seed(spec, seed))
     ]
     if spec.path:
-        from kinfolk.federation.own_data.load import own_data, own_notes
+        from kinfolk.federation.own_data.load import own_data
 
-        notes += own_notes(own_data(spec, _seed(spec, seed))[1])
+        report = own_data(spec, _seed(spec, seed))[1]
+        notes += report.notes
+        notes += [f"left out: {number:,} ({why})" for why, number in report.left_out.items()]
     return notes + federation_notes(federation)
 
 

@@ -101,14 +101,3 @@ def own_data(spec: DataSpec, seed: Seed) -> tuple[Federation, Report]:
         seed=seed,
         **options,
     )
-
-
-def own_notes(report: Report) -> list[str]:
-    """What was decided and left out when own data were read, one line each.
-
-    >>> import numpy as np
-    >>> rows = np.zeros((5, 2)), np.array([0, 1, 0, 1, 0])
-    >>> own_notes(inspect(LoadedClients({"ann": rows}, ("a", "b"), left_out={"a torn line": 2})))
-    ['left out: 2 (a torn line)']
-    """
-    return [*report.notes, *(f"left out: {number:,} ({why})" for why, number in report.left_out.items())]

@@ -184,42 +184,25 @@ def _constant(loaded: LoadedClients) -> Iterator[Anomaly]:
     tables = {who: x.reshape(len(x), -1) for who, (x, _) in loaded.clients.items()}
     still = {who: (table == table[0]).all(0) for who, table in tables.items()}
     first = next(iter(tables.values()))[0]
-    varies = np.zeros(len(first), dtype=bool)
-    for who, table in tables.items():
-        varies |= ~still[who] | (table[0] != first)
+    varies = np.any([~still[who] | (table[0] != first) for who, table in tables.items()], axis=0)
     if (never := np.flatnonzero(~varies)).size:
         which = f": {listed(loaded.feature_names[i] for i in never.tolist())}" if loaded.feature_names else ""
         yield Anomaly("constant features", [], f"{len(never)} of {len(first)} features never change{which}")
-    yield from _constant_clients(loaded, tables, {who: own & varies for who, own in still.items()}, varies)
-
-
-def _constant_clients(
-    loaded: LoadedClients,
-    tables: dict[str, Array],
-    still: dict[str, NDArray[np.bool_]],
-    varies: NDArray[np.bool_],
-) -> Iterator[Anomaly]:
-    """Clients and columns that are constant though they vary elsewhere."""
+    if not varies.any():
+        return
+    still = {who: own[varies] for who, own in still.items()}
     # Most pixels of a small client are background; most columns of a table are not.
     share = 0.5 if loaded.feature_names else 0.999
-    frozen = [w for w, s in still.items() if len(tables[w]) > 1 and varies.any() and s[varies].mean() > share]
+    frozen = [who for who, own in still.items() if len(tables[who]) > 1 and own.mean() > share]
     if frozen:
         line = f"most features are constant here though not elsewhere: {listed(frozen)}"
         yield Anomaly("constant client", frozen, line)
-    if loaded.feature_names:
-        others = {w: s for w, s in still.items() if len(tables[w]) >= ENOUGH and w not in frozen}
-        yield from _constant_columns(others, loaded.feature_names)
-
-
-def _constant_columns(still: dict[str, NDArray[np.bool_]], names: tuple[str, ...]) -> Iterator[Anomaly]:
-    who = [name for name, own in still.items() if own.any()]
-    if not who:
-        return
-    times = np.sum([*still.values()], axis=0)
-    told = [
-        f"{names[i]} ({times[i]} client{'s' * bool(times[i] > 1)})" for i in np.flatnonzero(times).tolist()
-    ]
-    yield Anomaly("constant columns", who, f"constant here though not elsewhere: {listed(told)}")
+    others = {w: own for w, own in still.items() if len(tables[w]) >= ENOUGH and w not in frozen}
+    who = [name for name, own in others.items() if own.any()]
+    if loaded.feature_names and who:
+        times = zip(np.array(loaded.feature_names)[varies], np.sum([*others.values()], axis=0), strict=True)
+        told = [f"{name} ({n} client{'s' * bool(n > 1)})" for name, n in times if n]
+        yield Anomaly("constant columns", who, f"constant here though not elsewhere: {listed(told)}")
 
 
 def _copies(loaded: LoadedClients) -> Iterator[Anomaly]:

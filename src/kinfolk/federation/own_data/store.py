@@ -1,7 +1,7 @@
 """The fast form on disk: plain .npy files that are mapped, not read, and a manifest that vouches for them.
 
 A store is a folder with `x.npy`, `y.npy`, three small files per split, `clients.json`,
-`truth.npy` where groups are known, `report.json` where there is a report, and `manifest.json`.
+`truth.npy` where groups are known, `report.json` and `manifest.json`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from torch import Tensor
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import checksum, short
 from kinfolk.federation.federation import SPLITS, Federation, Split
-from kinfolk.federation.own_data.loaded import Array, LoadedClients, federate, loaded_of
-from kinfolk.federation.own_data.report import Report, inspect
+from kinfolk.federation.own_data.loaded import Array
+from kinfolk.federation.own_data.report import Report
 from kinfolk.federation.soundness import check, fits
-from kinfolk.streams import Seed
 from kinfolk.types import Client
 
 FORMAT, VERSION = "kinfolk store", 1
@@ -36,30 +35,21 @@ _ARRAYS = ("x.npy", "y.npy", *(f"{split}-{part}.npy" for split in SPLITS for par
 _TYPES = {torch.float32: "<f4", torch.int64: "<i8", torch.uint8: "|u1"}
 
 
-def write_store(
-    data: Federation | LoadedClients,
-    folder: str | Path,
-    *,
-    report: Report | None = None,
-    test_fraction: float = 0.2,
-    valid: float = 0.0,
-    seed: Seed = Seed(0),  # noqa: B008 - a Seed never changes
-) -> Path:
-    """Write a store, whole or not at all; what was found is split first, a federation keeps its splits.
+def write_store(data: Federation, folder: str | Path, report: Report) -> Path:
+    """Write a store, whole or not at all: a federation with its splits, and the report on its rows.
 
     >>> import tempfile
+    >>> from kinfolk import federate, inspect
+    >>> from kinfolk.federation.own_data.loaded import LoadedClients
     >>> found = LoadedClients({"ann": (np.zeros((5, 2)), np.array([0, 1, 0, 1, 1]))}, ("no", "yes"))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     store = write_store(found, Path(folder) / "mine")
-    ...     read_store(store).fingerprint() == federate(found).fingerprint()
-    True
+    ...     store = write_store(federate(found), Path(folder) / "mine", inspect(found))
+    ...     read_store(store, verify=True).clients, store_report(store).balance
+    (('ann',), {'no': 2, 'yes': 3})
     """
     folder = Path(folder)
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise KinfolkError("store", short(folder), "is there already; choose another name or remove it first")
-    if isinstance(data, LoadedClients):
-        report = inspect(data) if report is None else report
-        data = federate(data, test_fraction=test_fraction, valid=valid, seed=seed)
     if data.maker is not None:
         raise KinfolkError("store", data.name, "these rows are made when a client is asked; nothing to store")
     check(data)
@@ -77,7 +67,7 @@ def write_store(
     return folder
 
 
-def _fill(folder: Path, data: Federation, report: Report | None) -> None:
+def _fill(folder: Path, data: Federation, report: Report) -> None:
     """All files of a store; the manifest last."""
     splits = (getattr(data.splits[name], part) for name in SPLITS for part in _PARTS)
     tensors = dict(zip(_ARRAYS, (data.x, data.y, *splits), strict=True))
@@ -88,8 +78,7 @@ def _fill(folder: Path, data: Federation, report: Report | None) -> None:
         files[name] = _written(folder / name, partial(np.save, arr=array, allow_pickle=False))
         files[name] |= {"dtype": array.dtype.str, "shape": list(array.shape)}
     files["clients.json"] = _text(folder / "clients.json", list(data.clients))
-    if report is not None:
-        files["report.json"] = _text(folder / "report.json", report.as_dict())
+    files["report.json"] = _text(folder / "report.json", report.as_dict())
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -98,8 +87,8 @@ def _fill(folder: Path, data: Federation, report: Report | None) -> None:
         "rows": len(data.x),
         "classes": data.classes,
         "scale": data.scale,
-        "class_names": list(report.class_names) if report else [],
-        "feature_names": list(report.feature_names) if report else [],
+        "class_names": list(report.class_names),
+        "feature_names": list(report.feature_names),
         "files": files,
     }
     _text(folder / MANIFEST, manifest | {"sha256": _seal(manifest)})
@@ -170,8 +159,8 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def _sizes(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    named, needed = set(files), {*_ARRAYS, "clients.json"}
-    if not needed <= named <= needed | {"truth.npy", "report.json"}:  # no names from elsewhere
+    named, needed = set(files), {*_ARRAYS, "clients.json", "report.json"}
+    if not needed <= named <= needed | {"truth.npy"}:  # no names from elsewhere
         raise KeyError("files")
     for name, facts in files.items():
         path = folder / name
@@ -202,14 +191,7 @@ def read_store(folder: str | Path, *, verify: bool = False) -> Federation:
     """The federation of a store, its rows mapped from the disk and not read until they are used.
 
     Sizes, types and shapes are checked always; with `verify` every file's checksum, and that the
-    federation is sound, which reads all of it.
-
-    >>> import tempfile
-    >>> from kinfolk.federation.own_data.arrays import from_arrays
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     store = write_store(from_arrays([(np.zeros((5, 2)), [0, 1, 0, 1, 1])]), Path(folder) / "mine")
-    ...     read_store(store, verify=True).clients
-    ('client-000',)
+    federation is sound, which reads all of it. See `write_store` for an example.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -250,17 +232,8 @@ def _mapped(path: Path, facts: Mapping[str, Any]) -> Tensor:
 
 
 def store_report(folder: str | Path) -> Report:
-    """The report kept with a store; made from its training rows where there is none.
-
-    >>> import tempfile
-    >>> found = LoadedClients({"ann": (np.zeros((5, 2)), np.array([0, 1, 0, 1, 1]))}, ("no", "yes"))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     store_report(write_store(found, Path(folder) / "mine")).balance
-    {'no': 2, 'yes': 3}
-    """
+    """The report kept with a store; see `write_store` for an example."""
     path = Path(folder) / "report.json"
-    if not path.is_file():
-        return inspect(loaded_of(read_store(folder)))
     try:
         return Report.from_dict(_json(path))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

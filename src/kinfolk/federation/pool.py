@@ -18,9 +18,6 @@ from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
 from kinfolk.types import Client
 
-# What loaders call rows that resemble one another and must not be split between training and tests.
-_BLOCK = "recording"
-
 
 @dataclass(frozen=True, eq=False)
 class Pool:
@@ -90,12 +87,11 @@ def pool_of(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
     if spec.partition == "natural":
         return _natural(rows, spec, seed)
     x, scale = _stored(rows.x, rows.scale)
-    block = rows.extra.get(_BLOCK)
     if rows.test is None:
-        train, test = stratified(rows.y, spec.test_fraction, seed.numpy("data", "pool"), block)
+        train, test = stratified(rows.y, spec.test_fraction, seed.numpy("data", "pool"), rows.block)
     else:
         train, test = np.flatnonzero(~rows.test), np.flatnonzero(rows.test)
-    return Pool(x, torch.from_numpy(rows.y), train, test, rows.classes, scale, block=block)
+    return Pool(x, torch.from_numpy(rows.y), train, test, rows.classes, scale, block=rows.block)
 
 
 def _natural(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
@@ -111,7 +107,7 @@ def _natural(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
     assert rows.client is not None  # `sample` has seen to it
     kept = np.flatnonzero(place[rows.client] >= 0)
     owner = place[rows.client[kept]]
-    block = rows.extra[_BLOCK][kept] if _BLOCK in rows.extra else None
+    block = None if rows.block is None else rows.block[kept]
     tests = [
         hold_out(own, spec.test_fraction, seed.numpy("data", "held", name), block)[1]
         for name, own in zip(names, by_owner(owner, len(names)), strict=True)

@@ -78,17 +78,6 @@ def rotation_swap(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tens
     return turned, label_swap(x, y, g, how)[1]
 
 
-def source(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, Tensor]:
-    """Refused: only a source that makes the groups itself can set them apart so.
-
-    >>> source(torch.zeros(1, 2), torch.tensor([3]), 1)
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.shift = 'source': these rows come from one source; use another shift
-    """
-    raise KinfolkError("data.shift", "source", "these rows come from one source; use another shift")
-
-
 def label_swap(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, Tensor]:
     """Group `g` has two classes the other way round: pair `g` of (1, 2), (3, 4), (5, 6), (7, 8).
 
@@ -103,32 +92,22 @@ def label_swap(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor,
     return x, torch.where(y == a, b, torch.where(y == b, a, y))
 
 
-def label_order(g: int, how: How) -> Tensor:
-    """What group `g` calls each class: its own order of the classes, that of group 0 as it is.
+def label_permutation(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, Tensor]:
+    """Group `g` calls the classes by an order of its own, group 0 by the usual one.
 
-    >>> label_order(0, How(classes=4)), sorted(label_order(1, How(classes=4)).tolist())
-    (tensor([0, 1, 2, 3]), [0, 1, 2, 3])
+    >>> label_permutation(torch.zeros(2, 1), torch.tensor([1, 0]), 0)[1]
+    tensor([1, 0])
     """
     if g >= math.factorial(min(how.classes, 20)):
-        remedy = (
-            f"{how.classes} classes have {math.factorial(how.classes)} orders; give as many groups at most"
-        )
+        orders = math.factorial(how.classes)
+        remedy = f"{how.classes} classes have {orders} orders; give as many groups at most"
         raise KinfolkError("data.shift", "label_permutation", remedy)
     taken = [list(range(how.classes))]
     rng = how.seed.numpy("data", "permutation")
     while len(taken) <= g:
         order = rng.permutation(how.classes).tolist()
         taken += [order] if order not in taken else []
-    return torch.tensor(taken[g])
-
-
-def label_permutation(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, Tensor]:
-    """Group `g` calls the classes by an order of its own.
-
-    >>> label_permutation(torch.zeros(2, 1), torch.tensor([1, 0]), 0)[1]
-    tensor([1, 0])
-    """
-    return x, label_order(g, how)[y]
+    return x, torch.tensor(taken[g])[y]
 
 
 def colour(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, Tensor]:
@@ -149,7 +128,7 @@ def contrast(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, T
     >>> contrast(torch.tensor([[0, 255]], dtype=torch.uint8), torch.tensor([0]), 1, How(contrast=0.6))[0]
     tensor([[ 51, 204]], dtype=torch.uint8)
     """
-    low, high = value_range(x)
+    low, high = _value_range(x)
     middle, factor = (low + high) / 2, how.contrast**g
     return (_by_chunks(x, lambda part: middle + (part - middle) * factor) if g else x), y
 
@@ -161,7 +140,7 @@ def noise(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, Tens
     >>> torch.equal(noise(x, torch.zeros(2), 1)[0], x), torch.equal(noise(x, torch.zeros(2), 0)[0], x)
     (False, True)
     """
-    low, high = value_range(x)
+    low, high = _value_range(x)
     # One stream for each group, read row by row: what a row gets depends on its place alone.
     rng, strength = how.seed.numpy("data", "noise", g), g * how.noise * (high - low)
 
@@ -172,12 +151,8 @@ def noise(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, Tens
     return (_by_chunks(x, noisy) if g else x), y
 
 
-def value_range(x: Tensor) -> tuple[float, float]:
-    """Smallest and largest value there may be: of bytes 0 and 255, of floats those that occur.
-
-    >>> value_range(torch.tensor([[-1.0, 3.0]])), value_range(torch.tensor([[7]], dtype=torch.uint8))
-    ((-1.0, 3.0), (0.0, 255.0))
-    """
+def _value_range(x: Tensor) -> tuple[float, float]:
+    """Smallest and largest value there may be: of bytes 0 and 255, of floats those that occur."""
     return (0.0, 255.0) if x.dtype == torch.uint8 else (float(x.min()), float(x.max()))
 
 
@@ -199,7 +174,7 @@ SHIFTS: dict[str, Shift] = {
     "colour": Shift(colour, most=len(COLOURS)),
     "contrast": Shift(contrast, most=8),
     "noise": Shift(noise),
-    "source": Shift(source),
+    "source": Shift(unchanged),  # the source makes the groups itself; `bounds` allows it for no other
 }
 
 

@@ -99,7 +99,7 @@ CATALOGUE: dict[str, Entry] = {
         "non-commercial use only",
         digits.official_svhn,
         ("train_32x32.mat", "test_32x32.mat"),
-        lambda found: compact_rows(found, DIGITS, CENTRED, "house"),
+        lambda found: compact_rows(found, DIGITS, CENTRED),
         "svhn.npz",
         _remotes(
             "http://ufldl.stanford.edu/housenumbers/",
@@ -114,7 +114,7 @@ CATALOGUE: dict[str, Entry] = {
         "Apache-2.0",
         digits.official_sign,
         ("*.jpg", "*.jpeg", "*.zip"),
-        lambda found: compact_rows(found, DIGITS, CENTRED, "photo"),
+        lambda found: compact_rows(found, DIGITS, CENTRED),
         "sign_digits.npz",
         (Remote(_SIGN, "Sign-Language-Digits-Dataset.zip"),),
         "the repository at a fixed commit; " + _UNCHECKED,
@@ -124,7 +124,7 @@ CATALOGUE: dict[str, Entry] = {
         "none stated; cite Krizhevsky 2009",
         pictures.official_cifar,
         ("data_batch_*", "test_batch.bin", "cifar-10-*.tar.gz"),
-        lambda found: compact_rows(found, pictures.CIFAR, CENTRED, "index"),
+        lambda found: compact_rows(found, pictures.CIFAR, CENTRED),
         "cifar10.npz",
         _remotes(
             "https://www.cs.toronto.edu/~kriz/",

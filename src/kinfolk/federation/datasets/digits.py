@@ -18,7 +18,7 @@ _TYPES = {8: ">u1", 12: ">i4"}
 _WRITERS = tuple(f"qmnist-{half}-labels-idx2-int" for half in ("train", "test"))
 _PIXELS = 256  # of USPS
 _SIDE = 64  # of a sign
-_PHOTO = re.compile(r"(?:(?P<base>.*)/)?(?P<digit>[0-9])/[^/]*?(?P<number>[0-9]*)\.jpe?g", re.IGNORECASE)
+_PHOTO = re.compile(r"(?:(?P<base>.*)/)?(?P<digit>[0-9])/[^/]*\.jpe?g", re.IGNORECASE)
 
 
 def scikit_digits() -> Rows:
@@ -62,33 +62,30 @@ def _mnist_half(archive: Archive, word: str) -> tuple[Array, Array]:
 
 
 def _writers(archive: Archive, name: str, digits: Array) -> Array:
-    """QMNIST's columns for the first rows: 1 is the form series, 2 the writer."""
+    """Who wrote each row: column 2 of QMNIST's first rows."""
     table = _idx(archive, name, 12, 2)
     rows = table[: len(digits)]
     # QMNIST keeps MNIST's order; a label that differs means the files do not belong together.
     if table.shape[1] < 3 or len(rows) < len(digits) or not np.array_equal(rows[:, 0], digits):
         raise corrupt(archive.folder / name, "its labels are not MNIST's", "get both again")
-    return rows
+    return rows[:, 2].astype(np.int64)
 
 
 def official_mnist(archive: Archive) -> Rows:
     """MNIST from the four idx files, plain or .gz; by writer if QMNIST's two label files lie beside them."""
     parts = _mnist_half(archive, "train"), _mnist_half(archive, "t10k")
     found = halves(*parts)
-    if archive.find(*(name + "*" for name in _WRITERS)):
-        pairs = zip(_WRITERS, parts, strict=True)
-        table = np.concatenate([_writers(archive, name, part[1]) for name, part in pairs]).astype(np.int64)
-        found |= {"writer": table[:, 2], "hsf": table[:, 1]}
-    return compact_mnist(found)
+    if not archive.find(*(name + "*" for name in _WRITERS)):
+        return compact_rows(found, DIGITS, CENTRED)
+    pairs = zip(_WRITERS, parts, strict=True)
+    writers = [_writers(archive, name, digits) for name, (_, digits) in pairs]
+    return compact_mnist({**found, "writer": np.concatenate(writers)})
 
 
 def compact_mnist(found: Mapping[str, Array]) -> Rows:
-    """MNIST, by writer where they are known; no writer is in both halves."""
-    if not {"writer", "hsf"} & set(found):
-        return compact_rows(found, DIGITS, CENTRED)
+    """MNIST by writer; none is in both halves."""
     client, names = owners(found["writer"], "writer")
-    mine = {**found, "client": client, "client_name": np.array(names)}
-    return compact_rows(mine, DIGITS, CENTRED, "writer", "hsf")
+    return compact_rows({**found, "client": client, "client_name": np.array(names)}, DIGITS, CENTRED)
 
 
 def _usps_line(words: list[str], sparse: bool) -> Doubles:
@@ -149,18 +146,17 @@ def official_svhn(archive: Archive) -> Rows:
     return compact_rows(halves(train, test), DIGITS, CENTRED)
 
 
-def _photos(archive: Archive) -> list[tuple[str, int, int]]:
-    """Name, digit and number of every photo in ten folders 0 to 9 side by side."""
-    places: dict[str, list[tuple[str, int, int]]] = {}
+def _photos(archive: Archive) -> list[tuple[str, int]]:
+    """Name and digit of every photo in ten folders 0 to 9 side by side."""
+    places: dict[str, list[tuple[str, int]]] = {}
     for name in archive.plain if any(map(_PHOTO.fullmatch, archive.plain)) else archive.names:
         if found := _PHOTO.fullmatch(name):
-            photo = name, int(found["digit"]), int(found["number"] or -1)
-            places.setdefault(found["base"] or "", []).append(photo)
+            places.setdefault(found["base"] or "", []).append((name, int(found["digit"])))
     if len(places) > 1:
         shown = " and ".join(sorted(places)[:2])
         raise bad_file(archive.folder, f"folders of digits in {shown}; leave only one of them")
     photos = next(iter(places.values()), [])
-    for digit in sorted(set(range(10)) - {d for _, d, _ in photos}):
+    for digit in sorted(set(range(10)) - {d for _, d in photos}):
         raise missing_file(archive.folder / f"{digit}/*.JPG")
     return photos
 
@@ -177,9 +173,6 @@ def _grey(data: bytes, name: Path) -> Array:
 def official_sign(archive: Archive) -> Rows:
     """SIGN from folders 0 to 9 of photos, on disk or in the repository's zip; grey, no official test rows."""
     photos = _photos(archive)
-    found = {
-        "x": np.stack([_grey(archive.read(name), archive.folder / name) for name, _, _ in photos]),
-        "y": np.array([digit for _, digit, _ in photos], dtype=np.int64),
-        "photo": np.array([number for _, _, number in photos], dtype=np.int64),
-    }
-    return compact_rows(found, DIGITS, CENTRED, "photo")
+    x = np.stack([_grey(archive.read(name), archive.folder / name) for name, _ in photos])
+    y = np.array([digit for _, digit in photos], dtype=np.int64)
+    return compact_rows({"x": x, "y": y}, DIGITS, CENTRED)

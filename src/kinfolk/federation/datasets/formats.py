@@ -105,14 +105,12 @@ def _join_halves(found: dict[str, Array]) -> None:
         found["test"] = np.arange(len(found[key])) >= len(ends[0])
 
 
-def compact_rows(
-    found: Mapping[str, Array], names: Sequence[str], scale: tuple[float, float], *extra: str
-) -> Rows:
-    """The rows of a compact file as they are, with more about each row under `extra`.
+def compact_rows(found: Mapping[str, Array], names: Sequence[str], scale: tuple[float, float]) -> Rows:
+    """The rows of a compact file as they are.
 
-    >>> found = {"x": np.zeros((2, 1, 8, 8), np.uint8), "y": np.array([1, 0]), "photo": np.array([7, 9])}
-    >>> compact_rows(found, ("no", "yes"), (1.0, 0.0), "photo").extra
-    {'photo': array([7, 9])}
+    >>> found = {"x": np.zeros((2, 1, 8, 8), np.uint8), "y": np.array([1, 0])}
+    >>> compact_rows(found, ("no", "yes"), (1.0, 0.0)).classes
+    2
     """
     natural = "client_name" in found
     return check_rows(
@@ -125,7 +123,7 @@ def compact_rows(
             found["client"] if natural else None,
             tuple(found["client_name"].tolist()) if natural else (),
             tuple(names),
-            {key: found[key] for key in extra},
+            found.get("block"),
         )
     )
 

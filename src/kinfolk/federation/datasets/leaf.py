@@ -157,6 +157,6 @@ def official_celeba(archive: Archive) -> Rows:
 
 
 def compact_celeba(found: Mapping[str, Array]) -> Rows:
-    """CelebA from the compact file: faces of 48 by 48 from the unaligned pictures, all 40 attributes."""
+    """CelebA from the compact file: faces of 48 by 48 from the unaligned pictures."""
     names = np.array([f"{number:05d}" for number in found["celeb_id"].tolist()])
-    return compact_rows({**found, "client_name": names}, SMILING, UNIT, "image", "attr")
+    return compact_rows({**found, "client_name": names}, SMILING, UNIT)

@@ -43,15 +43,9 @@ def official_cifar(archive: Archive) -> Rows:
     for name, batch in zip(_CIFAR_FILES, batches, strict=True):
         if len(batch) < most:
             raise corrupt(archive.folder / name, f"{len(batch)} images where another batch has {most}")
-    table = np.concatenate(batches)
-    place = np.arange(len(table))
-    found = {
-        "x": np.ascontiguousarray(table[:, 1:]).reshape(-1, 3, 32, 32),
-        "y": table[:, 0].astype(np.int64),
-        "test": place >= 5 * most,
-        "index": place % (5 * most),  # within its half
-    }
-    return compact_rows(found, CIFAR, CENTRED, "index")
+    parts = [(batch[:, 1:].reshape(-1, 3, 32, 32), batch[:, 0]) for batch in batches]
+    train = np.concatenate([x for x, _ in parts[:5]]), np.concatenate([y for _, y in parts[:5]])
+    return compact_rows(halves(train, parts[5]), CIFAR, CENTRED)
 
 
 def _chosen(counts: Ints, classes: int, more_than: int, seed: Seed) -> Ints:

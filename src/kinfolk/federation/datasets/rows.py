@@ -41,9 +41,7 @@ class Rows:
     client: Ints | None = None  # [n]: natural owner, a place in client_names
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
-    extra: Mapping[str, Array] = field(
-        default_factory=lambda: _NONE
-    )  # more about each row: writer, house, ...
+    block: Ints | None = None  # [n]: rows that resemble one another, such as windows of one recording
     left_out: Mapping[str, int] = field(default_factory=lambda: _NONE)  # reason -> rows left out
     filled: Mapping[str, int] = field(default_factory=lambda: _NONE)  # column -> missing values filled in
 
@@ -85,7 +83,7 @@ def _types(rows: Rows) -> None:
 
 
 def _lengths(rows: Rows) -> None:
-    parts = {"y": rows.y, "test": rows.test, "client": rows.client, **rows.extra}
+    parts = {"y": rows.y, "test": rows.test, "client": rows.client, "block": rows.block}
     for name, values in parts.items():
         if values is not None and len(values) != len(rows.x):
             raise KinfolkError(

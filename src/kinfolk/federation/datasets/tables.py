@@ -218,9 +218,9 @@ def compact_wisdm(found: Mapping[str, Array]) -> Rows:
 def compact_watch(found: Mapping[str, Array]) -> Rows:
     """Shoulder exercises by subject from the compact file: 2 s of six channels at 50 Hz, [n, 6, 100].
 
-    Windows of one recording (`extra["recording"]`) resemble one another: keep them on one side of a split.
+    Windows of one recording resemble one another and stay on one side of a split.
     """
     x = np.ascontiguousarray(found["x"].transpose(0, 2, 1), dtype=np.float32) / np.float32(1000)
     client, names = owners(found["client"], "subject")
     mine = {**found, "x": x, "client": client, "client_name": np.array(names)}
-    return compact_rows(mine, found["class_name"].tolist(), PLAIN, "side", "recording")
+    return compact_rows({**mine, "block": found["recording"]}, found["class_name"].tolist(), PLAIN)

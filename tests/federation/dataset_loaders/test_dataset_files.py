@@ -22,7 +22,6 @@ def test_files_on_disk_go_before_those_in_archives(tmp_path):
         assert archive.need("two.txt") == "inner/two.txt"
         assert archive.text("inner/two.txt") == "zipped"
         assert archive.names == ["a.zip", "inner/one.txt", "inner/two.txt", "one.txt"]
-        assert archive.beside("inner/two.txt") == ["inner/one.txt", "inner/two.txt"]
 
 
 def test_a_broken_archive_is_left_alone_unless_it_is_needed(tmp_path):

@@ -166,12 +166,6 @@ class Archive:
             raise missing_file(self.folder / patterns[0])
         return found
 
-    def beside(self, name: str) -> list[str]:
-        """The files in the folder of `name` and below it."""
-        base = name.rpartition("/")[0]
-        names = self.plain if name in self.plain else self.names
-        return [other for other in names if not base or other.startswith(base + "/")]
-
     def read(self, name: str) -> bytes:
         """The bytes of a file, .gz and .bz2 unpacked."""
         with reading(self.folder / name):

@@ -134,7 +134,7 @@ def _train(
     """Training pictures of the kept classes with their labels, and how many others there are."""
     base = listed.removesuffix("wnids.txt") + "train/"
     found: dict[str, list[str]] = {wnid: [] for wnid in wnids}
-    for name in archive.beside(listed):
+    for name in archive.plain if listed in archive.plain else archive.names:
         wnid = name[len(base) :].split("/")[0]
         if name.startswith(base) and wnid in found and name.lower().endswith((".jpeg", ".jpg")):
             found[wnid].append(name)

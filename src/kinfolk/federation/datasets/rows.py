@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,15 +21,13 @@ CENTRED = (1 / 127.5, -1.0)  # bytes to [-1, 1]
 UNIT = (1 / 255, 0.0)  # bytes to [0, 1], as LEAF has them
 PLAIN = (1.0, 0.0)  # features, already what they should be
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
-
 
 @dataclass(frozen=True, eq=False)
 class Rows:
     """The rows of one data set, as small as they are stored: images stay bytes until they are dealt.
 
     >>> Rows(np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1]), 2, CENTRED).left_out
-    mappingproxy({})
+    {}
     """
 
     x: Array  # uint8 images [n, c, h, w], or float32 features [n, ...]
@@ -42,8 +39,8 @@ class Rows:
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     block: Ints | None = None  # [n]: rows that resemble one another, such as windows of one recording
-    left_out: Mapping[str, int] = field(default_factory=lambda: _NONE)  # reason -> rows left out
-    filled: Mapping[str, int] = field(default_factory=lambda: _NONE)  # column -> missing values filled in
+    left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> rows left out
+    filled: Mapping[str, int] = field(default_factory=dict)  # column -> missing values filled in
 
 
 def check_rows(rows: Rows) -> Rows:

@@ -21,7 +21,14 @@ from kinfolk.report.read import Run, load_run
 
 SPEC = override(
     Experiment(),
-    "data.clients=8 data.groups=2 data.rows=30 run.rounds=6 run.models=first engine.name=batched".split(),
+    [
+        "data.clients=8",
+        "data.groups=2",
+        "data.rows=30",
+        "run.rounds=6",
+        "run.models=first",
+        "engine.name=batched",
+    ],
 )
 
 

@@ -91,7 +91,8 @@ def seeds_agree(runs: Sequence[Run]) -> list[str]:
     agreed = between_seeds(runs)
     for title, same in by_title(runs).items():
         if title not in agreed and len(same) > 1:
-            told = [facts["ari"] for run in same if "ari" in (facts := run.rounds[-1].get("groups") or {})]
+            ends = [run.rounds[-1].get("groups") or {} for run in same if run.rounds]
+            told = [facts["ari"] for facts in ends if "ari" in facts]
             known = f"; ARI with known groups {', '.join(f'{ari:.2f}' for ari in told)}" if told else ""
             lines.append(f"{title}: a client has other rows in each seed, so seeds cannot agree{known}")
     for title, found in agreed.items():

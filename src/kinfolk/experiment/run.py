@@ -22,6 +22,7 @@ from kinfolk.experiment.build import Network, Parts, build_parts
 from kinfolk.experiment.checkpoint import Loaded, load_latest, save
 from kinfolk.experiment.choice import chosen, kept, work
 from kinfolk.experiment.choosing import choose_now, with_choices
+from kinfolk.experiment.client_facts import write_client_facts
 from kinfolk.experiment.client_memory import make_memories
 from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.describe import description
@@ -326,6 +327,7 @@ class Running:
         """Begin a new folder: the spec first, so that a run without a checkpoint still says what it is."""
         self.records.rewind(-1)
         write_text(self.folder / "spec.toml", dump(self.spec))
+        write_client_facts(self.parts.federation, self.folder)
         self.describe("running", "", **more)
         self.records.audit("start", engine=self.coordinator.engine.note, why=self.choice.why)
         if self.choice.warning:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from kinfolk.streams import Seed
 from kinfolk.task import Table, Task
 from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tree
 
+# In place of a margin, which lies in [-1, 1]: what a state holds is finite.
+UNKNOWN = -2.0
 # (chunk of replies) -> the group of each, [replies] int64
 GroupOf = Callable[[Stack], Tensor]
 
@@ -26,6 +28,9 @@ class State:
     centres: Tree  # c_k: every leaf [K, ...]
     member: Tensor  # s_i: [clients] int64, in sorted order of names
     clients: tuple[str, ...]  # the names, sorted
+    # [clients]: how clearly each belongs to its group (`clustering.margin`), or UNKNOWN; empty in methods
+    # whose server does not see it.
+    margin: Tensor = field(default_factory=lambda: torch.zeros(0), kw_only=True)
 
     @property
     def k(self) -> int:
@@ -47,6 +52,12 @@ class State:
         member = self.member.cpu().clone()
         member[torch.tensor([place[c] for c in who], dtype=torch.int64)] = groups.to(member)
         return member
+
+    def margins(self, new: Mapping[Client, float]) -> Tensor:
+        """Margins with some changed."""
+        held = self.margin.tolist() or [UNKNOWN] * len(self.clients)
+        both = [new.get(Client(c), old) for c, old in zip(self.clients, held, strict=True)]
+        return torch.tensor(both).nan_to_num(nan=UNKNOWN)
 
 
 def in_use(saved: Message) -> tuple[Tree, tuple[int, ...]]:
@@ -121,6 +132,12 @@ def eval_tasks(self: Learns) -> Mapping[str, Task]:
 def groups(self: Any, state: State) -> Tensor:
     """The group of every client."""
     return state.member
+
+
+def margins(self: Any, state: State) -> Tensor:
+    """How clearly every client belongs to its group."""
+    known = state.margins({})
+    return known.masked_fill(known == UNKNOWN, torch.nan)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from kinfolk.algorithms.blocks.start import Start
 from kinfolk.algorithms.fesem.chain import Chain, chain_of
 from kinfolk.algorithms.fesem.matched import Middle, common_model, cut_back, match_next
 from kinfolk.algorithms.fesem.matching import Prior
+from kinfolk.clustering.margin import margins
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.script import AssignBy, Request, Script, ask
@@ -112,7 +113,7 @@ class FeSEMMA:
                 "network", units, f"its last layer must have one unit for each of {outputs} outputs"
             )
 
-    groups = many_models.groups
+    groups, margins = many_models.groups, many_models.margins
     assign_by: ClassVar[AssignBy] = "distance"
     begin, objective, implicit = near_centre.begin, near_centre.objective, near_centre.implicit
 
@@ -145,8 +146,9 @@ class FeSEMMA:
         parts = {g: got.at([c for c in member if member[c] == g]) for g in sorted(set(member.values()))}
         parts, moved = yield from self._match(parts, context)
         new = replace(
-            state, centres=self._means(state, parts), member=state.moved(tuple(member), where(member))
-        )
+            state, centres=self._means(state, parts), member=state.moved(tuple(member), where(member)),
+            margin=state.margins(dict(zip(got.clients, margins(apart.sqrt(), group).tolist(), strict=True))),
+        )  # fmt: skip
         return new, {"spread": spread, "reordered": moved}
 
     def _count_labels(self, state: State, cohort: Sequence[Client]) -> Generator[Request, Any, State]:

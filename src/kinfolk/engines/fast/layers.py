@@ -26,19 +26,6 @@ class Pool2(nn.MaxPool2d):
         return _pooled(x, False) if x.is_cuda and _kernels() else _innermost(super().forward(x))
 
 
-def fast_pool(layer: nn.Module) -> nn.Module:
-    """The layer, or if it pools by two, with a ReLU or not, one that is fast.
-
-    >>> fast_pool(nn.MaxPool2d(2))
-    Pool2(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)
-    """
-    if type(layer) is ReluPool2:
-        layer.__class__ = FastReluPool2
-    if _by_two(layer):
-        layer.__class__ = Pool2
-    return layer
-
-
 class FastReluPool2(ReluPool2):
     """A ReLU and max-pooling by two in one pass."""
 
@@ -156,17 +143,6 @@ class ClientLinear(nn.Linear):
         return out
 
 
-def fast_linear(layer: nn.Module) -> nn.Module:
-    """The layer, or if it is fully connected one for many clients; it keeps its numbers and names.
-
-    >>> fast_linear(nn.Linear(2, 3))
-    ClientLinear(in_features=2, out_features=3, bias=True)
-    """
-    if type(layer) is nn.Linear:
-        layer.__class__ = ClientLinear
-    return layer
-
-
 class _ManyLinear(torch.autograd.Function):
     """Hands a vmapped layer, clients in front, to `_Products`."""
 
@@ -217,12 +193,15 @@ class OrderedGroupNorm(nn.GroupNorm):
         return super().forward(x.contiguous())
 
 
-def in_any_order(layer: nn.Module) -> nn.Module:
-    """The layer, or if it is a GroupNorm one that takes any layout; it keeps its numbers and names.
+_FAST = {nn.Linear: ClientLinear, nn.GroupNorm: OrderedGroupNorm, ReluPool2: FastReluPool2}
 
-    >>> type(in_any_order(nn.GroupNorm(2, 4))).__name__
-    'OrderedGroupNorm'
+
+def fast_layer(layer: nn.Module) -> nn.Module:
+    """The layer, or if one here is its equal, that one; it keeps its numbers and names.
+
+    >>> [fast_layer(layer) for layer in (nn.MaxPool2d(2), nn.Linear(2, 3))]  # doctest: +NORMALIZE_WHITESPACE
+    [Pool2(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False),
+     ClientLinear(in_features=2, out_features=3, bias=True)]
     """
-    if type(layer) is nn.GroupNorm:
-        layer.__class__ = OrderedGroupNorm
+    layer.__class__ = Pool2 if _by_two(layer) else _FAST.get(type(layer), type(layer))
     return layer

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from kinfolk.engines.fast.graph_passes import clone_as_laid_out
 from kinfolk.engines.fast.lanes import CudaLane
-from kinfolk.engines.fast.steps import Step, first_states, fit_step, gradients, scan_step
+from kinfolk.engines.fast.steps import Step, fit_step, gradients, scan_step
+from kinfolk.engines.one import first_states
 from kinfolk.engines.padded import Padded, seen
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.recording import recorded, warm_up

@@ -8,9 +8,9 @@ import torch
 
 from kinfolk.engines.fast.capture import Recorded
 from kinfolk.engines.fast.lanes import CudaLane
-from kinfolk.engines.fast.steps import Gradients, Step, first_states, fit_step, gradients, scan_step
+from kinfolk.engines.fast.steps import Gradients, Step, fit_step, gradients, scan_step
 from kinfolk.engines.fast.trace import Traces
-from kinfolk.engines.one import optimiser_parts
+from kinfolk.engines.one import first_states, optimiser_parts
 from kinfolk.engines.padded import Padded
 from kinfolk.task import Carry, Fit, Scan
 from kinfolk.types import Tree, leaves

@@ -30,11 +30,6 @@ class Step(NamedTuple):
     rates: Sequence[float | Tensor]  # of each descent
 
 
-def first_states(fit: Fit, carry: Carry) -> list[Message]:
-    """The optimisers' states before the first step."""
-    return [d.optimiser.init({n: carry[d.part][n] for n in d.names}) for d in fit.descents]
-
-
 def fit_step(
     fit: Fit, carry: Carry, states: Sequence[Message], step: Step, by: Gradients, over: bool
 ) -> tuple[Carry, list[Message]]:

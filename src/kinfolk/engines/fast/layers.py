@@ -8,6 +8,7 @@ writes another takes several times as long as one that runs straight through mem
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -143,6 +144,14 @@ class ClientLinear(nn.Linear):
         return out
 
 
+def in_front(info: Any, dims: Sequence[int | None], *given: Tensor | None) -> Any:
+    """What a rule for vmap is given, with clients in front of every tensor."""
+    return (
+        t if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(given, dims, strict=True)
+    )
+
+
 class _ManyLinear(torch.autograd.Function):
     """Hands a vmapped layer, clients in front, to `_Products`."""
 
@@ -157,12 +166,7 @@ class _ManyLinear(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
         """All clients' rows at once."""
-
-        def in_front(t: Tensor, dim: int | None) -> Tensor:
-            return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-
-        shift = None if bias is None else in_front(bias, in_dims[2])
-        return _Products.apply(in_front(x, in_dims[0]), in_front(w, in_dims[1]), shift), 0  # type: ignore[no-untyped-call]
+        return _Products.apply(*in_front(info, in_dims, x, w, bias)), 0  # type: ignore[no-untyped-call]
 
 
 class _Products(torch.autograd.Function):

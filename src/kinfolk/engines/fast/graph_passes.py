@@ -115,24 +115,9 @@ def by_methods(made: GraphModule, given: Sequence[Any]) -> None:
     swaps: dict[Node, Callable[..., Any] | str] = {}
 
     def tried(node: Node, args: Any, kwargs: Any, value: Any) -> None:
-        if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
-            return
-        name = node.target._schema.name.split("::")[1]
-        # As a method, `where` has its arguments in another order, which one trial may not show.
-        method = name != "where" and hasattr(Tensor, name) and args and isinstance(args[0], Tensor)
-        short = getattr(Tensor if method else torch, name, None)
-        if short is None or not isinstance(value, Tensor):
-            return
-        try:
-            other = short(*args, **kwargs)
-        except (TypeError, RuntimeError):
-            return
-        if (
-            isinstance(other, Tensor)
-            and (other.stride(), other.dtype) == (value.stride(), value.dtype)
-            and torch.equal(other.nan_to_num(), value.nan_to_num())
-        ):
-            swaps[node] = name if method else short
+        short = _shorter(node.target, args, kwargs, value)
+        if short is not None:
+            swaps[node] = short
 
     with torch.no_grad():
         _Watched(made, tried).run(*(clone_as_laid_out(t) if isinstance(t, Tensor) else t for t in given))
@@ -143,6 +128,26 @@ def by_methods(made: GraphModule, given: Sequence[Any]) -> None:
         node.replace_all_uses_with(new)
         made.graph.erase_node(node)
     made.recompile()
+
+
+def _shorter(target: Any, args: Any, kwargs: Any, value: Any) -> Callable[..., Any] | str | None:
+    """The name of a method, or a function, that gives the very same `value`, if there is one."""
+    if not isinstance(target, OpOverload) or target._schema.is_mutable or not isinstance(value, Tensor):
+        return None
+    name = target._schema.name.split("::")[1]
+    # As a method, `where` has its arguments in another order, which one trial may not show.
+    method = name != "where" and hasattr(Tensor, name) and args and isinstance(args[0], Tensor)
+    short: Callable[..., Any] | None = getattr(Tensor if method else torch, name, None)
+    try:
+        other = short(*args, **kwargs) if short is not None else None
+    except (TypeError, RuntimeError):
+        return None
+    same = (
+        isinstance(other, Tensor)
+        and (other.stride(), other.dtype) == (value.stride(), value.dtype)
+        and torch.equal(other.nan_to_num(), value.nan_to_num())
+    )
+    return (name if method else short) if same else None
 
 
 def shown(node: Any) -> Any:

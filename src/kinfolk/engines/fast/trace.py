@@ -84,17 +84,12 @@ class Traces:
         self._asked[key] = self._asked.get(key, 0) + 1
         if rate is None and self._asked[key] < WORTH_TRACING:
             return gradients(descent, carry, buffers, rows, whole)
-        if key not in self._made:
-            while len(self._made) >= MOST_TRACES:
-                oldest = next(iter(self._made))
-                self._made.pop(oldest)
-                self._known = {known: way for known, way in self._known.items() if known[0] != oldest}
-            self._made[key] = _trace(descent, carry, buffers, rows, whole)
         how = None if rate is None else over
         inputs = [*buffers.values(), *(t for _, _, t in held), *rows]
         way = (key, how, *(t.stride() for t in carry[descent.part].values()))
         if way not in self._known:
-            self._known[way] = _fitted(self._made[key], descent, carry, inputs, how)
+            made = self._trace(key, descent, carry, buffers, rows, whole)
+            self._known[way] = _fitted(made, descent, carry, inputs, how)
         traced = self._known[way]
         if traced is None:
             return gradients(descent, carry, buffers, rows, whole)
@@ -103,6 +98,16 @@ class Traces:
         count = len(traced.moved)
         grads = dict(zip(traced.left, given[count:], strict=True))
         return {n: model[n] for n in grads}, grads, dict(zip(traced.moved, given[:count], strict=True))
+
+    def _trace(self, key: Any, *given: Any) -> GraphModule | None:
+        """The trace of a key, made if it is new; the oldest gives way where there are many."""
+        if key not in self._made:
+            while len(self._made) >= MOST_TRACES:
+                oldest = next(iter(self._made))
+                self._made.pop(oldest)
+                self._known = {known: way for known, way in self._known.items() if known[0] != oldest}
+            self._made[key] = _trace(*given)
+        return self._made[key]
 
 
 def _trace(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: bool) -> GraphModule | None:

@@ -71,7 +71,7 @@ class ClusteredHDBSCAN:
 
     def find(self, got: Stack) -> Tensor:
         """The groups of those who replied, [replies], numbered from 0 by first member."""
-        apart = cosine_distances(flat(got.tree("model"), self.learner.head), double=True)
+        apart = cosine_distances(flat(got.tree("model"), self.learner.head))
         return hdbscan(apart, self.min_size, self.min_samples, self.noise).cpu()
 
     def taken(self, state: State, heard: Sequence[Client]) -> set[int]:

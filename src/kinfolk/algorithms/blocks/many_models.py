@@ -34,8 +34,7 @@ class State:
 
     def of(self, who: Sequence[Client]) -> Tensor:
         """The groups of some clients, in the order they are named."""
-        place = {c: i for i, c in enumerate(self.clients)}
-        return self.member.cpu()[torch.tensor([place[c] for c in who], dtype=torch.int64)]
+        return self.member.cpu()[self.places(who)]
 
     def group_of(self, chunk: Stack) -> Tensor:
         """The groups of those who replied: how replies are put into the groups that stand."""
@@ -43,10 +42,13 @@ class State:
 
     def moved(self, who: Sequence[Client], groups: Tensor) -> Tensor:
         """Memberships with those of `who` changed."""
+        member = self.member.cpu()
+        return member.index_copy(0, self.places(who), groups.to(member))
+
+    def places(self, who: Sequence[Client]) -> Tensor:
+        """The positions of some clients among all."""
         place = {c: i for i, c in enumerate(self.clients)}
-        member = self.member.cpu().clone()
-        member[torch.tensor([place[c] for c in who], dtype=torch.int64)] = groups.to(member)
-        return member
+        return torch.tensor([place[c] for c in who], dtype=torch.int64)
 
 
 def in_use(saved: Message) -> tuple[Tree, tuple[int, ...]]:

@@ -69,10 +69,6 @@ class Rejections:
             self.add(who, str(error))
         return offenders
 
-    def accuse(self, error: KinfolkError, others: Sequence[Client]) -> None:
-        """Count an error for those whom it names, and end nothing."""
-        self.blame(error, None, others)
-
     def strangers(self, inbox: Iterable[Client], expected: Iterable[Client]) -> None:
         """Messages of those who had nothing to write are noted, and let be."""
         for stranger in sorted((set(inbox) & set(self.names)) - set(expected)):

@@ -14,8 +14,7 @@ masked twice. Here a member answers once, and answers beyond t show a wrong resp
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,9 +24,9 @@ from torch import Tensor
 
 from kinfolk.errors import KinfolkError
 from kinfolk.shares.commitments import Payload, checked_sums, commit, make_response, open_shares
-from kinfolk.shares.context import Context, check_secrecy, check_split
+from kinfolk.shares.context import Context
 from kinfolk.shares.decoding import fitting
-from kinfolk.shares.fixed_point import SEED, check_room, decode, encode, expand, fresh_seeds
+from kinfolk.shares.fixed_point import SEED, Hiding, decode, expand, fresh_seeds
 from kinfolk.shares.prime_field import Words, add_times, reduced, signed, unsigned, value_at, weights
 from kinfolk.shares.scheme import Note, Response, Share, unheard
 from kinfolk.types import Client
@@ -43,7 +42,7 @@ def threshold_of(n: int) -> int:
 
 
 @dataclass(frozen=True)
-class Shamir61:
+class Shamir61(Hiding):
     """sum_i sigma_i * vec_i from any t of n responses; error at most n * 2**-(bits + 1).
 
     >>> import torch
@@ -55,22 +54,14 @@ class Shamir61:
     tensor([-4.], dtype=torch.float64)
     """
 
-    hides: ClassVar[bool] = True
-    bits: int = 24  # f
-    min_members: int = 3
-    max_share: float = 0.5
-    limit: float = 2.0**14
-    entropy: Callable[[int], bytes] = os.urandom
+    room: ClassVar[int] = 60
+    bits: int = 24
 
     def split(
         self, vec: Tensor, sigma: float, me: Client, members: Sequence[Client], ctx: Context
     ) -> dict[Client, Share]:
         """Seeds for t - 1 members; for the rest, oneself included, the values that follow from them."""
-        check_split(vec, sigma, me, members, ctx)
-        check_secrecy(ctx, me, self.min_members, self.max_share)
-        n = len(ctx.members)
-        check_room(n, self.bits, self.limit, 60)
-        secret = unsigned(encode(vec, sigma, self.bits, self.limit, me))
+        secret = unsigned(self.encoded(vec, sigma, me, members, ctx))
         full = [to for to in ctx.members if _in_full(me, to, ctx)]
         short = [to for to in ctx.members if to not in full]
         points = [0, *(ctx.place(to) + 1 for to in short)]

@@ -20,45 +20,15 @@ from kinfolk.learning.network import ReluPool2
 # Activations, pools and the like, which treat every unit alike and keep their order: as modules, and as
 # functions and methods; `flatten` makes blocks of units.
 EVEN_MODULES = (
-    *(
-        nn.ReLU,
-        nn.ReLU6,
-        nn.LeakyReLU,
-        nn.ELU,
-        nn.GELU,
-        nn.SiLU,
-        nn.Tanh,
-        nn.Sigmoid,
-        nn.Softplus,
-        nn.Hardtanh,
-    ),
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus),
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.ZeroPad2d, nn.Flatten),
-    *(nn.Dropout, nn.Dropout2d, nn.Identity, nn.Softmax, nn.LogSoftmax, ReluPool2),
+    *(nn.Hardtanh, nn.Dropout, nn.Dropout2d, nn.Identity, nn.Softmax, nn.LogSoftmax, ReluPool2),
 )
 EVEN = {
-    *(
-        "relu",
-        "relu_",
-        "relu6",
-        "leaky_relu",
-        "elu",
-        "gelu",
-        "silu",
-        "tanh",
-        "sigmoid",
-        "softplus",
-        "hardtanh",
-    ),
-    *(
-        "dropout",
-        "dropout2d",
-        "max_pool2d",
-        "avg_pool2d",
-        "adaptive_avg_pool2d",
-        "adaptive_max_pool2d",
-        "pad",
-    ),
-    *("flatten", "reshape", "view", "squeeze", "mean", "contiguous", "float", "softmax", "log_softmax"),
+    *("relu", "relu_", "relu6", "leaky_relu", "elu", "gelu", "silu", "tanh", "sigmoid", "softplus"),
+    *("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "pad", "flatten"),
+    *("hardtanh", "dropout", "dropout2d", "softmax", "log_softmax"),
+    *("reshape", "view", "squeeze", "mean", "contiguous", "float"),
 }
 
 

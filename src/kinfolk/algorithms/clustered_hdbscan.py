@@ -1,6 +1,6 @@
 """Clustered-HDBSCAN (CM): clients whose output layers point the same way share a model.
 
-The clustered baseline that SLFed is compared with. Its paper leaves open how; here groups are sought anew in
+The clustered baseline that SLFed is compared with. Its paper leaves open how; here groups are sought again in
 every round among the models just trained, by 1 - cosine of the output layer's weights and biases, and a
 client of no group is one by itself. HDBSCAN: Campello, Moulavi, Sander. PAKDD 2013.
 

@@ -11,7 +11,7 @@ passed on to its members, who take it if they have none of their own.
 
 Whoever does not accept (absent, not free, or it refuses) is left out; the shorter list is confirmed. Whoever
 accepts and then shares nothing of use makes the exchange void; if it needed all answers, a shorter list is
-tried with fresh seeds (`.disputes`). Once answers have left nothing is tried again.
+tried with fresh seeds (`.rejections`). Once answers have left nothing is tried again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 
 from kinfolk.errors import KinfolkError
 from kinfolk.shares.context import Context
-from kinfolk.shares.disputes import find, note
 from kinfolk.shares.effective_members import enough
 from kinfolk.shares.messages import ABORT, AGAIN, GO, row, trees
 from kinfolk.shares.negotiation import Inbox, Negotiation, Outbox
+from kinfolk.shares.rejections import find_disputes, note_disputes
 from kinfolk.shares.scheme import Scheme
 from kinfolk.shares.vector import average, part_in, to_vector
 from kinfolk.types import Message, tree_of
@@ -95,8 +95,8 @@ class SecureSumSession(Negotiation):
         if able >= needs:
             return {**memory, "asked": {**asked, "verdict": torch.tensor(GO)}}
         left = asked["mask"].clone()
-        found = find(reports, left.nonzero()[:, 0].tolist())
-        note(found, self.names, self.rejections)
+        found = find_disputes(reports, left.nonzero()[:, 0].tolist())
+        note_disputes(found, self.names, self.rejections)
         left[list(found.out)] = False
         if needs < n or not self.rules.min_members <= int(left.sum()) < n:
             return {**memory, "asked": {**asked, "verdict": torch.tensor(ABORT)}}

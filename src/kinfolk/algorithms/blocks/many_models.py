@@ -80,9 +80,9 @@ def copies(model: Tree, k: int) -> Tree:
 
 
 def distinct(centres: Tree, names: Sequence[str], seed: Seed) -> Tree:
-    """Different starts: the weights of all but the first model drawn anew, as large as they were.
+    """Different starts: the weights of all but the first model drawn again, as large as they were.
 
-    Every matrix is shuffled, which keeps the law its entries were drawn from.
+    Every matrix is shuffled, which keeps the distribution its entries were drawn from.
 
     >>> start = copies({"w": torch.arange(6.0).reshape(2, 3)}, 2)
     >>> other = distinct(start, ["w"], Seed(0))["w"]
@@ -127,13 +127,13 @@ def groups(self: Any, state: State) -> Tensor:
 
 @dataclass(frozen=True)
 class GroupMeans:
-    """A fold: the weighted mean of one tree of the replies in every group; an empty group keeps its model.
+    """A fold: the weighted mean of the models that came, in every group; an empty group keeps its model.
 
     `group` says of a chunk of replies which group each belongs to, so that a method can decide it from
     the replies themselves. What the script receives: (means, every leaf [K, ...]; group of each client
     that replied; total weight of each group).
 
-    >>> fold = GroupMeans("model", {"w": torch.zeros(2, 1)}, "uniform", lambda chunk: torch.tensor([1, 1]))
+    >>> fold = GroupMeans({"w": torch.zeros(2, 1)}, "uniform", lambda chunk: torch.tensor([1, 1]))
     >>> reply = lambda v: {"model": {"w": torch.tensor([v])}}
     >>> chunk = Stack.of({Client("a"): (1, reply(2.0)), Client("b"): (3, reply(4.0))})
     >>> fold.end(fold.add(fold.begin(), chunk))[0]
@@ -141,7 +141,6 @@ class GroupMeans:
             [3.]])}
     """
 
-    key: str
     keep: Tree  # the models of the groups as they are, [K, ...]
     weights: Weights
     group: GroupOf
@@ -159,7 +158,7 @@ class GroupMeans:
         share = torch.zeros(len(mass), len(chunk), dtype=torch.float64)
         share[group, torch.arange(len(chunk))] = weights
         joined = {}
-        for name, leaf in chunk.tree(self.key).items():
+        for name, leaf in chunk.tree("model").items():
             if leaf.is_floating_point():
                 new = weighted_sum(share, leaf)
                 joined[name] = sums[name] + new if name in sums else new

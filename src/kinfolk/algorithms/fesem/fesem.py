@@ -31,7 +31,7 @@ from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.script import AssignBy, Request, Script, ask, fold
 from kinfolk.streams import RoundContext, Seed
-from kinfolk.task import Fit, Table, Task
+from kinfolk.task import Table
 from kinfolk.types import Client, Message, PerClient, Stack, Tree
 
 # Memberships are stable once the spread changes by no more than this part of itself.
@@ -75,6 +75,7 @@ class FeSEM:
     groups, margins = many_models.groups, many_models.margins
     assign_by: ClassVar[AssignBy] = "distance"
     begin, objective, implicit = near_centre.begin, near_centre.objective, near_centre.implicit
+    eval_tasks = near_centre.eval_tasks
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """K centres, as the start has them."""
@@ -181,15 +182,6 @@ class FeSEM:
     def eval_inputs(self, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:
         """Everyone is served the centre of its group, and how strongly that pulls."""
         return self._sent(state, who)
-
-    def eval_tasks(self) -> Mapping[str, Task]:
-        """c_{s_i} as it is; w_i, which the local update makes of it; c_{s_i} after one plain epoch."""
-        update = Fit((self.learner.descent(self.implicit),), self.learner.plan)
-        return {
-            "centre": self.learner.score(),
-            "personal": self.learner.score(self.begin, update, stream="batch"),
-            "fine-tuned": self.learner.score(tune=self.learner.tuning(1)),
-        }
 
 
 @dataclass(frozen=True)

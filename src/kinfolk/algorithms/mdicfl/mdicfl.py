@@ -29,13 +29,12 @@ from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.blocks.lowest_loss import where
 from kinfolk.algorithms.blocks.many_models import model_of_group
 from kinfolk.algorithms.mdicfl.back_search import BackSearch
+from kinfolk.algorithms.mdicfl.client_facts import SHAPE, distribution_task, hear_labels, row_shape
 from kinfolk.algorithms.mdicfl.generator import Generator
-from kinfolk.algorithms.mdicfl.label_distribution import distribution_task, hear_labels
 from kinfolk.algorithms.mdicfl.merging import merged
 from kinfolk.algorithms.mdicfl.output_distance import Probe, cluster_cost
 from kinfolk.algorithms.mdicfl.pseudo import PseudoRows
 from kinfolk.algorithms.mdicfl.randomised_response import choose_task, coin_tasks, no_coin
-from kinfolk.algorithms.mdicfl.row_shape import SHAPE, row_shape
 from kinfolk.algorithms.mdicfl.start import HeldStart
 from kinfolk.algorithms.mdicfl.state import State
 from kinfolk.clustering.margin import margins

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 
 import pytest
 
 from kinfolk.cli.order import ORDER
+from kinfolk.experiment.stopping import Stopped
 
 SMALL = (
     "--set",
@@ -93,3 +95,16 @@ def test_scores_are_logged_from_the_command_line(kinfolk, monkeypatch):
     monkeypatch.setattr("kinfolk.experiment.loggers._module", lambda *_: None)
     assert kinfolk("run", *SMALL, "--out", "r", "--log", "tensorboard")[0] == 0
     assert told == [("fedavg", 0, 0), ("fedavg", 0, 1), "closed"]
+
+
+@pytest.mark.parametrize(
+    ("words", "end"), [(("run",), "continue with --resume"), (("list",), "the same command goes on")]
+)
+def test_a_stop_says_how_the_command_goes_on(kinfolk, monkeypatch, words, end):
+    def stop(*_, **__):
+        raise Stopped(132, signal.SIGTERM)
+
+    monkeypatch.setattr("kinfolk.experiment.run.run", stop)
+    monkeypatch.setattr("kinfolk.cli.commands._listed", stop)
+    code, out, err = kinfolk(*words)
+    assert (code, out, err) == (143, "", f"stopped at round 132; {end}\n")

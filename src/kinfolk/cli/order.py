@@ -41,5 +41,15 @@ class InOrder(TyperGroup):
             # Typer would end without a word.
             number = getattr(stop, "signal", signal.SIGINT)
             if speaks():
-                print(in_flags(str(stop)) or "stopped", file=sys.stderr)
+                print(self._told(ctx, in_flags(str(stop))) or "stopped", file=sys.stderr)
             raise typer.Exit(128 + number) from stop
+
+    def _told(self, ctx: Any, text: str) -> str:
+        """What is said of a stop; a command that goes on by itself has no --resume."""
+        command = self.commands.get(ctx.invoked_subcommand)
+        known = [flag for one in (command.params if command else ()) for flag in one.opts]
+        return (
+            text
+            if "--resume" in known
+            else text.replace("continue with --resume", "the same command goes on")
+        )

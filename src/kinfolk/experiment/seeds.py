@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 from kinfolk.errors import KinfolkError
 
@@ -25,13 +26,13 @@ def seed_numbers(seeds: Seeds, first: int = 0) -> tuple[int, ...]:
             raise KinfolkError("seeds", list(numbers), "give a list of whole numbers, 0 or more each")
         if len(set(numbers)) < len(numbers):
             raise KinfolkError("seeds", list(numbers), "give each seed once")
-        return numbers
+        return tuple(map(int, numbers))
     if not _whole(seeds):
         raise KinfolkError("seeds", seeds, "give how many seeds as a whole number, or a list of them")
     if seeds < 1:
         raise KinfolkError("seeds", seeds, "give 1 or more (3 or more for error bars)")
-    return tuple(range(first, first + seeds))
+    return tuple(range(first, first + int(seeds)))
 
 
 def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)  # NumPy's too

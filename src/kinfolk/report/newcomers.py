@@ -61,7 +61,11 @@ def newcomers_table(facts: Mapping[str, Any]) -> tuple[Table, list[str]]:
     means = (shown(float(pd.to_numeric(frame[key]).mean()), score) for key in SCORES)
     table.add_row("mean", f"{frame['rows'].mean():,.0f}", "", *means, style="bold")
     more = len(frame) - LISTED
-    notes = [f"and {more:,} more: --out FILE or --json has all of them"] if more > 0 else []
+    notes = (
+        [f"and {more:,} more: in Python `frame` has all of them, in a shell --out FILE or --json"]
+        if more > 0
+        else []
+    )
     how = {"loss": "lowest loss on its training rows", "distance": "centre nearest to what it trained"}
     return table, [
         *notes,

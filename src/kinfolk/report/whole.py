@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
-# A column of words that is narrower than this can hardly be read.
-LEAST = 10
+# A column of names that is narrower than this, the space beside it included, can hardly be read.
+LEAST = 12
 
 
 class WholeTable(Table):

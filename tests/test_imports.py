@@ -15,6 +15,8 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 CORE = {"types", "task", "script", "fold", "streams", "errors"}
 EVERYTHING = {p.stem for p in ROOT.iterdir() if p.is_dir() or p.suffix == ".py"} - {"__pycache__"}
 
+# What people call from Python.
+PYTHON = ("api", "methods", "own_experiment", "watching")
 # The room of a module is the first word after `kinfolk`. A room may import itself and what stands here.
 MAY_IMPORT = {
     "types": set(),
@@ -26,6 +28,8 @@ MAY_IMPORT = {
     "codec": {"types", "errors"},
     "scores": set(),
     "by_path": {"errors"},
+    "progress": set(),
+    "markup": set(),
     "learning": {"types", "task", "streams", "errors", "scores", "by_path"},
     "clustering": {"types", "errors", "streams"},
     "federation": {"types", "streams", "errors"},
@@ -33,10 +37,10 @@ MAY_IMPORT = {
     "authoring": CORE | {"shares", "learning", "scores", "engines"},
     "algorithms": CORE | {"by_path", "learning", "clustering", "shares"},
     "engines": CORE | {"codec", "learning", "federation"},
-    "experiment": EVERYTHING - {"report", "cli", "contract", "api", "papers", "__init__"},
-    "report": {"errors", "experiment", "scores"},
-    "contract": EVERYTHING - {"cli", "report", "api", "papers", "__init__"},
-    "api": EVERYTHING - {"cli", "papers", "__init__"},
+    "experiment": EVERYTHING - {"report", "cli", "contract", *PYTHON, "papers", "__init__"},
+    "report": {"errors", "experiment", "markup", "scores"},
+    "contract": EVERYTHING - {"cli", "report", *PYTHON, "papers", "__init__"},
+    **{room: EVERYTHING - {"cli", "papers", "__init__"} for room in PYTHON},
     "cli": EVERYTHING - {"papers", "__init__"},
     "papers": EVERYTHING - {"__init__"},
     "__init__": EVERYTHING - {"cli", "papers"},

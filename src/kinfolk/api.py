@@ -11,24 +11,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
 from torch import nn
 
 from kinfolk.algorithms.options import flat_options
 from kinfolk.experiment import assign as assigning
 from kinfolk.experiment import choose_k as choosing
 from kinfolk.experiment import compare as comparing
-from kinfolk.experiment.build import Network
+from kinfolk.experiment.build import Network, title
+from kinfolk.experiment.callbacks import Callback
+from kinfolk.experiment.loggers import Log
 from kinfolk.experiment.newcomers import in_terms_of, open_run, read_newcomers
 from kinfolk.experiment.record import plain
 from kinfolk.experiment.run import Result
 from kinfolk.experiment.run import run as run_spec
 from kinfolk.experiment.sections import AlgorithmSpec, Experiment, ModelSpec
+from kinfolk.experiment.seeds import Seeds, seed_numbers
 from kinfolk.experiment.spec import load, override
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.own_data.arrays import Given, from_arrays
 from kinfolk.federation.sources import build
 from kinfolk.federation.spec import DataSpec
+from kinfolk.markup import as_html
+from kinfolk.methods import Method, written
 from kinfolk.streams import Seed
+from kinfolk.watching import watched
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,8 +43,26 @@ if TYPE_CHECKING:
 DEFAULT = ("local", "fedavg", "fedavg_tuned", "fedprox")
 
 
+# An algorithm by name, `name,option=value`; as `FedProx(mu=0.5)`; or a class of your own, or one made of it.
+Algorithm = str | Method | type[Any] | Any
+
+
+class _Shown:
+    """Something that is a table and notes: text when printed, HTML in a notebook."""
+
+    def _parts(self) -> tuple[Any, Sequence[str]]:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return _printed(*self._parts())
+
+    def _repr_html_(self) -> str:
+        table, notes = self._parts()
+        return as_html(table, *map(Text, notes))
+
+
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(_Shown):
     """The runs of a comparison; printing it shows the table."""
 
     folder: Path
@@ -58,15 +83,19 @@ class Comparison:
 
         return comparison_figure(load_runs(self.folder), Path(path))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        titles = list(dict.fromkeys(result.title for result in self.results))
+        return f"<Comparison: {len(self.results)} runs of {', '.join(titles)}, folder {str(self.folder)!r}>"
+
+    def _parts(self) -> tuple[Any, Sequence[str]]:
         from kinfolk.report.read import load_runs
         from kinfolk.report.tables import comparison_table
 
-        return _printed(*comparison_table(load_runs(self.folder)))
+        return comparison_table(load_runs(self.folder))
 
 
 @dataclass(frozen=True)
-class KChoice:
+class KChoice(_Shown):
     """How many groups to use; printing it shows the table and the reason."""
 
     folder: Path
@@ -88,14 +117,17 @@ class KChoice:
 
         return choice_figure(self.facts, path)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return f"<KChoice: k = {self.k}, folder {str(self.folder)!r}>"
+
+    def _parts(self) -> tuple[Any, Sequence[str]]:
         from kinfolk.report.choose_k import choice_table
 
-        return _printed(*choice_table(self.facts))
+        return choice_table(self.facts)
 
 
 @dataclass(frozen=True)
-class Placed:
+class Placed(_Shown):
     """Where newcomers belong; printing it shows the table."""
 
     facts: dict[str, Any] = field(repr=False)
@@ -112,10 +144,13 @@ class Placed:
 
         return newcomers_frame(self.facts)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return f"<Placed: {len(self.groups)} newcomers in {len(set(self.groups.values()))} groups>"
+
+    def _parts(self) -> tuple[Any, Sequence[str]]:
         from kinfolk.report.newcomers import newcomers_table
 
-        return _printed(*newcomers_table(self.facts))
+        return newcomers_table(self.facts)
 
 
 def _printed(table: Any, notes: Sequence[str]) -> str:
@@ -143,13 +178,19 @@ def _spec(network: Network, rounds: int, settings: Mapping[str, Any]) -> Experim
 def compare(
     network: Network,
     clients: Given | Federation,
-    algorithms: Sequence[str] = DEFAULT,
+    algorithms: Sequence[Algorithm] = DEFAULT,
     *,
     test: Given | None = None,
     rounds: int = 20,
-    seeds: int = 3,
+    seeds: Seeds = 3,
     folder: str | Path | None = None,
+    resume: bool = False,
     settings: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+    on_round: Callback | None = None,
+    on_evaluate: Callback | None = None,
+    on_checkpoint: Callback | None = None,
+    log: str | Log | None = None,
 ) -> Comparison:
     """Compare algorithms on your own network and clients; print the result to see the table.
 
@@ -157,12 +198,16 @@ def compare(
         network: an `nn.Module` class (or anything that makes one: called once per seed), or a module
             whose weights are then the start of every run.
         clients: one `(x, y)` or `Dataset` per client, in a list or by name; or a `Federation`.
-        algorithms: names, or `name,option=value`; `kinfolk list` shows them.
+        algorithms: names, as `"fedprox,mu=0.5"`; methods, as `FedProx(mu=0.5)`; or classes of your own.
         test: test rows of each client; without them a fifth of each client's rows is held out.
         rounds: rounds of every run.
-        seeds: how many seeds; three or more give error bars.
+        seeds: how many seeds, or which, as `[0, 1]`; three or more give error bars.
         folder: where the runs are kept; a temporary folder if not given.
+        resume: go on with the runs of the folder.
         settings: anything a spec file can say, as `{"local.lr": 0.05}`.
+        progress: None shows it on a terminal and in notebooks; True everywhere, False nowhere.
+        on_round, on_evaluate, on_checkpoint: functions that are told of each; see `run`.
+        log: where scores go besides; see `run`.
 
     >>> import torch
     >>> from torch import nn
@@ -173,21 +218,26 @@ def compare(
     """
     spec = _spec(network, rounds, settings or {})
     where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="kinfolk-"))
-    results = comparing.compare(
-        spec,
-        algorithms,
-        seeds,
-        where,
-        federation=lambda seed: _federation(clients, test, spec, seed),
-        network=network,
-    )
+    names, numbers = [written(one) for one in algorithms], seed_numbers(seeds, spec.run.seed)
+    total = rounds * len(names) * len(numbers)
+    with watched(spec, total, progress, log, on_round, on_evaluate, on_checkpoint) as watch:
+        results = comparing.compare(
+            spec,
+            names,
+            numbers,
+            where,
+            federation=lambda seed: _federation(clients, test, spec, seed),
+            network=network,
+            resume=resume,
+            watch=lambda name, k: watch(f"{name} seed {k}", 0),
+        )
     return Comparison(where, results)
 
 
 def run(
     network: Network,
     clients: Given | Federation,
-    algorithm: str = "fedavg",
+    algorithm: Algorithm = "fedavg",
     *,
     test: Given | None = None,
     rounds: int = 20,
@@ -195,8 +245,29 @@ def run(
     folder: str | Path | None = None,
     resume: bool = False,
     settings: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+    on_round: Callback | None = None,
+    on_evaluate: Callback | None = None,
+    on_checkpoint: Callback | None = None,
+    log: str | Log | None = None,
 ) -> Result:
     """Run one algorithm on your own network and clients.
+
+    Args:
+        network: as for `compare`.
+        clients: as for `compare`.
+        algorithm: a name, as `"fedprox,mu=0.5"`; a method, as `FedProx(mu=0.5)`; or a class of your own.
+        test: as for `compare`.
+        rounds: how many rounds.
+        seed: the seed of everything that is drawn.
+        folder: where the run is kept; a temporary folder if not given.
+        resume: go on from the last checkpoint of the folder.
+        settings: anything a spec file can say, as `{"local.lr": 0.05}`.
+        progress: None shows it on a terminal and in notebooks; True everywhere, False nowhere.
+        on_round: a function that is told the facts of each round; it may return `"stop"` to end the run.
+        on_evaluate: the same for each evaluation, of which the first is before training.
+        on_checkpoint: the same for each checkpoint.
+        log: `"tensorboard"`, `"mlflow"` or `"wandb"`, or a function of the round and a dict of scores.
 
     >>> import torch
     >>> from torch import nn
@@ -205,40 +276,47 @@ def run(
     '2 rounds done'
     """
     spec = _spec(network, rounds, {**(settings or {}), "run.seed": seed})
-    chosen: AlgorithmSpec = comparing.parse_algorithm(algorithm, spec)
+    chosen: AlgorithmSpec = comparing.parse_algorithm(written(algorithm), spec)
     where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="kinfolk-")) / "run"
     rows = _federation(clients, test, spec, Seed(seed))
-    return run_spec(replace(spec, algorithm=chosen), where, federation=rows, network=network, resume=resume)
+    spec = replace(spec, algorithm=chosen)
+    with watched(spec, rounds, progress, log, on_round, on_evaluate, on_checkpoint) as watch:
+        told = watch(title(spec), 0)
+        return run_spec(spec, where, federation=rows, network=network, resume=resume, watch=told)
 
 
 def choose_k(
     network: Network,
     clients: Given | Federation,
-    algorithm: str = "fesem",
+    algorithm: Algorithm = "fesem",
     *,
     ks: Sequence[int] = (1, 2, 3, 4, 5, 6),
     sample: int = 100,
     rounds: int = 3,
-    seeds: int = 3,
+    seeds: Seeds = 3,
     criterion: str = "accuracy",
     test: Given | None = None,
     folder: str | Path | None = None,
+    resume: bool = False,
     settings: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
 ) -> KChoice:
     """Say how many groups there are among your own clients; test rows play no part in it.
 
     Args:
         network: as for `compare`.
         clients: as for `compare`.
-        algorithm: one with an option `k`, or `name,option=value`.
+        algorithm: one with an option `k`, as `"fesem"`, `"ifca,restarts=3"` or `IFCA(restarts=3)`.
         ks: the numbers of groups to try; 1 is always tried.
         sample: how many clients are drawn for it.
         rounds: rounds of every run.
-        seeds: how many seeds; two or more tell how stable the groups are.
+        seeds: how many seeds, or which; two or more tell how stable the groups are.
         criterion: `"accuracy"` (on validation rows), `"intra_distance"` or `"silhouette"`.
         test: test rows of each client, which are left alone; without them a fifth is set aside.
         folder: where the runs and `choose-k.json` are kept; a temporary folder if not given.
+        resume: go on with the runs of the folder.
         settings: anything a spec file can say, as `{"local.lr": 0.05}`.
+        progress: as for `compare`.
 
     >>> import torch
     >>> from torch import nn
@@ -247,11 +325,16 @@ def choose_k(
     1
     """
     spec = _spec(network, rounds, settings or {})
-    spec = replace(spec, algorithm=comparing.parse_algorithm(algorithm, spec))
+    spec = replace(spec, algorithm=comparing.parse_algorithm(written(algorithm), spec))
     trial = choosing.Trial(tuple(ks), sample, rounds, seeds, criterion)
     where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="kinfolk-"))
     rows = _federation(clients, test, spec, Seed(spec.run.seed))
-    return KChoice(where, choosing.choose_k(spec, where, trial, federation=rows, network=network))
+    each = rounds + choosing.common_rounds(spec)
+    total = each * len(trial.numbers) * len(seed_numbers(seeds))
+    with watched(spec, total, progress) as watch:
+        told = lambda k, number: watch(f"K = {k} seed {number}", each)  # noqa: E731
+        given: dict[str, Any] = {"federation": rows, "network": network, "resume": resume, "watch": told}
+        return KChoice(where, choosing.choose_k(spec, where, trial, **given))
 
 
 def assign(

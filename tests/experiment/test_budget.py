@@ -14,7 +14,6 @@ from small_runs import SPEC, digits, go, rounds_of, saved
 from kinfolk.algorithms.blocks import one_model
 from kinfolk.algorithms.blocks import warm_start as warm
 from kinfolk.algorithms.blocks.aggregator import Aggregator
-from kinfolk.cli.progress import ProgressReporter
 from kinfolk.contract import toy
 from kinfolk.engines.work import trained_by
 from kinfolk.errors import KinfolkError
@@ -25,6 +24,7 @@ from kinfolk.experiment.spec import override
 from kinfolk.fold import Mean
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.plan import batches, row_visits
+from kinfolk.progress import ProgressReporter
 from kinfolk.report.read import epochs_per_client, extra_rounds, load_run
 from kinfolk.report.tables import comparison_table
 from kinfolk.script import Script, fold

@@ -122,7 +122,7 @@ def test_a_choice_is_not_overwritten_and_can_go_on(four):
     [
         ("algorithm.name=fedavg", FEW, "use one of fesem"),
         ("algorithm.name=clustered_fl", FEW, "no number of groups k"),
-        ("data.clients=4", FEW, "--k = 5: give at most 4"),
+        ("data.clients=4", FEW, "ks = 5: give at most 4"),
         ("engine.name=distributed", FEW, "one process"),
         ("algorithm.name=ifca", Trial((2,), rounds=1, criterion="intra_distance"), "does not tell distances"),
     ],
@@ -132,9 +132,9 @@ def test_what_will_not_do_is_one_line(change, trial, line, tmp_path):
         choose_k(override(SMALL, [change, "data.rows=20"]), tmp_path, trial)
 
 
-@pytest.mark.parametrize("name", ["clients", "rounds", "seeds"])
-def test_numbers_below_one_are_refused(name):
-    with pytest.raises(KinfolkError, match=f"--{name} = 0"):
+@pytest.mark.parametrize(("name", "word"), [("clients", "sample"), ("rounds", "rounds"), ("seeds", "seeds")])
+def test_numbers_below_one_are_refused(name, word):
+    with pytest.raises(KinfolkError, match=f"{word} = 0"):
         Trial(**{name: 0})
 
 

@@ -39,7 +39,8 @@ def test_a_run_leaves_a_whole_folder(tmp_path):
     seen: list[str] = []
     result = go(tmp_path / "r", "run.evaluate_every=2", watch=lambda event, facts: seen.append(event))
     assert (result.rounds, result.reason, result.title) == (3, "3 rounds done", "fedavg")
-    assert seen == ["engine", "round", "round", "round", "round", "end"]
+    scored, unscored = ["checkpoint", "round", "evaluate"], ["checkpoint", "round"]
+    assert seen == ["engine", *scored, *unscored, *scored, *scored, "end"]
     facts = rounds_of(tmp_path / "r")
     assert [f["round"] for f in facts] == [0, 1, 2, 3]
     assert ["summary" in f for f in facts] == [True, False, True, True], "every other round, and the last"

@@ -22,7 +22,7 @@ from kinfolk.federation.own_data.arrays import from_arrays
 def test_a_folder_that_is_taken_is_left_alone(tmp_path):
     go(tmp_path / "r")
     before = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()}
-    with pytest.raises(KinfolkError, match="a run is there already; add --resume"):
+    with pytest.raises(KinfolkError, match="a run is there already; add resume=True"):
         go(tmp_path / "r", "run.seed=5")
     assert {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()} == before
 

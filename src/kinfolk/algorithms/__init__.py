@@ -32,7 +32,15 @@ from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Algorithm
 
-__all__ = ["ALGORITHMS", "build_algorithm", "find_algorithm", "options_of", "summary_line", "with_options"]
+__all__ = [
+    "ALGORITHMS",
+    "build_algorithm",
+    "check_class",
+    "find_algorithm",
+    "options_of",
+    "summary_line",
+    "with_options",
+]
 
 ALGORITHMS: dict[str, type[Any]] = {
     "majority_label": MajorityLabel,
@@ -82,9 +90,20 @@ def find_algorithm(name: str) -> type[Any]:
             raise KinfolkError("algorithm.name", name, near(name, ALGORITHMS))
         return ALGORITHMS[name]
     kind: type[Any] = by_path("algorithm.name", name)
+    check_class(name, kind)
+    return kind
+
+
+def check_class(name: str, kind: object) -> str:
+    """The name of an algorithm of the user's own, if it is the class of one.
+
+    >>> check_class("a:B", int)
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: algorithm.name = 'a:B': must be a dataclass with a field 'learner: Learner'
+    """
     if not (inspect.isclass(kind) and is_dataclass(kind) and "learner" in {f.name for f in fields(kind)}):
         raise KinfolkError("algorithm.name", name, "must be a dataclass with a field 'learner: Learner'")
-    return kind
+    return name
 
 
 def build_algorithm(name: str, learner: Learner, options: Mapping[str, Any]) -> Algorithm[Any]:

@@ -11,6 +11,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     sys.argv = [word for word in sys.argv if word != "--debug"]
     from kinfolk.cli.commands import app
+    from kinfolk.cli.words import error_line, speaks
     from kinfolk.errors import KinfolkError
 
     try:
@@ -18,13 +19,9 @@ def main() -> None:
     except KinfolkError as error:
         if debug:
             raise
-        if _speaks() or (os.environ["RANK"], error.field) == ("1", "rank 0"):  # who else could say it?
-            print("error: " + str(error).replace("\n", " "), file=sys.stderr)
+        if speaks() or (os.environ["RANK"], error.field) == ("1", "rank 0"):  # who else could say it?
+            print(f"error: {error_line(error)}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        if _speaks():
-            print("stopped; add --resume to the same command to go on", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
@@ -38,8 +35,3 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
-
-
-def _speaks() -> bool:
-    """Of several ranks that torchrun has started with one command, only the first says what is wrong."""
-    return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"

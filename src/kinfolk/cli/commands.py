@@ -10,10 +10,23 @@ from rich.table import Table
 
 from kinfolk.cli.data import data
 from kinfolk.cli.groups import groups
-from kinfolk.cli.shared import AsJson, Seeds, Sets, SpecFile, examples, out, print_json, read_spec
-from kinfolk.errors import KinfolkError
+from kinfolk.cli.order import InOrder
+from kinfolk.cli.shared import (
+    AsJson,
+    Log,
+    Seeds,
+    Sets,
+    SpecFile,
+    examples,
+    out,
+    print_json,
+    read_seeds,
+    read_spec,
+)
+from kinfolk.errors import KinfolkError, near
 
 app = typer.Typer(
+    cls=InOrder,
     help="Federated learning for heterogeneous (non-IID) clients.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -63,18 +76,26 @@ Algorithms = Annotated[
     )
 )
 def run(
-    spec: SpecFile = None, set_: Sets = None, out: Out = None, resume: Resume = False, json_: AsJson = False
+    spec: SpecFile = None,
+    set_: Sets = None,
+    out: Out = None,
+    resume: Resume = False,
+    log: Log = None,
+    json_: AsJson = False,
 ) -> None:
     """Run one experiment into a run folder."""
-    from kinfolk.cli.progress import telling
     from kinfolk.engines.link import follows
     from kinfolk.experiment.build import title
+    from kinfolk.experiment.callbacks import all_of
+    from kinfolk.experiment.loggers import logged
     from kinfolk.experiment.run import run as run_experiment
+    from kinfolk.progress import telling
 
     experiment = read_spec(spec, set_)
     serves = follows(experiment.engine.name)
-    with telling(experiment.run.rounds, quiet=json_ or serves) as teller:
-        result = run_experiment(experiment, out, resume=resume, watch=teller.watch(title(experiment)))
+    with telling(experiment.run.rounds, quiet=json_ or serves) as teller, logged(log) as logger:
+        watch = all_of(teller.watch(title(experiment)), logger())
+        result = run_experiment(experiment, out, resume=resume, watch=watch)
     if serves:
         return
     if json_:
@@ -92,46 +113,59 @@ def run(
 def compare(
     spec: SpecFile = None,
     algorithm: Algorithms = None,
-    seeds: Seeds = 3,
+    seeds: Seeds = "3",
     set_: Sets = None,
     out: Out = None,
     resume: Resume = False,
+    log: Log = None,
     json_: AsJson = False,
 ) -> None:
     """Compare algorithms over several seeds: one table, mean ± sample std, and one figure."""
-    from kinfolk.cli.progress import telling
     from kinfolk.engines.link import follows
+    from kinfolk.experiment.callbacks import all_of
     from kinfolk.experiment.compare import DEFAULT
     from kinfolk.experiment.compare import compare as compare_all
+    from kinfolk.experiment.loggers import logged
+    from kinfolk.experiment.seeds import seed_numbers
     from kinfolk.experiment.spec import run_id
+    from kinfolk.progress import telling
 
     experiment = read_spec(spec, set_)
-    names = algorithm or DEFAULT
+    names, numbers = algorithm or DEFAULT, seed_numbers(read_seeds(seeds), experiment.run.seed)
     folder = out or Path("runs") / f"compare-{run_id(experiment)}"
     serves = follows(experiment.engine.name)
-    with telling(experiment.run.rounds * len(names) * max(seeds, 1), quiet=json_ or serves) as teller:
+    total = experiment.run.rounds * len(names) * len(numbers)
+    with telling(total, quiet=json_ or serves) as teller, logged(log) as logger:
         results = compare_all(
             experiment,
             names,
-            seeds,
+            numbers,
             folder,
             resume=resume,
-            watch=lambda name, k: teller.watch(f"{name} seed {k}"),
+            watch=lambda name, k: all_of(teller.watch(f"{name} seed {k}"), logger()),
         )
     if not serves:
         _show(folder, json_)
-    if len(results) < len(names) * seeds:  # what broke down, and why, stands below the table
+    if len(results) < len(names) * len(numbers):  # what broke down, and why, stands below the table
         raise typer.Exit(2)
 
 
-@app.command(epilog=examples("kinfolk show runs/demo", "kinfolk show runs/demo --score macro_f1"))
+@app.command(epilog=examples("kinfolk show runs/demo", "kinfolk show runs/demo --score macro_f1 --format md"))
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a comparison folder.")],
     score: Annotated[str | None, typer.Option("--score", help="Which score to compare by.")] = None,
+    format_: Annotated[str, typer.Option("--format", help="table, md, latex, csv or json.")] = "table",
     json_: AsJson = False,
 ) -> None:
     """Show a run or a comparison again, from its records alone."""
-    _show(run, json_, score)
+    from kinfolk.report.formats import FORMATS, written
+
+    if format_ not in ("table", "json", *FORMATS):
+        raise KinfolkError("--format", format_, near(format_, ("table", "json", *FORMATS)))
+    if format_ in FORMATS and not json_:
+        print(written(run, format_, score))
+        return
+    _show(run, json_ or format_ == "json", score)
 
 
 @app.command(
@@ -149,10 +183,10 @@ def score(
     json_: AsJson = False,
 ) -> None:
     """Score a finished run's models on other test rows, without training again."""
-    from kinfolk.cli.progress import telling
     from kinfolk.engines.link import follows
     from kinfolk.experiment.score_again import score_again, spec_of
     from kinfolk.experiment.spec import override, run_id
+    from kinfolk.progress import telling
 
     experiment = override(spec_of(run), set_ or [])
     folder = out or run / f"again-{run_id(experiment)}"
@@ -189,16 +223,15 @@ def _show(folder: Path, json_: bool = False, score: str | None = None) -> None:
 
 @app.command("list", epilog=examples("kinfolk list", "kinfolk list settings"))
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, data, models, settings, or all.")] = "all",
+    what: Annotated[str | None, typer.Argument(help="algorithms, data, models, settings or all.")] = None,
     json_: AsJson = False,
 ) -> None:
     """List algorithms, data, models and settings, one line each."""
-    from kinfolk.errors import near
-
     rows = _listed()
-    if what not in rows and what != "all":
+    if what is not None and what not in (*rows, "all"):
         raise KinfolkError("list", what, near(what, [*rows, "all"]))
-    chosen = {k: v for k, v in rows.items() if k == what or (what == "all" and k != "settings")}
+    # The settings are three pages: they come when they are asked for.
+    chosen = {k: v for k, v in rows.items() if what in (k, "all") or (what is None and k != "settings")}
     if json_:
         names = ("name", "line", "options")
         print_json({k: [dict(zip(names, row, strict=True)) for row in v] for k, v in chosen.items()})
@@ -210,6 +243,8 @@ def list_(
         for row in lines:
             table.add_row(*row)
         out().print(table, "")
+    if what is None:
+        print("settings of an experiment, for --set and spec files: kinfolk list settings")
 
 
 def _listed() -> dict[str, list[tuple[str, str, str]]]:

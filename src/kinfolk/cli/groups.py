@@ -9,7 +9,18 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from kinfolk.cli.shared import AsJson, Sets, SpecFile, examples, out, print_json, read_spec
+from kinfolk.cli.shared import (
+    AsJson,
+    Seeds,
+    Sets,
+    SpecFile,
+    examples,
+    out,
+    print_json,
+    read_seeds,
+    read_spec,
+    whole_numbers,
+)
 from kinfolk.errors import KinfolkError
 
 groups = typer.Typer()
@@ -29,7 +40,7 @@ def choose_k(
     ] = "1,2,3,4,5,6",
     clients: Annotated[int, typer.Option("--clients", help="Clients in the sample.")] = 100,
     rounds: Annotated[int, typer.Option("--rounds", help="Rounds of each run.")] = 3,
-    seeds: Annotated[int, typer.Option("--seeds", help="Number of seeds.")] = 3,
+    seeds: Seeds = "3",
     criterion: Annotated[
         str, typer.Option("--criterion", help="accuracy, intra_distance or silhouette.")
     ] = "accuracy",
@@ -39,19 +50,21 @@ def choose_k(
     json_: AsJson = False,
 ) -> None:
     """Say how many groups a federation has, by short runs on a sample of its clients."""
-    from kinfolk.cli.progress import telling
     from kinfolk.experiment.choose_k import Trial, common_rounds, or_fesem
     from kinfolk.experiment.choose_k import choose_k as choose
+    from kinfolk.experiment.seeds import seed_numbers
     from kinfolk.experiment.spec import run_id
+    from kinfolk.progress import telling
     from kinfolk.report.choose_k import choice_figure, choice_table
 
     experiment = read_spec(spec, set_)
     if not any(one.strip().startswith("algorithm.name") for one in set_ or []):
         experiment = or_fesem(experiment)
-    trial = Trial(_numbers(k), clients, rounds, seeds, criterion)
+    trial = Trial(whole_numbers("--k", k), clients, rounds, read_seeds(seeds), criterion)
     where = folder or Path("runs") / f"choose-k-{run_id(experiment)}"
     each = rounds + common_rounds(experiment)
-    with telling(each * len(trial.numbers) * seeds, quiet=json_) as teller:
+    total = each * len(trial.numbers) * len(seed_numbers(trial.seeds))
+    with telling(total, quiet=json_) as teller:
         told = lambda k, seed: teller.watch(f"K = {k} seed {seed}", each)  # noqa: E731
         facts = choose(experiment, where, trial, resume=resume, watch=told)
     figure = choice_figure(facts, where / "choose-k.png")
@@ -96,13 +109,6 @@ def _print(table: Table, notes: list[str]) -> None:
     console.print(table)
     for note in notes:
         console.print(note, markup=False, highlight=False)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in text.split(","))
-    except ValueError as error:
-        raise KinfolkError("--k", text, "give whole numbers with commas between them, as 1,2,3") from error
 
 
 @groups.command(

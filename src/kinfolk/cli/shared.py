@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from kinfolk.errors import KinfolkError
+
 SpecFile = Annotated[
     Path | None, typer.Argument(metavar="[SPEC]", help="TOML file; default: built-in rotated digits.")
 ]
@@ -16,7 +18,12 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="a.b=c", help="Change a setting of the spec; may be repeated."),
 ]
-Seeds = Annotated[int, typer.Option("--seeds", help="Number of seeds.")]
+Seeds = Annotated[
+    str, typer.Option("--seeds", metavar="N|SEED,SEED,...", help="Number of seeds, or which: 0,4,7.")
+]
+Log = Annotated[
+    str | None, typer.Option("--log", metavar="NAME", help="Log scores to tensorboard, mlflow or wandb.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and no progress.")]
 
 
@@ -26,9 +33,27 @@ def examples(*lines: str) -> str:
 
 
 def out() -> Console:
-    """Standard output: 80 columns, or 100 where names are long; a pipe has no width of its own."""
+    """Standard output, as wide as the terminal; a pipe has no width of its own and gets 100 columns."""
     console = Console()
-    return console if console.is_terminal and console.width < 100 else Console(width=100)
+    return console if console.is_terminal else Console(width=100)
+
+
+def whole_numbers(flag: str, text: str) -> tuple[int, ...]:
+    """The numbers in `1,2,3`."""
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError as error:
+        raise KinfolkError(flag, text, "give whole numbers with commas between them, as 1,2,3") from error
+
+
+def read_seeds(text: str) -> int | tuple[int, ...]:
+    """How many seeds, or which: `3` is a number of them, `0,4,7` are three.
+
+    >>> read_seeds("3"), read_seeds("0,4,7")
+    (3, (0, 4, 7))
+    """
+    numbers = whole_numbers("--seeds", text)
+    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def read_spec(path: Path | None, sets: list[str] | None) -> Any:

@@ -139,7 +139,7 @@ class Link:
         gone = sorted({*self.farewell(), *([] if rank is None else [rank])})
         name = "rank " + ", ".join(map(str, gone)) if gone else "a rank"
         end = f"was silent for {self.seconds:g} s (see engine.timeout)" if silent else "has ended"
-        return KinfolkError(name, None, f"{end}; look at what it printed and add --resume to go on")
+        return KinfolkError(name, None, f"{end}; look at what it printed and add resume=True to go on")
 
     @contextmanager
     def _noticing(self, rank: int | None) -> Iterator[None]:
@@ -228,7 +228,7 @@ def _signals(link: Link) -> Iterator[None]:
         gone = link.farewell()
         if gone:
             raise link.lost(gone[0], silent=False)
-        raise KinfolkError("run", None, "was told to stop (SIGTERM); add --resume to go on")
+        raise KinfolkError("run", None, "was told to stop (SIGTERM); add resume=True to go on")
 
     number = signal.SIGINT if link.rank else signal.SIGTERM
     before = signal.signal(number, signal.SIG_IGN if link.rank else told)

@@ -66,7 +66,7 @@ def assign(
     parts = fitted(trained, federation, network)
     rule = str(by or getattr(parts.algorithm, "assign_by", "loss"))
     if rule not in RULES:
-        raise KinfolkError("--by", rule, near(rule, RULES))
+        raise KinfolkError("by", rule, near(rule, RULES))
     with coordinated(parts, tasks(parts)) as coordinator:
         asking = _Asking(
             parts, coordinator, here(coordinator, {"model": trained.centres})["model"], trained.round
@@ -133,19 +133,19 @@ def tasks(parts: Parts) -> Table:
 def fitted(trained: Trained, federation: Federation, network: Network | None) -> Parts:
     """The parts of the run around the newcomers' rows, if its models can take them."""
     if not int(federation.splits["test"].counts().sum()):
-        raise KinfolkError("--data", federation.name, "nobody has test rows; give two rows or more each")
+        raise KinfolkError("newcomers", federation.name, "nobody has test rows; give two rows or more each")
     spec = replace(trained.spec, run=replace(trained.spec.run, split="test", target=0.0))
     misfit = f"rows of this shape do not fit the models of {trained.folder}"
     try:
         parts = build_parts(spec, federation, network)
     except KinfolkError as error:
         if error.field in ("data.shape", "model.name") and network is None and ":" not in spec.model.name:
-            raise KinfolkError("--data", federation.shape, misfit) from error
+            raise KinfolkError("newcomers", federation.shape, misfit) from error
         raise
     first = parts.learner.first
     mine = {name: tuple(t.shape) for name, t in first.items()}
     if mine != {name: tuple(t.shape[1:]) for name, t in trained.centres.items()}:
-        raise KinfolkError("--data", federation.shape, misfit)
+        raise KinfolkError("newcomers", federation.shape, misfit)
     return parts
 
 

@@ -32,6 +32,7 @@ from kinfolk.experiment.recommend import Row, as_facts, chance, check_criterion,
 from kinfolk.experiment.record import plain, read_rounds, read_scores, write_json
 from kinfolk.experiment.run import Watch, run
 from kinfolk.experiment.sections import AlgorithmSpec, Experiment
+from kinfolk.experiment.seeds import Seeds, seed_numbers
 from kinfolk.federation.federation import Federation, Maker, Split, pack
 from kinfolk.federation.partition.holdout import hold_out
 from kinfolk.federation.sources import build
@@ -52,14 +53,15 @@ class Trial:
     ks: tuple[int, ...] = (1, 2, 3, 4, 5, 6)
     clients: int = 100
     rounds: int = 3
-    seeds: int = 3
+    seeds: Seeds = 3
     criterion: str = "accuracy"
 
     def __post_init__(self) -> None:
-        for name in ("clients", "rounds", "seeds"):
-            at_least(f"--{name}", getattr(self, name), 1)
+        at_least("sample", self.clients, 1)
+        at_least("rounds", self.rounds, 1)
+        seed_numbers(self.seeds)
         for k in self.ks:
-            at_least("--k", k, 1)
+            at_least("ks", k, 1)
         check_criterion(self.criterion)
 
     @property
@@ -87,9 +89,10 @@ def choose_k(
     whole, spec, notes = validated(spec, federation, seed)
     sample = sample_clients(whole, trial.clients, seed)
     if ks[-1] > len(sample.clients):
-        raise KinfolkError("--k", ks[-1], f"give at most {len(sample.clients)}, the number of clients")
-    start = head_start(build_parts(short(spec, trial, ks[-1], 0), sample, network))
-    specs = {k: [short(spec, trial, k, s, start) for s in range(trial.seeds)] for k in ks}
+        raise KinfolkError("ks", ks[-1], f"give at most {len(sample.clients)}, the number of clients")
+    numbers = seed_numbers(trial.seeds, spec.run.seed)
+    start = head_start(build_parts(short(spec, trial, ks[-1], numbers[0]), sample, network))
+    specs = {k: [short(spec, trial, k, number, start) for number in numbers] for k in ks}
     for k in ks:  # everything is checked before the first of them runs
         build_parts(specs[k][0], sample, network)
     runs: dict[int, list[_Ran]] = {k: [] for k in ks}
@@ -120,14 +123,14 @@ def _ready(spec: Experiment, folder: Path, resume: bool) -> None:
     check_algorithm(spec.algorithm.name)
     one_process(spec.engine.name)
     if (folder / "choose-k.json").exists() and not resume:
-        raise KinfolkError("--out", str(folder), "a choice is there already; choose another folder")
+        raise KinfolkError("folder", str(folder), "a choice is there already; choose another folder")
 
 
 def _told(criterion: str, algorithm: str, ran: _Ran) -> None:
     """Refuse, after the first run already, to choose by distances that nobody tells."""
     if criterion == "intra_distance" and ran.spread is None:
         remedy = f"{algorithm} does not tell distances; use accuracy or silhouette"
-        raise KinfolkError("--criterion", criterion, remedy)
+        raise KinfolkError("criterion", criterion, remedy)
 
 
 def _answer(
@@ -262,8 +265,8 @@ def common_rounds(spec: Experiment) -> int:
     return sum(getattr(group, "common_rounds", 0) for group in groups.values())
 
 
-def short(spec: Experiment, trial: Trial, k: int, s: int, start: int = 0) -> Experiment:
-    """The spec of one trial run: few rounds, everybody in each, scored once on validation rows.
+def short(spec: Experiment, trial: Trial, k: int, number: int, start: int = 0) -> Experiment:
+    """The spec of the trial run with this seed: few rounds, all clients, scored once on validation rows.
 
     All K have the same budget: `start` more rounds, for which one model without a start trains on.
 
@@ -275,7 +278,7 @@ def short(spec: Experiment, trial: Trial, k: int, s: int, start: int = 0) -> Exp
     rounds = trial.rounds + common_rounds(spec) + start
     length: dict[str, Any] = dict.fromkeys(("rounds", "evaluate_every", "checkpoint_every"), rounds)
     rules = replace(spec.run, **length, participation=1.0, absent=0.0, target=0.0, split="valid")
-    rules = replace(rules, seed=spec.run.seed + s, models="first")
+    rules = replace(rules, seed=number, models="first")
     return replace(spec, algorithm=replace(spec.algorithm, options=options), run=rules)
 
 

@@ -13,7 +13,9 @@ from kinfolk.experiment.build import Network, build_parts, title
 from kinfolk.experiment.record import write_json
 from kinfolk.experiment.run import Result, Watch, run
 from kinfolk.experiment.sections import AlgorithmSpec, Experiment
+from kinfolk.experiment.seeds import Seeds, seed_numbers
 from kinfolk.experiment.spec import override
+from kinfolk.experiment.stopping import Stopped
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
 from kinfolk.streams import Seed
@@ -31,6 +33,8 @@ def parse_algorithm(text: str, spec: Experiment) -> AlgorithmSpec:
     AlgorithmSpec(name='fedprox', options={'mu': 0.5})
     """
     name, *options = (part.strip() for part in text.split(","))
+    if not all("=" in option for option in options):
+        raise KinfolkError("algorithm", text, "write name,option=value, as in fedprox,mu=0.5")
     usual = spec.algorithm.options if name == spec.algorithm.name else {}
     bare = replace(spec, algorithm=AlgorithmSpec(name, dict(usual)))
     return override(bare, [f"algorithm.{option}" for option in options]).algorithm
@@ -39,7 +43,7 @@ def parse_algorithm(text: str, spec: Experiment) -> AlgorithmSpec:
 def compare(
     spec: Experiment,
     algorithms: Sequence[str],
-    seeds: int,
+    seeds: Seeds,
     folder: Path,
     *,
     federation: Callable[[Seed], Federation] | None = None,
@@ -52,19 +56,16 @@ def compare(
     The runs are subfolders `<title>-seed<k>` of the folder, and `compare.json` lists them. A run that breaks
     down does not keep others from running: it is missing in what is returned, and its records say why.
     """
-    if seeds < 1:
-        raise KinfolkError("--seeds", seeds, "give 1 or more (3 or more for error bars)")
+    numbers = seed_numbers(seeds, spec.run.seed)
     specs = _by_title(spec, algorithms or DEFAULT)
     leads = not follows(spec.engine.name)
     if leads and (folder / "compare.json").exists() and not resume:
-        raise KinfolkError(
-            "--out", str(folder), "a comparison is there already; add --resume or choose another"
-        )
-    numbers = range(spec.run.seed, spec.run.seed + seeds)
+        remedy = "a comparison is there already; add resume=True or choose another folder"
+        raise KinfolkError("folder", str(folder), remedy)
     make = federation or (lambda seed: build(spec.data, seed))
     data = {k: make(Seed(k)) for k in numbers}
     for one in specs.values():  # every spec is checked before the first of them runs
-        build_parts(one, data[spec.run.seed], network)
+        build_parts(one, data[numbers[0]], network)
     runs = {f"{name.replace(' ', '-')}-seed{k}": (name, k) for name in specs for k in numbers}
     if leads:
         write_json(folder / "compare.json", {"runs": list(runs)})
@@ -76,6 +77,8 @@ def compare(
             results.append(run(seeded, folder / where, resume=resume, **given))
         except BrokeDown as problem:
             broken.append(problem)
+        except Stopped as stop:
+            raise Stopped(stop.round, stop.signal, f"{name} seed {k}") from None
     if not results:
         raise broken[0]
     return results
@@ -88,6 +91,6 @@ def _by_title(spec: Experiment, algorithms: Sequence[str]) -> dict[str, Experime
         one = replace(spec, algorithm=parse_algorithm(text, spec))
         if title(one) in found:
             remedy = "is named twice; leave one out or change its options"
-            raise KinfolkError("--algorithm", title(one), remedy)
+            raise KinfolkError("algorithm", title(one), remedy)
         found[title(one)] = one
     return found

@@ -45,6 +45,7 @@ def finalize(run: Running) -> None:
     facts = with_final(read_rounds(run.folder)[-1], found, groups, spent) | {"summary": run.summary}
     run.records.amend_round(run.done, facts)
     run.watch("round", {**facts, "rounds": run.done, "memories": run.memories})
+    run.tell("evaluate", **{**facts, "rounds": run.done})
 
 
 def go_on(run: Running) -> None:

@@ -124,7 +124,7 @@ def _same_columns(mine: Sequence[str], theirs: Sequence[str]) -> None:
     if mine and theirs and mine != theirs:
         at = next((pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]), None)
         told = f"{at[0]!r} stands where the run has {at[1]!r}" if at else f"the run has {len(theirs)}"
-        raise KinfolkError("--data", list(mine), f"give the columns of the run in its order; {told}")
+        raise KinfolkError("newcomers", list(mine), f"give the columns of the run in its order; {told}")
 
 
 def in_terms_of(federation: Federation, names: Sequence[str], trained: Trained) -> Federation:
@@ -134,7 +134,7 @@ def in_terms_of(federation: Federation, names: Sequence[str], trained: Trained) 
     """
     if bool(federation.classes) != bool(trained.classes):
         mine, theirs = (_kind(classes) for classes in (federation.classes, trained.classes))
-        raise KinfolkError("--data", mine, f"the run has {theirs}; give labels of that kind")
+        raise KinfolkError("newcomers", mine, f"the run has {theirs}; give labels of that kind")
     if not trained.classes:
         return federation
     names = names or tuple(map(str, range(federation.classes)))

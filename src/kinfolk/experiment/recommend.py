@@ -148,7 +148,7 @@ def check_criterion(criterion: str) -> None:
     kinfolk.errors.KinfolkError: --criterion = 'silhouete': did you mean 'silhouette'?
     """
     if criterion not in CRITERIA:
-        raise KinfolkError("--criterion", criterion, near(criterion, CRITERIA))
+        raise KinfolkError("criterion", criterion, near(criterion, CRITERIA))
 
 
 def _by_score(rows: Sequence[Row], score: str) -> Advice:

@@ -30,10 +30,12 @@ from kinfolk.experiment.finalize import finalize, go_on
 from kinfolk.experiment.privacy import after_void, prepare, tell_spending
 from kinfolk.experiment.ranks import follow, table_of
 from kinfolk.experiment.record import Records, read_rounds, write_json, write_text
+from kinfolk.experiment.result_text import result_html, result_line
 from kinfolk.experiment.score import reached, score_everyone, score_groups
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump, run_id
 from kinfolk.experiment.state import from_message, memories_from_message, memories_to_message, to_message
+from kinfolk.experiment.stopping import Stop, at_once, left_resumable, undone_if_stopped
 from kinfolk.federation.federation import Federation
 from kinfolk.script import Script, Stops, play
 from kinfolk.streams import RoundContext
@@ -43,7 +45,8 @@ from kinfolk.types import Client, Message, map_leaves
 # A run whose rounds bring no usable reply this often in a row is not going to recover.
 VOID_LIMIT = 3
 
-Watch = Callable[[str, dict[str, Any]], None]
+# Told of events with their facts; one that answers "stop" ends the run after the round.
+Watch = Callable[[str, dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,12 @@ class Result:
     summary: dict[str, Any]  # of the last evaluation: model -> score -> micro, macro, worst, ...
     state: Any
     memories: dict[Client, Message] = field(repr=False)
+
+    def __repr__(self) -> str:
+        return f"<Result: {result_line(self)}>"
+
+    def _repr_html_(self) -> str:
+        return result_html(self)
 
 
 def run(
@@ -77,7 +86,7 @@ def run(
         parts = build_parts(spec, federation, network)
         where = Path(folder or Path("runs") / f"{parts.title.replace(' ', '-')}-{run_id(spec)}")
         if not resume and (where / "run.json").exists():
-            remedy = "a run is there already; add --resume or choose another folder"
+            remedy = "a run is there already; add resume=True or choose another folder"
             raise KinfolkError("run folder", str(where), remedy)
         choice = chosen(parts, link)
         with arithmetic(choice.device, spec.engine.precision):
@@ -117,7 +126,8 @@ class Running:
     def __init__(self, parts: Parts, folder: Path, choice: Choice, watch: Watch, link: Link | None) -> None:
         self.parts, self.folder, self.choice, self.watch = parts, folder, choice, watch
         self.spec, self.algorithm, self.clients = parts.spec, parts.algorithm, parts.federation.clients
-        self.records = Records(folder)
+        self.records, self.status = Records(folder), ""
+        self.stop = Stop(patient=link is not None)
         self.memories = make_memories(parts, choice.device, folder)
         engine = make(choice.engine, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
@@ -139,18 +149,24 @@ class Running:
     def go(self, resume: bool) -> Result:
         """Rounds until the end, each finished in the records before the next begins."""
         self.announce()
+        with left_resumable(self):
+            return self._go(resume)
+
+    def _go(self, resume: bool) -> Result:
         if not (resume and self._restore()):
             self.memories.restore({})  # what the journal of a run without a checkpoint holds
             self.open_folder()
-            prepare(self.algorithm, self.coordinator, self.context())
+            with self.stop.at_once():
+                prepare(self.algorithm, self.coordinator, self.context())
             self._finish_round({}, evaluate=True)
         reason = self._end()
         while not reason:
-            self._round()
+            with undone_if_stopped(self):
+                self._round()
             reason = self._end()
         self._score_the_end()
         if self.saved != self.done:  # the end came between two checkpoints
-            self._save()
+            self.save()
         finalize(self)
         tell_spending(self.algorithm, self.state, self.records, self.done)
         self.describe("finished", reason)
@@ -168,7 +184,13 @@ class Running:
         """Tell which engine it is."""
         note, choice = self.coordinator.engine.note, self.choice
         told = {"note": note, "why": choice.why, "warning": choice.warning}
-        self.watch("engine", {**told, "rounds": self.spec.run.rounds})
+        which = {"title": self.parts.title, "seed": self.spec.run.seed, "folder": self.folder}
+        self.watch("engine", {**told, **which, "rounds": self.spec.run.rounds})
+
+    def tell(self, event: str, **facts: Any) -> None:
+        """Tell whoever watches, who may answer that it is enough."""
+        if self.watch(event, {"round": self.done, **facts}) == "stop":
+            self.ended = f"{self.done} rounds done; a callback said stop"
 
     def _round(self) -> None:
         spec = self.spec.run
@@ -225,14 +247,17 @@ class Running:
         if "summary" not in line:
             chosen = self.score()
             line = with_choices(line, chosen, self.groups(self.state, self.served, self.clients))
-            self.records.amend_round(self.done, {**line, "summary": self.summary})
+            line = {**line, "summary": self.summary}
+            self.records.amend_round(self.done, line)
             self.saved = -1
+            self.tell("evaluate", **{**line, "rounds": self.done})
 
     def context(self) -> RoundContext:
         """The round that comes next."""
         share, room = self.spec.run.participation, reply_room(self.choice.device)
         return RoundContext(self.parts.seed, self.done, self.clients, share, room)
 
+    @at_once
     def played(self, script: Script[Any], context: RoundContext) -> tuple[Any, Info]:
         """What a script ends with; time that was not spent on requests is the server's."""
         self.coordinator.begin()
@@ -270,7 +295,8 @@ class Running:
         sent, seconds, trained = self.spent()
         for name, spent in (("bytes", sent), ("trained", trained)):
             facts[name] = {kind: much for kind, much in spent.items() if not kind.startswith("score.")}
-        self.records.append_round(self.done, {**facts, "seconds": seconds})
+        facts["seconds"] = seconds
+        self.records.append_round(self.done, facts)
         return facts
 
     def _finish_round(self, facts: dict[str, Any], evaluate: bool) -> None:
@@ -278,11 +304,14 @@ class Running:
         left = self.budget.left(self.done)
         if self.done % spec.checkpoint_every == 0 or not left:
             began = time.perf_counter()
-            self._save()
+            self.save()
             self.coordinator.ledger.add_seconds("checkpoint", time.perf_counter() - began)
-        told = {"round": self.done, "rounds": self.done + left, "memories": self.memories}
-        self.watch("round", {**told, "summary": self.summary, **facts})
+        told = {"rounds": self.done + left, "memories": self.memories, "summary": self.summary}
+        self.tell("round", **{**told, **facts})
+        if evaluate:
+            self.tell("evaluate", **{**facts, "rounds": self.done + left})
 
+    @at_once
     def score(self) -> dict[str, Any]:
         """Score everybody, by choices made now where clients choose; what that took."""
         run, context = self.spec.run, self.context()
@@ -335,6 +364,7 @@ class Running:
 
     def describe(self, status: str, reason: str, **more: Any) -> None:
         """Write `run.json`."""
+        self.status = status
         how = {
             "status": status,
             "reason": reason,
@@ -343,7 +373,8 @@ class Running:
         }
         write_json(self.folder / "run.json", description(self.parts, self.choice, how) | more)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write a checkpoint."""
         tensors, plain = to_message(self.state)
         held = memories_to_message(self.memories.everyones(), self.clients)
         facts = {
@@ -355,10 +386,10 @@ class Running:
             "federation": self.parts.federation.fingerprint(),
             "kernels": KERNELS.chosen,  # by timing, so that a resumed run might choose otherwise
         }
-        save(
-            self.folder / "checkpoints", self.done, {"state": tensors, "memory": held}, facts, dump(self.spec)
-        )
+        where, message = self.folder / "checkpoints", {"state": tensors, "memory": held}
+        path = save(where, self.done, message, facts, dump(self.spec))
         self.saved = self.done
+        self.tell("checkpoint", path=path)
 
     def take(self, loaded: Loaded) -> None:
         """Stand where a checkpoint stands."""
@@ -383,6 +414,7 @@ class Running:
         self.take(loaded)
         self.records.rewind(self.done)
         write_text(self.folder / "spec.toml", dump(self.spec))
+        self.describe("running", "")
         self.records.audit("resume", round=self.done, engine=self.coordinator.engine.note)
         self.watch("resume", {"round": self.done, "memories": self.memories})
         if not self._end():

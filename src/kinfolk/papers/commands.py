@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 
 from kinfolk.cli.commands import app
-from kinfolk.cli.shared import AsJson, Seeds, Sets, SpecFile, examples, out, print_json, read_spec
+from kinfolk.cli.shared import (
+    AsJson,
+    Seeds,
+    Sets,
+    SpecFile,
+    examples,
+    out,
+    print_json,
+    read_seeds,
+    read_spec,
+)
 from kinfolk.errors import KinfolkError
 
 REPRODUCE_EXAMPLES = examples(
@@ -25,7 +35,7 @@ def reproduce(
     table: Annotated[list[str] | None, typer.Option("--table", help="Only this table; repeatable.")] = None,
     row: Annotated[list[str] | None, typer.Option("--row", help="Only this row; repeatable.")] = None,
     small: Annotated[bool, typer.Option("--small", help="The reduced twins, for two cores.")] = False,
-    seeds: Seeds = 3,
+    seeds: Seeds = "3",
     set_: Sets = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Folder; what is there goes on.")] = None,
     configs: Annotated[Path, typer.Option("--configs", help="Where the papers' files lie.")] = Path(
@@ -35,10 +45,10 @@ def reproduce(
     json_: AsJson = False,
 ) -> None:
     """Run a paper's comparison again and print what it reported next to what was obtained."""
-    from kinfolk.cli.progress import telling
     from kinfolk.papers.paper import load_paper
     from kinfolk.papers.reproduce import reproduce as run_all
     from kinfolk.papers.reproduce import rounds_of
+    from kinfolk.progress import telling
 
     path = Path(paper) if paper.endswith(".toml") else configs / paper / "reproduce.toml"
     if not path.is_file():
@@ -47,11 +57,12 @@ def reproduce(
         raise KinfolkError("paper", paper, f"there is no {path}; {remedy}")
     wanted = load_paper(path).only(table or [])
     where = folder or Path("runs") / f"reproduce-{path.parent.name}{'-small' if small else ''}"
-    total = rounds_of(wanted, seeds, path.parent, small, set_ or [], row or [])
+    numbers = read_seeds(seeds)
+    total = rounds_of(wanted, numbers, path.parent, small, set_ or [], row or [])
     if not show:
         with telling(total, quiet=json_) as teller:
             run_all(
-                wanted, where, path.parent, seeds=seeds, small=small, changes=set_ or [], only=row or [],
+                wanted, where, path.parent, seeds=numbers, small=small, changes=set_ or [], only=row or [],
                 watch=lambda name, k: teller.watch(name),
             )  # fmt: skip
     _show(where, [table.name for table in wanted.tables], [one.name for one in wanted.trust], json_)
@@ -150,10 +161,10 @@ def trust(
     json_: AsJson = False,
 ) -> None:
     """Trace the opinions of SLFed's clients: a table, and a figure of uncertainty, lists and trust."""
-    from kinfolk.cli.progress import telling
     from kinfolk.experiment.spec import run_id
     from kinfolk.papers.trust_figure import trust_figure, trust_table
     from kinfolk.papers.trust_record import trace_trust, with_direct
+    from kinfolk.progress import telling
 
     numbers = sorted(direct or (1, 2))
     if len(set(numbers)) < len(numbers):

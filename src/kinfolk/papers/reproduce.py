@@ -14,6 +14,7 @@ from kinfolk.experiment.record import write_json
 from kinfolk.experiment.run import Result, Watch, run
 from kinfolk.experiment.score_again import only_tests_differ, read_run, score_again
 from kinfolk.experiment.sections import Experiment
+from kinfolk.experiment.seeds import Seeds, seed_numbers
 from kinfolk.experiment.spec import dump, load, override
 from kinfolk.federation.datasets.catalogue import CATALOGUE, find, where
 from kinfolk.federation.federation import Federation
@@ -44,7 +45,7 @@ def row_spec(
 
 
 def rounds_of(
-    paper: Paper, seeds: int, configs: Path, small: bool, changes: Sequence[str], only: Sequence[str] = ()
+    paper: Paper, seeds: Seeds, configs: Path, small: bool, changes: Sequence[str], only: Sequence[str] = ()
 ) -> int:
     """How many rounds a reproduction takes in all; every spec is checked on the way."""
     wanted = paper.rows(only)
@@ -57,7 +58,7 @@ def rounds_of(
         for row, spec in _specs(paper, base, configs, small, changes):
             if row.label in mine:
                 rounds[base.name, folder_name(spec, row.set, 0)] = spec.run.rounds
-    total = seeds * sum(rounds.values())
+    total = len(seed_numbers(seeds)) * sum(rounds.values())
     for trust in paper.trust if not only else ():
         total += sum(spec.run.rounds for spec in trust_specs(trust, configs, small, changes).values())
     return total
@@ -87,7 +88,7 @@ def reproduce(
     folder: Path,
     configs: Path,
     *,
-    seeds: int = 3,
+    seeds: Seeds = 3,
     small: bool = False,
     changes: Sequence[str] = (),
     only: Sequence[str] = (),
@@ -99,22 +100,20 @@ def reproduce(
     They are traced with the first seed alone.
     """
     wanted = paper.rows(only)
-    if seeds < 1:
-        raise KinfolkError("--seeds", seeds, "give 1 or more (3 or more for error bars)")
     # What is scored again is trained first.
     tables = [*paper.behind, *sorted(paper.tables, key=lambda table: bool(table.again))]
     specs = {table.name: _specs(paper, table, configs, small, changes) for table in tables}
     _find_files(spec for made in specs.values() for _, spec in made)
     for table in tables:
-        first = specs[table.name][0][1].run.seed
+        numbers = seed_numbers(seeds, specs[table.name][0][1].run.seed)
         if table in paper.tables:
-            _note(paper, table, specs[table.name], folder, range(first, first + seeds), small)
+            _note(paper, table, specs[table.name], folder, numbers, small)
         rows = [(row, spec) for row, spec in specs[table.name] if row.label in wanted]
-        for seed in range(first, first + seeds):
+        for seed in numbers:
             if table.again:
                 _score_rows(table, rows, specs[table.again], folder, seed, watch)
             else:
-                _run_rows(table, rows, folder / table.name, seed, seed == first, watch)
+                _run_rows(table, rows, folder / table.name, seed, seed == numbers[0], watch)
     for trust in paper.trust if not only else ():
         _trace(trust, folder / trust.name, trust_specs(trust, configs, small, changes), small, watch)
 
@@ -228,7 +227,7 @@ def _note(
     table: PaperTable,
     specs: Sequence[tuple[Row, Experiment]],
     folder: Path,
-    seeds: range,
+    seeds: Sequence[int],
     small: bool,
 ) -> None:
     """What the report needs to know, written before the first run."""

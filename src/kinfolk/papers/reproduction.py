@@ -29,6 +29,7 @@ from kinfolk.report.read import (
     shown,
     training_seconds,
 )
+from kinfolk.report.whole import WholeTable
 from kinfolk.scores import about, summary
 
 GROUPS = ("ari", "nmi", "purity")
@@ -215,7 +216,7 @@ def _heads(table: TableRuns) -> list[str]:
 
 def terminal_table(table: TableRuns) -> Table:
     """The table for the terminal, of at most 100 columns: for every row the reported, then the obtained."""
-    drawn = Table(title=Text(_title(table), style="bold"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    drawn = WholeTable(title=Text(_title(table), style="bold"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     drawn.title_justify = "left"
     drawn.add_column("method", overflow="fold")
     drawn.add_column("model")

@@ -9,10 +9,12 @@ from typing import Any
 
 import pandas as pd
 from rich.table import Table
+from rich.text import Text
 
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import disk_errors
 from kinfolk.report.read import shown
+from kinfolk.report.whole import WholeTable
 
 # A table on the screen lists this many newcomers and counts the others.
 LISTED = 40
@@ -49,17 +51,21 @@ def newcomers_table(facts: Mapping[str, Any]) -> tuple[Table, list[str]]:
     2
     """
     score, frame = facts["score"], newcomers_frame(facts)
-    table = Table(box=None, padding=(0, 2, 0, 0), title=_title(score), title_justify="left")
-    table.add_column("newcomer", overflow="ellipsis", max_width=30, no_wrap=True)
+    table = WholeTable(box=None, padding=(0, 2, 0, 0), title=_title(score), title_justify="left")
+    table.add_column("newcomer")
     for column in ("rows", "group", *SCORES.values()):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for row in frame.head(LISTED).to_dict("records"):
         cells = (shown(_number(row[key]), score) for key in SCORES)
-        table.add_row(row["newcomer"], f"{row['rows']:,}", str(row["group"]), *cells)
+        table.add_row(Text(row["newcomer"]), f"{row['rows']:,}", str(row["group"]), *cells)
     means = (shown(float(pd.to_numeric(frame[key]).mean()), score) for key in SCORES)
     table.add_row("mean", f"{frame['rows'].mean():,.0f}", "", *means, style="bold")
     more = len(frame) - LISTED
-    notes = [f"and {more:,} more: --out FILE or --json has all of them"] if more > 0 else []
+    notes = (
+        [f"and {more:,} more: in Python `frame` has all of them, in a shell --out FILE or --json"]
+        if more > 0
+        else []
+    )
     how = {"loss": "lowest loss on its training rows", "distance": "centre nearest to what it trained"}
     return table, [
         *notes,

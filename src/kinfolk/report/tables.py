@@ -29,6 +29,7 @@ from kinfolk.report.read import (
     shown,
     training_seconds,
 )
+from kinfolk.report.whole import WholeTable
 from kinfolk.scores import about, summary
 
 COMPARED = ("macro", "micro", "worst", "p10")
@@ -253,7 +254,9 @@ def _unlike(runs: Sequence[Run]) -> list[str]:
 
 def empty_table(title: str, wide: Sequence[str]) -> Table:
     """An empty table in the common style; the `wide` columns hold words and may fold."""
-    table = Table(title=Text(title, style="bold"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = WholeTable(
+        title=Text(title, style="bold"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
     table.title_justify = table.caption_justify = "left"
     for name in wide:
         table.add_column(name, overflow="fold")
@@ -297,7 +300,7 @@ def _facts(run: Run) -> Table:
         "status": ", ".join(str(facts[name]) for name in ("status", "reason") if facts.get(name)),
         "folder": str(run.path),
     }
-    grid = Table.grid(padding=(0, 2))
+    grid = WholeTable.grid(padding=(0, 2))
     for name, line in lines.items():
         if line:
             grid.add_row(Text(name, style="dim"), Text(str(line)))

@@ -1,11 +1,11 @@
-"""Progress: a bar with the time left on a terminal, plain lines elsewhere, nothing with --json."""
+"""Progress: a bar with the time left on a terminal, a changing line in notebooks, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -24,6 +24,7 @@ class ProgressReporter:
         self.done, self.began, self.spoke = 0, time.monotonic(), time.monotonic()
         self.bar: Progress | None = None
         self.task: Any = None
+        self.line = 0  # in a notebook, the length of the line that is written again and again
         self.said: set[str] = set()
 
     def watch(self, name: str, rounds: int = 0) -> Any:
@@ -55,15 +56,22 @@ class ProgressReporter:
 
     def _forward(self, rounds: int, name: str, facts: dict[str, Any]) -> None:
         self.done += rounds
-        score = _headline(facts.get("summary") or {})
+        score = headline(facts.get("summary") or {})
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done, total=self.total, description=name, score=score)
             return
         now = time.monotonic()
-        if now - self.spoke >= PAUSE and facts:
-            left = (now - self.began) / max(self.done, 1) * (self.total - self.done)
+        left = (now - self.began) / max(self.done, 1) * (self.total - self.done)
+        if self.console.is_jupyter and not self.quiet:
+            self._write_again(f"{name}: {_drawn(self.done, self.total)} {score}, {left:.0f} s left")
+        elif now - self.spoke >= PAUSE and facts:
             self._say(f"{name}: round {facts['round']}/{facts['rounds']} {score}, {left:.0f} s left")
             self.spoke = now
+
+    def _write_again(self, text: str) -> None:
+        """Put a line in the place of the one before it."""
+        print("\r" + text.ljust(self.line), end="", file=sys.stderr, flush=True)
+        self.line = len(text)
 
     def _once(self, text: str) -> None:
         if text not in self.said:
@@ -76,7 +84,19 @@ class ProgressReporter:
         if self.bar is not None:
             self.bar.console.print(text, markup=False, highlight=False)
         else:
-            print(text, file=sys.stderr, flush=True)
+            print("\n" * bool(self.line) + text, file=sys.stderr, flush=True)
+            self.line = 0
+
+    def close(self) -> None:
+        """End the line that was written again and again."""
+        if self.line:
+            print(file=sys.stderr, flush=True)
+
+
+def interactive() -> bool:
+    """Whether somebody is watching: on a terminal, or in a notebook."""
+    console = Console(stderr=True)
+    return console.is_terminal or console.is_jupyter
 
 
 @contextmanager
@@ -84,7 +104,8 @@ def telling(total: int, quiet: bool = False) -> Iterator[ProgressReporter]:
     """Tell of `total` rounds; a bar appears only on a terminal."""
     teller = ProgressReporter(total, quiet)
     if quiet or not teller.console.is_terminal:
-        yield teller
+        with closing(teller):
+            yield teller
         return
     columns = (
         TextColumn("{task.description}"),
@@ -98,8 +119,22 @@ def telling(total: int, quiet: bool = False) -> Iterator[ProgressReporter]:
         yield teller
 
 
-def _headline(summary: dict[str, Any]) -> str:
-    """The main score of the main model, in a few words."""
+def _drawn(done: int, total: int, width: int = 20) -> str:
+    """A bar of letters.
+
+    >>> _drawn(5, 20)
+    '5/20 [#####...............]'
+    """
+    filled = min(width, width * done // max(total, 1))
+    return f"{done}/{total} [{'#' * filled}{'.' * (width - filled)}]"
+
+
+def headline(summary: dict[str, Any]) -> str:
+    """The main score of the main model, in a few words.
+
+    >>> headline({"centre": {"accuracy": {"macro": 0.871}}})
+    'accuracy 87.1% (centre)'
+    """
     for kind, scores in summary.items():
         for score in ("accuracy", "mse", "loss"):
             if score in scores and scores[score]["macro"] is not None:

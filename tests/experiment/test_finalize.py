@@ -108,8 +108,12 @@ def test_scores_of_the_last_round_are_by_it_and_nothing_else_differs(runs):
     before = without_final(read_rounds(root / "weak")[-1])
     assert before["seconds"].keys() == read_rounds(root / "off")[-1]["seconds"].keys()
     (_, state, facts), (_, kept, kept_facts) = saved(root / "off"), saved(root / "weak")
+    served, final = ((tensors.pop("served"), told.pop("served")) for tensors, told in
+                     ((state, facts), (kept, kept_facts)))  # fmt: skip
     assert facts == kept_facts
-    assert all(equal(state[entry], kept[entry]) for entry in state), "checkpoints know nothing of it"
+    assert all(equal(state[entry], kept[entry]) for entry in state), "a run goes on as if it had not been"
+    assert served == ({}, {})
+    assert final[0]["member"].tolist() == ended["weak"].state.member.tolist(), "but what was scored is kept"
     assert equal({"c": ended["off"].state.centres}, {"c": ended["weak"].state.centres})
     assert "final" not in (root / "off/rounds.jsonl").read_text()
 

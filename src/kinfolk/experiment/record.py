@@ -75,7 +75,7 @@ def plain(value: Any) -> Any:
     )
 
 
-def _write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes) -> None:
     """Write a whole file or nothing: into a sibling first, then renamed."""
     temporary = path.with_name(f".{path.name}.tmp")
     with disk_errors("run", path.parent):
@@ -101,7 +101,7 @@ def write_text(path: Path, text: str) -> None:
     ...     (Path(folder) / "spec.toml").read_text()
     'seed = 1'
     """
-    _write_bytes(Path(path), text.encode())
+    write_bytes(Path(path), text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -149,7 +149,7 @@ class Records:
         buffer = io.BytesIO()
         pq.write_table(table, buffer)
         path = self.run / "records" / f"round-{round:06d}.parquet"
-        _write_bytes(path, buffer.getvalue())
+        write_bytes(path, buffer.getvalue())
         return path
 
     def append_round(self, round: int, facts: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ class Pool:
     names: tuple[Client, ...] = ()  # owners, sorted
     block: Ints | None = None  # [pool] rows that resemble one another, such as windows of one recording
     note: str = ""  # who was left out, for the description of the federation
+    class_names: tuple[str, ...] = ()  # what the data call their classes
 
     @property
     def labels(self) -> Ints:

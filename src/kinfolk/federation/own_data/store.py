@@ -247,6 +247,8 @@ def read_store(folder: str | Path, *, verify: bool = False) -> Federation:
         truth=tensors.get("truth.npy"),
         name=manifest["name"],
         scale=manifest["scale"] and tuple(manifest["scale"]),
+        class_names=tuple(manifest["class_names"]),
+        feature_names=tuple(manifest["feature_names"]),
     )
     for name, split in splits.items():
         _laid_out(folder / f"{name}-start.npy", split, len(federation.clients))

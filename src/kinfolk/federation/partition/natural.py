@@ -72,7 +72,8 @@ def pool_of(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
         train, test = stratified(rows.y, spec.test_fraction, seed.numpy("data", "pool"), block)
     else:
         train, test = np.flatnonzero(~rows.test), np.flatnonzero(rows.test)
-    return Pool(x, torch.from_numpy(rows.y), train, test, rows.classes, scale, block=block)
+    y = torch.from_numpy(rows.y)
+    return Pool(x, y, train, test, rows.classes, scale, block=block, class_names=rows.class_names)
 
 
 def _natural(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
@@ -99,7 +100,7 @@ def _natural(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
     y = torch.from_numpy(rows.y[kept])
     left_out = sampled.few[1] + sampled.undrawn[1]
     note = f" ({len(who)} of {len(rows.client_names)} clients, {left_out} rows left out)"
-    return Pool(x, y, train, test, rows.classes, scale, owner, names, block, note)
+    return Pool(x, y, train, test, rows.classes, scale, owner, names, block, note, rows.class_names)
 
 
 def _stored(x: Array, scale: tuple[float, float]) -> tuple[Tensor, tuple[float, float] | None]:

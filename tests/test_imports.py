@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "experiment": EVERYTHING - {"report", "cli", "contract", "api", "papers", "__init__"},
     "report": {"errors", "experiment", "scores"},
     "contract": EVERYTHING - {"cli", "report", "api", "papers", "__init__"},
+    "trained": EVERYTHING - {"cli", "papers", "api", "__init__"},
     "api": EVERYTHING - {"cli", "papers", "__init__"},
     "cli": EVERYTHING - {"papers", "__init__"},
     "papers": EVERYTHING - {"__init__"},
@@ -45,7 +46,7 @@ MAY_IMPORT = {
 # What algorithms may know of one another: the blocks they are built of; a package also knows its own modules.
 SHARED_BY_ALGORITHMS = ("kinfolk.algorithms.blocks",)
 # Rooms that see records only, as files: not even by a detour may they reach torch.
-WITHOUT_TORCH = ("report",)
+WITHOUT_TORCH = ("report", "trained")
 PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle", "yaml"}
 DRAWS = {
     *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kinfolk.federation.own_data.loaded import federate
     from kinfolk.federation.own_data.report import inspect
     from kinfolk.report.read import Run, load_run, load_runs
+    from kinfolk.trained import TrainedRun, load
 
 __all__ = [
     "Comparison",
@@ -29,6 +30,7 @@ __all__ = [
     "Placed",
     "Result",
     "Run",
+    "TrainedRun",
     "__version__",
     "assign",
     "build_federation",
@@ -37,6 +39,7 @@ __all__ = [
     "federate",
     "from_arrays",
     "inspect",
+    "load",
     "load_own",
     "load_run",
     "load_runs",
@@ -52,6 +55,7 @@ _HOMES = {
         ("Comparison", "KChoice", "Placed", "assign", "build_federation", "choose_k", "compare", "run"), "api"
     ),
     **dict.fromkeys(("Run", "load_run", "load_runs"), "report.read"),
+    **dict.fromkeys(("TrainedRun", "load"), "trained"),
     "Federation": "federation.federation",
     "KinfolkError": "errors",
     "Result": "experiment.run",

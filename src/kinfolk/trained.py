@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from kinfolk.experiment.build import Network
     from kinfolk.experiment.kept_models import KeptModels
+    from kinfolk.experiment.outline import Outline
     from kinfolk.federation.federation import Federation
     from kinfolk.federation.own_data.arrays import Given
 
@@ -50,8 +51,9 @@ class TrainedRun(Run):
         if isinstance(self._clients, Federation):
             return self._clients
         spec = load_spec(self.path / "spec.toml")
-        shares = {"valid": spec.data.valid, "test_fraction": spec.data.test_fraction}
-        return from_arrays(self._clients, test=self._test, seed=Seed(spec.run.seed), **shares)
+        data, seed = spec.data, Seed(spec.run.seed)
+        held = data.valid, data.test_fraction
+        return from_arrays(self._clients, test=self._test, valid=held[0], test_fraction=held[1], seed=seed)
 
     @property
     def kept_rounds(self) -> tuple[int, ...]:
@@ -127,6 +129,11 @@ class TrainedRun(Run):
         return said(out, outline, proba)
 
     @property
+    def outline(self) -> Outline:
+        """What is known of the rows: clients, shape, classes, columns."""
+        return self._kept.outline
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         """What the classes are called, in the order of `predict(..., proba=True)`; none for numbers."""
         outline = self._kept.outline
@@ -154,14 +161,32 @@ class TrainedRun(Run):
             formats: some of `"safetensors"`, `"torch"`, `"onnx"`.
             licence: what the card says of it; a note that nothing was said if not given.
         """
-        from kinfolk.experiment.export import Wanted, export
+        from kinfolk.experiment.card import Wanted
+        from kinfolk.experiment.export import check_formats, export
 
+        check_formats(formats)
         kept = self._kept
         which, number = kept.kind(kind), kept.round(round)
-        who = self._whose(client, group, which, number)
-        wanted = Wanted(which, number, who if group is None and client is not None else None, group, licence)
-        network = kept.network(which, kept.trees([who], which, number)[who])
-        return export(self, kept, network, wanted, Path(folder), tuple(formats))
+        network = self.model(client, group, kind=kind, round=round)
+        return export(network, kept, Wanted(which, number, client, group, licence), Path(folder), formats)
+
+    def export_all(
+        self,
+        folder: str | Path,
+        *,
+        kind: Kind | None = None,
+        round: str | int = "last",
+        formats: Sequence[str] = ("safetensors",),
+        licence: str = "",
+    ) -> list[Path]:
+        """Write every model there is, each into a folder of its own: of groups, of clients, or the one.
+
+        The arguments are those of `export`.
+        """
+        from kinfolk.experiment.export import export_all
+
+        kept = self._kept
+        return export_all(kept, kept.kind(kind), kept.round(round), Path(folder), formats, licence)
 
 
 def load(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from small_runs import digits, go
-from torch import nn
 
 from kinfolk.algorithms import ALGORITHMS
-from kinfolk.errors import KinfolkError
 from kinfolk.experiment.spec import load as load_spec
 from kinfolk.trained import load
 
@@ -24,7 +21,7 @@ OPTIONS = {
     ],
     "ifca": ["algorithm.k=2", "run.participation=0.5"],
     "hypcluster": ["algorithm.k=2", "run.participation=0.5", "run.rounds=3"],
-    "robust": ["algorithm.k=2", "run.rounds=4"],
+    "robust": ["algorithm.k=2", "run.rounds=8"],
     "local": ["run.participation=0.5"],
     "fedavg_tuned": ["model.name=tiny_cnn", "model.norm=bn"],  # buffers are part of a model
     "slfed": IMAGES,

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from kinfolk.cli.data import data
 from kinfolk.cli.groups import groups
+from kinfolk.cli.models import models
 from kinfolk.cli.shared import AsJson, Seeds, Sets, SpecFile, examples, out, print_json, read_spec
 from kinfolk.errors import KinfolkError
 
@@ -22,6 +23,7 @@ app = typer.Typer(
 
 app.add_typer(data, name="data")
 app.add_typer(groups)
+app.add_typer(models)
 
 
 def _version(wanted: bool) -> None:

@@ -106,7 +106,7 @@ class KeptModels:
         """The client of that name."""
         if name not in set(self.outline.clients):
             raise KinfolkError("client", name, f"no such client; {_hint(name, self.outline.clients)}")
-        if self._parts.attack is not None and name in self._parts.attack.who:
+        if name in self._attackers:
             raise KinfolkError("client", name, "is an attacker in this run: its models are not scored")
         return Client(name)
 
@@ -136,8 +136,7 @@ class KeptModels:
         if group not in groups:
             remedy = f"no such group, or nobody is in it; there are {_few(tuple(groups))}"
             raise KinfolkError("group", group, remedy)
-        attackers = self._parts.attack.who if self._parts.attack else frozenset[Client]()
-        honest = [who for who in groups[group] if who not in attackers]
+        honest = [who for who in groups[group] if who not in self._attackers]
         if not honest:
             raise KinfolkError("group", group, "has attackers alone; name another")
         return honest[0]
@@ -151,6 +150,22 @@ class KeptModels:
             remedy = f"clients of {self._parts.title} have models of their own; say whose: client=...{groups}"
             raise KinfolkError("client", None, remedy)
         return self.outline.clients[0]
+
+    def owners(self, kind: str, round: int) -> dict[tuple[str | None, int | None], Client]:
+        """Every model there is, as (client, group): somebody who has it. Both are None for everyone's."""
+        honest = [c for c in self.outline.clients if c not in self._attackers]
+        if not self._tasks[kind].common:
+            return {(c, None): c for c in honest}
+        groups = self.groups(round)
+        if groups:
+            return {
+                (None, g): self.member(g, kind, round) for g, who in groups.items() if set(who) & set(honest)
+            }
+        return {(None, None): self.anybody(kind, round)}
+
+    @property
+    def _attackers(self) -> frozenset[Client]:
+        return self._parts.attack.who if self._parts.attack else frozenset()
 
     # What they are
 
@@ -174,7 +189,7 @@ class KeptModels:
                 state = self._state(parts, round, choice.device)
                 # In one call for many clients, each depends on the others in its last bits.
                 alone = not ENGINES[choice.name].chunked
-                everyone = [c for c in self.outline.clients if not (parts.attack and c in parts.attack.who)]
+                everyone = [c for c in self.outline.clients if c not in self._attackers]
                 return self._asked(engine, parts, state, round, who if alone else everyone, set(who))
 
     def network(self, kind: str, model: Tree) -> nn.Module:

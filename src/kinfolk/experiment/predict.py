@@ -87,13 +87,13 @@ def _frame(frame: pd.DataFrame, outline: Outline) -> NDArray[Any]:
         if named[name].isna().any():
             row = int(named[name].isna().to_numpy().argmax())
             raise KinfolkError(f"x.{name}", f"row {row + 1}", "is missing; fill it or leave the row out")
-    values = named[list(wanted)].to_numpy(dtype=np.float64)
+    values: NDArray[Any] = named[list(wanted)].to_numpy(dtype=np.float64)
     if outline.feature_names or len(outline.shape) == 1:
         return values
     if values.shape[1] != int(np.prod(outline.shape)):
         size = int(np.prod(outline.shape))
         raise KinfolkError("x", values.shape[1], f"give {size} columns, the values of {list(outline.shape)}")
-    shaped = values.reshape(len(values), *outline.shape)
+    shaped: NDArray[Any] = values.reshape(len(values), *outline.shape)
     whole = outline.scale is not None and bool((shaped == np.rint(shaped)).all())
     return shaped.astype(np.int64) if whole else shaped
 
@@ -112,7 +112,8 @@ def outputs(network: nn.Module, rows: Tensor, outline: Outline) -> Tensor:
     """What the network gives for rows, [rows, outputs]."""
     parts = [torch.zeros(0, outline.outputs)]
     with torch.no_grad():
-        for batch in rows.split(BATCH):
+        for at in range(0, len(rows), BATCH):
+            batch = rows[at : at + BATCH]
             parts.append(network(batch).reshape(len(batch), -1).float())
     return torch.cat(parts)
 

@@ -35,6 +35,7 @@ SCHEMA = pa.schema(
     ]
 )
 MODELS = ("centre", "personal", "fine-tuned")
+FORMAT = 1  # of a run folder; a newer one is refused
 _FILE = re.compile(r"round-(\d{6,})\.parquet")
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
+import pandas as pd
 import pytest
 import torch
-from small_runs import digits, go
+from small_runs import digits, equal, go
+from torch import nn
 
 from kinfolk.algorithms import ALGORITHMS
+from kinfolk.api import run as api_run
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.outline import Outline
+from kinfolk.experiment.predict import rows_for
 from kinfolk.experiment.spec import load as load_spec
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.trained import load
 
 IMAGES = ["algorithm.images.kind=noise", "algorithm.images.count=20", "algorithm.shares.scheme=plain"]
@@ -27,7 +37,7 @@ OPTIONS = {
     "slfed": IMAGES,
     "slfed_similar": IMAGES,
 }  # fmt: skip
-QUICK = ("local", "fedavg_tuned", "fesem", "fedem", "ifca", "mdicfl", "majority_label")
+QUICK = ("fedavg_tuned", "fesem", "fedem", "mdicfl", "majority_label")
 
 
 def run_of(folder, name, *more):
@@ -70,7 +80,172 @@ def test_predictions_of_every_kind_of_model_are_the_recorded_ones(name, tmp_path
     assert_recorded(run_of(tmp_path / "run", name))
 
 
-@pytest.mark.parametrize("engine", ["batched", "wire", pytest.param("workers", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "batched",
+        pytest.param("wire", marks=pytest.mark.slow),
+        pytest.param("workers", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", ["fesem", pytest.param("fedavg_tuned", marks=pytest.mark.slow)])
 def test_models_that_are_trained_again_are_the_same_in_every_engine(engine, name, tmp_path):
     assert_recorded(run_of(tmp_path / "run", name, f"engine.name={engine}", "engine.processes=2"))
+
+
+def test_a_model_is_a_plain_network_of_its_own(tmp_path):
+    run = run_of(tmp_path / "run", "fedavg_tuned")
+    first, second = (run.model("client-00", kind="centre") for _ in range(2))
+    assert type(first).__name__ == "TinyCNN"
+    assert not first.training
+    assert {type(layer).__module__.partition(".")[0] for layer in first.modules()} <= {"torch", "kinfolk"}
+    assert not [m for m in first.modules() if "engines" in type(m).__module__ or "Row" in type(m).__name__]
+    assert float(first.norm1.running_mean.abs().sum()) > 0
+    before = {name: t.clone() for name, t in second.state_dict().items()}
+    with torch.no_grad():
+        for t in first.state_dict().values():
+            t.zero_()
+    again = run.model("client-00", kind="centre").state_dict()
+    assert all(torch.equal(before[name], again[name]) and torch.equal(t, again[name]) for name, t in
+               second.state_dict().items())  # fmt: skip
+
+
+def test_the_model_of_a_group_is_that_of_its_members(tmp_path):
+    run = run_of(tmp_path / "run", "ifca")
+    groups = run._kept.groups(2)
+    assert sorted(who for members in groups.values() for who in members) == list(run.outline.clients)
+    for number, members in groups.items():
+        mine, theirs = run.model(group=number).state_dict(), run.model(members[-1]).state_dict()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    nobody = max(groups) + 1
+    with pytest.raises(KinfolkError, match=f"group = {nobody}: no such group, or nobody is in it; there are"):
+        run.model(group=nobody)
+
+
+def clients_of_sorts():
+    make = torch.Generator().manual_seed(3)
+    rows = {}
+    for who in ("ann", "bob", "cleo"):
+        x = torch.randn(40, 3, generator=make)
+        rows[who] = (x.numpy(), np.where(x[:, 0] > 0, "up", "down"))
+    return rows
+
+
+def net():
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def test_rows_given_in_python_are_needed_only_where_models_are_trained_again(tmp_path):
+    """And a network that was given with weights is found again with these weights."""
+    rows, mine = clients_of_sorts(), net()
+    api_run(mine, rows, "fedavg_tuned", rounds=2, folder=tmp_path / "run")
+    bare = load(tmp_path / "run")
+    with pytest.raises(KinfolkError, match=r"cannot be built again .*give it as kinfolk.load\(..., network="):
+        bare.model(kind="centre")
+    run = load(tmp_path / "run", network=net)
+    assert set(run.predict(rows["ann"][0], kind="centre")) <= {"up", "down"}
+    assert run.predict(rows["ann"][0], kind="centre", proba=True).sum(1) == pytest.approx(np.ones(40))
+    assert run.class_names == ("down", "up")
+    with pytest.raises(KinfolkError, match=r"'fine-tuned' models are trained again .*clients="):
+        run.model("ann", kind="fine-tuned")
+    with pytest.raises(KinfolkError, match="these are not the rows of the run"):
+        load(tmp_path / "run", network=net, clients={**rows, "ann": rows["bob"]}).model("ann")
+    whole = load(tmp_path / "run", network=net, clients=rows)
+    scores = whole.scores[(whole.scores["round"] == 2) & (whole.scores["score"] == "accuracy")]
+    held = from_arrays(rows, test_fraction=0.2)
+    for who in rows:
+        x, y = held.take(held.splits["test"].rows(held.place(who)))
+        said = whole.predict(x, who, kind="fine-tuned")
+        want = scores[(scores["client"] == who) & (scores["model"] == "fine-tuned")]["value"].item()
+        assert (said == np.array(["down", "up"])[y]).mean() == want
+    with pytest.raises(KinfolkError, match=r"is not the network of the run: 0\.bias is"):
+        load(tmp_path / "run", network=lambda: nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))).model()
+
+
+def test_a_client_who_was_never_asked_has_the_first_model_as_it_was_given(tmp_path):
+    mine = net()
+    settings = {"run.participation": 0.3}
+    api_run(mine, clients_of_sorts(), "local", rounds=1, folder=tmp_path / "run", settings=settings)
+    run = load(tmp_path / "run", network=net)
+    networks = run.models_of(["ann", "bob", "cleo"])
+    untouched = [
+        who for who, one in networks.items() if equal(dict(one.state_dict()), dict(mine.state_dict()))
+    ]
+    assert len(untouched) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"client": "klient-00"}, "client = 'klient-00': no such client; did you mean 'client-00'?"),
+        ({}, "clients of ifca k=2 have models of their own; say whose: client=... or group=..."),
+        ({"client": "client-00", "kind": "personal"}, "ifca k=2 has no such model; it has centre"),
+        ({"client": "client-00", "group": 0}, "leave out it or 'client-00'"),
+        ({"client": "client-00", "round": 0}, "round = 0: is not kept; there are 1, 2 (run.keep=last;"),
+        ({"client": "client-00", "round": "first"}, "give 'last', 'best' or a number"),
+        ({"client": "client-00", "round": "best"}, "run with run.keep=best and data.valid above 0"),
+    ],
+)
+def test_what_is_not_there_is_named(words, told, ifca):
+    with pytest.raises(KinfolkError) as caught:
+        ifca.model(**words)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("x", "told"),
+    [
+        (np.zeros((3, 8, 8)), "x = [3, 8, 8]: give rows of shape [rows, 1, 8, 8]"),
+        (np.zeros((1, 8, 8)), "put one row into a list: x[None]"),
+        (np.full((2, 1, 8, 8), np.nan), "x = 'row 1': holds NaN or infinity"),
+        (np.array(["a"]), "give rows of numbers"),
+        ([[1], [2, 3]], "give an array, a tensor or a data frame"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(x, told, ifca):
+    with pytest.raises(KinfolkError) as caught:
+        ifca.predict(x, client="client-00")
+    assert told in str(caught.value)
+
+
+def test_a_folder_that_is_no_run_and_one_of_a_newer_version_are_refused(ifca, tmp_path):
+    with pytest.raises(KinfolkError, match="is not a run folder"):
+        load(tmp_path)
+    newer = {**json.loads((ifca.path / "run.json").read_text()), "format": 2}
+    (tmp_path / "run.json").write_text(json.dumps({**newer, "versions": {"kinfolk": "9.1"}}))
+    with pytest.raises(KinfolkError, match=r"is of format 2, this version reads 1; use kinfolk 9\.1"):
+        load(tmp_path)
+
+
+def test_columns_are_found_by_name_and_bytes_are_scaled_as_in_training():
+    table = Outline((), (2,), 2, 2, (), ("age", "size"), None, "")
+    frame = pd.DataFrame({"size": [2, 4], "y": ["a", "b"], "age": [1, 3]})
+    assert rows_for(frame, table).tolist() == [[1, 2], [3, 4]]
+    for wrong, told in (
+        (frame.rename(columns={"size": "sise"}), "'size': this column of the run is missing; did you mean"),
+        (frame.assign(age=["1", "x"]), "x.age = .*: give a column of numbers"),
+        (frame.assign(age=[1.0, None]), "x.age = 'row 2': is missing"),
+    ):
+        with pytest.raises(KinfolkError, match=told):
+            rows_for(wrong, table)
+    pixels = Outline((), (1, 1, 2), 2, 2, (), (), (2 / 255, -1.0), "")
+    raw = np.array([[[[0, 255]]]], dtype=np.uint8)
+    want = torch.tensor([[[[-1.0, 1.0]]]])
+    assert torch.equal(rows_for(raw, pixels), want)
+    assert torch.equal(rows_for(raw.astype(np.int64), pixels), want)
+    assert torch.equal(rows_for(want, pixels), want)
+    with pytest.raises(KinfolkError, match="scaled rows lie from -1 to 1; give bytes"):
+        rows_for(raw.astype(np.float32), pixels)
+
+
+def test_models_of_attackers_are_not_given(tmp_path):
+    run = run_of(tmp_path / "run", "fedavg", "run.attack=sign_flip", "run.attackers=0.25")
+    (eve,) = run.facts["attackers"]
+    with pytest.raises(KinfolkError, match="is an attacker in this run"):
+        run.model(eve)
+    assert run.model() is not None
+
+
+@pytest.fixture(scope="module")
+def ifca(tmp_path_factory):
+    return run_of(tmp_path_factory.mktemp("runs") / "ifca", "ifca")

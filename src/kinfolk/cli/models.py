@@ -53,11 +53,11 @@ def predict(
 
     found: Any = load(run)
     name, rows, notes = read_rows(data, found.outline)
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
     given: dict[str, Any] = {"client": client, "group": group, "kind": kind, "round": _round(round_)}
     chances = found.predict(rows, **given, proba=True) if found.outline.classes else None
     frame = predictions_frame(name, found.predict(rows, **given), chances, found.class_names)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     if file is not None:
         write_predictions(frame, file)
     if json_:

@@ -22,6 +22,7 @@ from kinfolk.experiment.spec import parse
 from kinfolk.experiment.state import to_message
 from kinfolk.script import Ask, play
 from kinfolk.streams import RoundContext, Seed
+from kinfolk.trained import load
 from kinfolk.types import nbytes
 
 METHOD = (
@@ -116,6 +117,15 @@ def test_scores_of_the_last_round_are_by_it_and_nothing_else_differs(runs):
     assert final[0]["member"].tolist() == ended["weak"].state.member.tolist(), "but what was scored is kept"
     assert equal({"c": ended["off"].state.centres}, {"c": ended["weak"].state.centres})
     assert "final" not in (root / "off/rounds.jsonl").read_text()
+
+
+def test_models_taken_out_are_those_of_the_last_groups(runs):
+    run = load(runs[0] / "weak")
+    federation = digits(spec_in(run.path).data, 0)
+    scores = run.scores[(run.scores["round"] == 3) & (run.scores["score"] == "accuracy")]
+    for _, one in scores.iterrows():
+        x, y = federation.take(federation.splits["test"].rows(federation.place(one["client"])))
+        assert (run.predict(x, one["client"]) == y.numpy()).mean() == one["value"]
 
 
 def test_both_protocols_agree_and_every_byte_is_counted(runs):

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from small_runs import digits, equal, go
+from small_runs import digits, equal, go, saved
 from torch import nn
 
 from kinfolk.algorithms import ALGORITHMS
@@ -29,7 +29,7 @@ OPTIONS = {
         "algorithm.k=2", "algorithm.start.name=random_partition", "algorithm.final_reassign=true",
         "algorithm.pseudo.samples=2", "algorithm.search.iterations=4", "run.participation=0.5",
     ],
-    "ifca": ["algorithm.k=2", "run.participation=0.5"],
+    "ifca": ["algorithm.k=3", "run.participation=0.25"],  # choices of rounds are stale when all are scored
     "hypcluster": ["algorithm.k=2", "run.participation=0.5", "run.rounds=3"],
     "robust": ["algorithm.k=2", "run.rounds=8"],
     "local": ["run.participation=0.5"],
@@ -37,7 +37,7 @@ OPTIONS = {
     "slfed": IMAGES,
     "slfed_similar": IMAGES,
 }  # fmt: skip
-QUICK = ("fedavg_tuned", "fesem", "fedem", "mdicfl", "majority_label")
+QUICK = ("fedavg_tuned", "fesem", "fedem", "ifca", "mdicfl", "majority_label")
 
 
 def run_of(folder, name, *more):
@@ -113,6 +113,7 @@ def test_a_model_is_a_plain_network_of_its_own(tmp_path):
 def test_the_model_of_a_group_is_that_of_its_members(tmp_path):
     run = run_of(tmp_path / "run", "ifca")
     groups = run._kept.groups(2)
+    assert saved(run.path)[1]["served"], "or rounds chose as everybody does now"
     assert sorted(who for members in groups.values() for who in members) == list(run.outline.clients)
     for number, members in groups.items():
         mine, theirs = run.model(group=number).state_dict(), run.model(members[-1]).state_dict()
@@ -178,8 +179,8 @@ def test_a_client_who_was_never_asked_has_the_first_model_as_it_was_given(tmp_pa
     ("words", "told"),
     [
         ({"client": "klient-00"}, "client = 'klient-00': no such client; did you mean 'client-00'?"),
-        ({}, "clients of ifca k=2 have models of their own; say whose: client=... or group=..."),
-        ({"client": "client-00", "kind": "personal"}, "ifca k=2 has no such model; it has centre"),
+        ({}, "clients of ifca have models of their own; say whose: client=... or group=..."),
+        ({"client": "client-00", "kind": "personal"}, "ifca has no such model; it has centre"),
         ({"client": "client-00", "group": 0}, "leave out it or 'client-00'"),
         ({"client": "client-00", "round": 0}, "round = 0: is not kept; there are 1, 2 (run.keep=last;"),
         ({"client": "client-00", "round": "first"}, "give 'last', 'best' or a number"),

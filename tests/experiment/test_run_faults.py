@@ -80,7 +80,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, place):
     go(tmp_path / "whole", "run.rounds=4")
     home, name = {
         "checkpoint": (checkpoint, "_write_bytes"),
-        "scores": (record, "_write_bytes"),
+        "scores": (record, "write_bytes"),
         "rounds": (record, "_append"),
     }[place]
     write = getattr(home, name)

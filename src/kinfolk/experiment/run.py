@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +17,26 @@ from kinfolk.engines.link import Link, linked
 from kinfolk.engines.tune import tuned
 from kinfolk.engines.work import Work
 from kinfolk.errors import BrokeDown, KinfolkError
-from kinfolk.experiment.best import VALID, Best, check_rows, cost, judged, kept_rounds
+from kinfolk.experiment.best import VALID, Best, check_rows, judged
 from kinfolk.experiment.budget import Budget, Spent, too_short
 from kinfolk.experiment.build import Network, Parts, build_parts
-from kinfolk.experiment.checkpoint import Loaded, load_latest, save, saved_bytes, saved_rounds
+from kinfolk.experiment.checkpoint import Loaded, load_latest
 from kinfolk.experiment.choice import chosen, kept, work
 from kinfolk.experiment.choosing import choose_now, with_choices
 from kinfolk.experiment.client_memory import make_memories
 from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.describe import description
 from kinfolk.experiment.finalize import finalize, go_on
+from kinfolk.experiment.outline import FILE as OUTLINE
 from kinfolk.experiment.outline import write_outline
 from kinfolk.experiment.privacy import after_void, prepare, tell_spending
 from kinfolk.experiment.ranks import follow, table_of
 from kinfolk.experiment.record import Records, read_rounds, write_json, write_text
+from kinfolk.experiment.saving import told, write_checkpoint
 from kinfolk.experiment.score import Columns, reached, score_everyone, score_groups
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump, run_id
-from kinfolk.experiment.state import (
-    changes,
-    from_message,
-    memories_from_message,
-    memories_to_message,
-    to_message,
-)
+from kinfolk.experiment.state import from_message, memories_from_message
 from kinfolk.federation.federation import Federation
 from kinfolk.script import Script, Stops, play
 from kinfolk.streams import RoundContext
@@ -350,7 +346,7 @@ class Running:
             "start",
             engine=self.coordinator.engine.note,
             why=self.choice.why,
-            kept=cost(self.parts, self.state),
+            kept=told(self),
         )
         if self.choice.warning:
             self.records.audit("warning", text=self.choice.warning)
@@ -363,41 +359,12 @@ class Running:
             "rounds": self.done,
             "engine": self.coordinator.engine.note,
         }
-        models = {"kept": {**cost(self.parts, self.state), **self._kept()}}
-        write_json(self.folder / "run.json", description(self.parts, self.choice, how) | models | more)
-
-    def _kept(self) -> dict[str, Any]:
-        """What is on the disk by now, once it is."""
-        where = self.folder / "checkpoints"
-        rounds = saved_rounds(where)
-        best = {"best": asdict(self.best)} if judged(self.spec.run) else {}
-        return (
-            {"checkpoints": len(rounds), "rounds": rounds, "bytes": saved_bytes(where), **best}
-            if rounds
-            else {}
-        )
+        facts = description(self.parts, self.choice, how) | {"kept": told(self)}
+        write_json(self.folder / "run.json", facts | more)
 
     def save(self, state: Any = None, summary: dict[str, Any] | None = None) -> None:
         """Write a checkpoint; with a `state` and its summary, from which a run goes on instead of its own."""
-        state = self.state if state is None else state
-        tensors, plain = to_message(state)
-        held = memories_to_message(self.memories.everyones(), self.clients)
-        facts = {
-            "state": plain,
-            "voids": self.voids,
-            "extra": self.budget.extra,
-            "unheard": [i for i, c in enumerate(self.clients) if c in self.unheard],
-            "summary": self.summary if summary is None else summary,
-            "federation": self.parts.federation.fingerprint(),
-            "kernels": KERNELS.chosen,  # by timing, so that a resumed run might choose otherwise
-        }
-        entries = {"state": tensors, "memory": held}
-        if self.served_at == self.done:  # by choices made for it, or finalized
-            entries["served"], facts["served"] = changes(state, self.served)
-        if judged(self.spec.run):
-            facts["best"] = asdict(self.best)
-        where, (newest, also) = self.folder / "checkpoints", kept_rounds(self.spec.run, self.best)
-        save(where, self.done, entries, facts, dump(self.spec), newest, also)
+        write_checkpoint(self, self.state if state is None else state, summary or self.summary)
         self.saved = self.done
 
     def take(self, loaded: Loaded) -> None:
@@ -427,5 +394,7 @@ class Running:
         self.records.audit("resume", round=self.done, engine=self.coordinator.engine.note)
         self.watch("resume", {"round": self.done, "memories": self.memories})
         if not self._end():
+            if not (self.folder / OUTLINE).exists():  # an older version began it
+                write_outline(self.folder, self.parts.federation, self.parts.learner.first)
             go_on(self)
         return True

@@ -13,7 +13,7 @@ demo: $(READY)
 	@$(BIN)/kinfolk compare configs/digits.toml $(DEMO:%=-a %) --seeds 3 --out runs/demo
 
 # Style, types, tests, doctests, README commands, configs. loadgroup: what a module's fixture makes is made in
-# one process (not under pytest 9.2, whose node ids pytest-xdist 3.8 cannot mark).
+# one process.
 PYTEST := $(BIN)/pytest -n auto --dist loadgroup
 test: check
 	$(PYTEST)

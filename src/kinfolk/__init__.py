@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from kinfolk.experiment.run import Result
     from kinfolk.federation.federation import Federation
     from kinfolk.federation.own_data.arrays import from_arrays
-    from kinfolk.federation.own_data.frame import read_frame
     from kinfolk.federation.own_data.huggingface import read_flower, read_huggingface
     from kinfolk.federation.own_data.load import load_own
     from kinfolk.federation.own_data.loaded import federate
     from kinfolk.federation.own_data.report import inspect
+    from kinfolk.federation.own_data.tables import read_frame
     from kinfolk.report.read import Run, load_run, load_runs
     from kinfolk.trained import TrainedRun, load
 
@@ -64,7 +64,7 @@ _HOMES = {
     "inspect": "federation.own_data.report",
     "load_own": "federation.own_data.load",
     "read_flower": "federation.own_data.huggingface",
-    "read_frame": "federation.own_data.frame",
+    "read_frame": "federation.own_data.tables",
     "read_huggingface": "federation.own_data.huggingface",
 }
 

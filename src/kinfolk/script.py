@@ -154,6 +154,15 @@ class Groups(Protocol):
 
 
 @runtime_checkable
+class Margins(Protocol):
+    """An algorithm whose server knows how clearly clients belong to their groups."""
+
+    def margins(self, state: Any) -> Tensor:
+        """The margin of every client, [clients], at most 1; NaN where it is not known."""
+        ...
+
+
+@runtime_checkable
 class Stops(Protocol):
     """An algorithm with a stop condition of its own."""
 

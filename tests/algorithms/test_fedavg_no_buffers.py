@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kinfolk.algorithms.fedavg import FedAvg
-from kinfolk.algorithms.fedavg_no_buffers import FedAvgNoBuffers
+from kinfolk.algorithms.fedavg import FedAvg, FedAvgNoBuffers
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 

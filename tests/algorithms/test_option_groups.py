@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pytest
+from option_variants import others, variants
 
 from kinfolk.algorithms import build_algorithm, options_of
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.options import check_options, flat_options, option_values, with_options
 from kinfolk.contract import toy
-from kinfolk.contract.options import others, variants
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.experiment.build import build_parts, title
 from kinfolk.experiment.compare import parse_algorithm

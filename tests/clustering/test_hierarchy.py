@@ -9,8 +9,8 @@ from sklearn.cluster import HDBSCAN
 from sklearn.metrics import silhouette_samples
 
 from kinfolk.clustering.agreement import agreement
-from kinfolk.clustering.distances import cosine_distances, cosines, squared
-from kinfolk.clustering.hierarchy import agglomerative, bipartition, hdbscan, silhouette
+from kinfolk.clustering.distances import cosines, squared
+from kinfolk.clustering.hierarchy import bipartition, hdbscan, silhouette
 from kinfolk.errors import KinfolkError
 from kinfolk.streams import Seed
 
@@ -35,14 +35,14 @@ def _merged(distances, k):
 
 
 @settings(max_examples=25)
-@given(st.integers(0, 10**6), st.integers(2, 9), st.integers(1, 4))
-def test_complete_linkage_is_what_the_book_says(seed, number, k):
+@given(st.integers(0, 10**6), st.integers(2, 9))
+def test_complete_linkage_is_what_the_book_says(seed, number):
     points = torch.randn(number, 3, dtype=torch.float64, generator=Seed(seed).torch("p"))
-    distances, k = squared(points), min(k, number)
-    found = agglomerative(distances, k)
-    assert agreement(found, torch.from_numpy(_merged(distances.numpy(), k)))["ari"] == 1
-    firsts = [found.tolist().index(g) for g in range(k)]
-    assert firsts == sorted(firsts)
+    distances = squared(points)
+    found = bipartition(1 - distances)
+    labels = torch.zeros(number).index_fill(0, found.second, 1)
+    assert agreement(labels, torch.from_numpy(_merged(distances.numpy(), 2)))["ari"] == 1
+    assert found.first[0] == 0
 
 
 def test_a_bipartition_separates_two_groups_and_says_how_similar_they_are():
@@ -89,36 +89,29 @@ def test_hdbscan_of_very_few_or_of_scattered_points():
     assert len(same) == 5
 
 
-def test_silhouette_of_points_distances_and_one_group():
+def test_silhouette_of_distances_and_of_one_group():
     points, truth = _updates(3)
+    apart = squared(points).sqrt()
     wanted = silhouette_samples(points.double().numpy(), truth.numpy()).mean()
-    assert silhouette(points, truth) == pytest.approx(wanted)
-    assert silhouette(squared(points).sqrt(), truth, distances=True) == pytest.approx(wanted, abs=1e-5)
-    assert silhouette(points, torch.zeros(12)) == 0
-    assert silhouette(points, torch.arange(12)) == 0
+    assert silhouette(apart, truth) == pytest.approx(wanted)
+    assert silhouette(apart, torch.zeros(12)) == 0
+    assert silhouette(apart, torch.arange(12)) == 0
 
 
-def test_a_threshold_stops_the_merging():
-    points, truth = _updates(3, noise=0.1)
-    assert agreement(agglomerative(cosine_distances(points), threshold=0.3), truth)["ari"] == 1
-    assert agglomerative(torch.zeros(1, 1), k=1).tolist() == [0]
-    assert agglomerative(torch.tensor([[0.0, 1.0], [1.00001, 0.0]]), k=1).tolist() == [0, 0]  # rounding
+def test_rounding_may_differ_both_ways():
+    split = bipartition(torch.tensor([[1.0, 0.0], [0.00001, 1.0]]))
+    assert (split.first.tolist(), split.second.tolist()) == ([0], [1])
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("apart", "words"),
     [
-        (lambda: bipartition(torch.ones(1, 1)), "two members"),
-        (lambda: agglomerative(torch.ones(2, 3), k=1), "square"),
-        (lambda: agglomerative(torch.zeros(2, 2)), "either k or threshold"),
-        (lambda: agglomerative(torch.zeros(2, 2), k=3), "give 1 to 2"),
-        (lambda: agglomerative(torch.zeros(2, 2), k=1, linkage="ward"), "known: average"),
-        (lambda: agglomerative(torch.tensor([[0.0, 1.0], [2.0, 0.0]]), k=1), "same from i to j"),
-        (lambda: agglomerative(torch.tensor([[0.0, 1.0], [1.001, 0.0]]), k=1), "same from i to j"),
-        (lambda: hdbscan(torch.zeros(3, 3), min_size=1), "min_size"),
-        (lambda: hdbscan(torch.zeros(3, 3), noise="drop"), "noise = 'drop'"),
+        (torch.ones(2, 3), "square"),
+        (torch.tensor([[0.0, 1.0], [2.0, 0.0]]), "same from i to j"),
+        (torch.tensor([[0.0, 1.0], [1.001, 0.0]]), "same from i to j"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, words):
-    with pytest.raises(KinfolkError, match=words):
-        call()
+def test_what_is_no_distance_is_refused(apart, words):
+    for call in (hdbscan, lambda matrix: bipartition(1 - matrix)):
+        with pytest.raises(KinfolkError, match=words):
+            call(apart)

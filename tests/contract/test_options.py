@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pytest
+from option_variants import check_variant, others, variants
 from test_contract import METHODS
 
 from kinfolk.algorithms import ALGORITHMS, with_options
 from kinfolk.algorithms.fedavg import FedAvg
-from kinfolk.contract.options import check_variant, others, variants
 from kinfolk.errors import KinfolkError
 from kinfolk.learning.learner import Learner
 

@@ -1,6 +1,5 @@
 """Natural clients: who takes part, what is left out, and that tests stay inside the client."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.federation.assemble import from_rows
 from kinfolk.federation.datasets.rows import CENTRED, PLAIN, Rows
 from kinfolk.federation.partition.holdout import by_owner, hold_out, stratified
-from kinfolk.federation.partition.natural import pool_of, sample
+from kinfolk.federation.pool import pool_of, sample
 from kinfolk.federation.spec import DataSpec
 from kinfolk.federation.summary import federation_notes, row_notes
 from kinfolk.streams import Seed
@@ -21,12 +20,12 @@ COUNTS = (30, 12, 8, 1, 20, 9)
 SPEC = DataSpec("made", clients=0, partition="natural", shift="none", test="local", test_fraction=0.2)
 
 
-def make(extra: Mapping | None = None) -> Rows:
+def make(block: np.ndarray | None = None) -> Rows:
     rng = np.random.default_rng(0)
     client = rng.permutation(np.repeat(np.arange(6), COUNTS))
     x = rng.integers(0, 256, (80, 1, 4, 4)).astype(np.uint8)
     y = rng.integers(0, 3, 80)
-    return Rows(x, y, 3, CENTRED, rng.random(80) < 0.3, client, NAMES, extra=extra or {})
+    return Rows(x, y, 3, CENTRED, rng.random(80) < 0.3, client, NAMES, block=block)
 
 
 def test_each_client_has_its_own_rows_and_is_tested_on_its_own():
@@ -151,7 +150,7 @@ def test_published_test_rows_are_the_test_pool():
 
 
 def test_rows_of_one_recording_stay_on_one_side():
-    rows = make({"recording": np.arange(80) // 3})
+    rows = make(np.arange(80) // 3)
     for spec in (replace(SPEC, valid=0.3), replace(SPEC, partition="iid", clients=3, rows=30, valid=0.3)):
         f = from_rows(replace(rows, test=None), spec, Seed(1))
         for i in range(len(f.clients)):

@@ -6,20 +6,25 @@ import torch
 from sklearn.datasets import load_digits
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.datasets.sklearn_digits import digits
+from kinfolk.federation.datasets.digits import scikit_digits
+from kinfolk.federation.pool import pool_of
 from kinfolk.federation.shifts import (
     SHIFTS,
     How,
     colour,
     contrast,
     end_to_end,
-    label_order,
     label_permutation,
     noise,
     rotation,
     shifted,
 )
+from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
+
+
+def digits(test_fraction=0.25, seed=Seed(0)):  # noqa: B008 - a Seed never changes
+    return pool_of(scikit_digits(), DataSpec(test_fraction=test_fraction), seed)
 
 
 def test_digits_are_the_bundled_ones_scaled():
@@ -110,10 +115,11 @@ def test_each_group_has_its_own_order_of_labels():
         assert len({tuple(o) for o in orders}) == groups
         assert all(sorted(o) == y.tolist() for o in orders)
     again = label_permutation(LABELS[:, None], LABELS, 3, How(10, Seed(5)))[1]
-    assert again.tolist() == [label_order(3, How(10, Seed(5)))[y].item() for y in LABELS.tolist()]
+    order = label_permutation(LABELS[:, None], torch.arange(10), 3, How(10, Seed(5)))[1]
+    assert again.tolist() == [order[y].item() for y in LABELS.tolist()]
     assert not torch.equal(again, label_permutation(LABELS[:, None], LABELS, 3, How(10, Seed(6)))[1])
     with pytest.raises(KinfolkError, match=r"'label_permutation': 3 classes have 6 orders"):
-        label_order(6, How(3))
+        label_permutation(LABELS[:, None], LABELS, 6, How(3))
 
 
 def test_colours_change_places_and_nothing_else():
@@ -171,8 +177,3 @@ def test_shifted_pools_lie_end_to_end_in_one_tensor():
         assert torch.equal(end_to_end(parts), torch.cat(parts))
     assert torch.equal(end_to_end([pools[1].x, pools[2].x]), torch.cat([pools[1].x, pools[2].x]))
     assert torch.equal(end_to_end([whole[::2], whole[1::2]]), torch.cat([whole[::2], whole[1::2]]))
-
-
-def test_one_source_is_not_several():
-    with pytest.raises(KinfolkError, match=r"data\.shift = 'source'"):
-        shifted(digits(), "source", 2)

@@ -7,17 +7,20 @@ import torch
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.assemble import from_groups
-from kinfolk.federation.datasets.sklearn_digits import digits
+from kinfolk.federation.datasets.digits import scikit_digits
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.partition.choose_tests import TEST_SPLITS
-from kinfolk.federation.partition.partitions import PARTITIONS
-from kinfolk.federation.shifts import SHIFTS
+from kinfolk.federation.pool import pool_of
 from kinfolk.federation.soundness import check
 from kinfolk.federation.sources import SOURCES, DataSpec, Source, build
 from kinfolk.streams import Seed
 
 BASE = 1797
 SMALL = DataSpec(clients=10, rows=40, groups=4, alpha=5.0, valid=0.2, ragged=0.5)
+
+
+def digits(test_fraction=0.25, seed=Seed(0)):  # noqa: B008 - a Seed never changes
+    return pool_of(scikit_digits(), DataSpec(test_fraction=test_fraction), seed)
 
 
 def images(f: Federation, split: str) -> set[bytes]:
@@ -234,7 +237,7 @@ def test_a_source_is_added_by_one_line(monkeypatch):
     whole = build(SMALL, Seed(0))
     monkeypatch.setitem(SOURCES, "mine", Source("made for a test", lambda spec, seed: whole))
     assert build(DataSpec(name="mine"), Seed(0)) is whole
-    assert all(entry.line for table in (SOURCES, SHIFTS, PARTITIONS, TEST_SPLITS) for entry in table.values())
+    assert all(entry.line for entry in SOURCES.values())
 
 
 NAN = float("nan")

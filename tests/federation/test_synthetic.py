@@ -9,7 +9,7 @@ import torch
 from kinfolk.federation.soundness import check
 from kinfolk.federation.sources import SOURCES, build
 from kinfolk.federation.spec import DataSpec
-from kinfolk.federation.synthetic.tasks import SYNTHETIC, LeafSynthetic
+from kinfolk.federation.synthetic import SYNTHETIC, LeafSynthetic
 from kinfolk.streams import Seed
 
 GAUSS = DataSpec("gaussians", 40, 30, 4, "source", features=12, classes=5, test="local", valid=0.2)

@@ -7,6 +7,7 @@ import torch
 
 from kinfolk.algorithms.fesem.chain import Chain, chain_of
 from kinfolk.algorithms.fesem.matched import common_model, match_next
+from kinfolk.algorithms.fesem.matching import Matching
 
 
 class Average(NamedTuple):
@@ -16,15 +17,14 @@ class Average(NamedTuple):
     assignments: tuple[torch.Tensor, ...]
 
 
-def matched_average(models, network, seed, growth=1.0, weights=None, class_counts=None):
+def matched_average(models, network, seed, growth=1.0, class_counts=None):
     """The matched average of a stack of models (every leaf [clients, ...])."""
     chain = network if isinstance(network, Chain) else chain_of(network)
     assignments, here = [], models
     for layer in range(len(chain.layers) - 1):
-        step = match_next(here, chain, layer, seed, growth=growth, weights=weights)
-        here = step.models
-        assignments.append(step.assignment)
-    return Average(common_model(here, chain, class_counts, weights), tuple(assignments))
+        here, assignment = match_next(here, chain, layer, seed, Matching(growth=growth))
+        assignments.append(assignment)
+    return Average(common_model(here, chain, class_counts), tuple(assignments))
 
 
 def restore_width(model, chain, own):

@@ -10,7 +10,7 @@ import torch
 from fast_learner import Learner
 from torch import Tensor, nn
 
-from kinfolk.learning.batchable import Cost, cost, count, obstacle
+from kinfolk.learning.batchable import Cost, cost, obstacle
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import MODELS, build_model
 from kinfolk.streams import Seed
@@ -186,7 +186,7 @@ def test_cost_of_a_known_network():
 def test_a_network_is_large_by_its_layers_not_by_their_number():
     """Of two networks of as many operations the one of many small layers leaves a GPU idle."""
     sizes = {
-        name: count(build_model(name, (3, 32, 32), 10, {}), torch.zeros(1, 3, 32, 32))
+        name: cost(build_model(name, (3, 32, 32), 10, {}), torch.zeros(1, 3, 32, 32))
         for name in ("resnet18", "mobilenetv2", "lenet")
     }
     assert [size.layers for size in sizes.values()] == [21, 58, 5]

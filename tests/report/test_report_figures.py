@@ -64,7 +64,8 @@ def test_dots_are_clients_and_the_worst_is_named(runs: list[Run], values: np.nda
     for t, dots in enumerate(axes.collections):
         ends = values[t, :, -1].mean(axis=0)
         np.testing.assert_allclose(np.asarray(dots.get_offsets())[:, 0], ends)
-        assert f"c{ends.argmin():02d}" in names
+        assert f"c{ends.argmin():02d}" not in names  # the worst is another client in each seed
+        assert drawn[t].worst == pytest.approx(values[t, :, -1].min(axis=1).mean())
         assert f"{100 * ends.mean():.1f}%" in names
         assert drawn[t].end == pytest.approx(ends.mean())
 
@@ -104,6 +105,15 @@ def test_the_picture_has_its_size_and_every_colour(tmp_path: Path) -> None:
     assert picture.shape[1] == 1500
     assert 640 <= picture.shape[0] <= 660
     assert all(has_colour(picture, colour) for colour in COLOURS)
+
+
+def test_a_method_has_its_colour_in_every_figure(tmp_path: Path) -> None:
+    by = {"centre": {"accuracy": {1: [0.5, 0.7]}}}
+    runs = {name: load_run(make_run(tmp_path / name, by, name)) for name in ("local", "ifca", "fesem")}
+    alone = {name: all_series([run], "accuracy")[0].colour for name, run in runs.items()}
+    together = all_series(list(runs.values()), "accuracy")
+    assert {one.label: one.colour for one in together} == alone
+    assert len(set(alone.values())) == 3
 
 
 def test_names_never_overlap_and_stay_in_the_picture() -> None:

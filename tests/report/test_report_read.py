@@ -235,7 +235,7 @@ def test_a_run_of_many_rounds_and_seeds_is_found_whole(tmp_path: Path) -> None:
         ("fedavg", 0),
         ("fedavg", 1),
     ]
-    assert runs[0].scores.shape == (4 * 4, 7)
+    assert runs[0].scores.shape == (4 * 4, 9)
     assert [fact["round"] for fact in runs[0].rounds] == [1, 2, 3]
 
 

@@ -19,7 +19,7 @@ from kinfolk.shares.additive import Additive64
 from kinfolk.shares.context import Context
 from kinfolk.shares.layerwise import Layerwise
 from kinfolk.shares.plain import Plain
-from kinfolk.shares.request_log import RequestLog
+from kinfolk.shares.request_log import RequestLog, empty_request_log
 from kinfolk.shares.shamir import Shamir61
 from kinfolk.shares.vector import to_tree, to_vector
 from kinfolk.streams import Seed
@@ -235,34 +235,36 @@ def test_what_secure_schemes_refuse(kind):
         kind(limit=2.0**36).split(good, 0.4, "m00", ctx.members, ctx)
 
 
-def test_a_diary_gives_nobody_two_sums():
-    known = {"ann", "dan", *(f"m{i:02}" for i in range(4))}
+def test_a_request_log_gives_nobody_two_sums():
+    known = ("ann", "dan", *(f"m{i:02}" for i in range(4)))
+    nothing = RequestLog(known, empty_request_log(6))
     ctx, shorter = context(4), context(3)
     assert ctx.id != shorter.id != context(3, sigma=0.5).id
     with pytest.raises(KinfolkError, match=r"request of 'ann' = \['m03'\]: names peers that nobody knows"):
-        RequestLog().admit(ctx, "m00", known - {"m03"})
+        RequestLog(known[:-1], empty_request_log(5)).admit(ctx, "m00")
     with pytest.raises(KinfolkError, match="'dan': is not in the list"):
-        RequestLog().admit(ctx, "dan", known)
-    request_log = RequestLog().admit(ctx, "m00", known)
+        nothing.admit(ctx, "dan")
+    request_log = nothing.admit(ctx, "m00")
     with pytest.raises(KinfolkError, match="second in this round"):
-        request_log.admit(shorter, "m00", known)
+        request_log.admit(shorter, "m00")
     void = request_log.abort(ctx)
-    for call in (lambda: void.answer(ctx), lambda: void.abort(ctx), lambda: void.admit(ctx, "m00", known)):
+    for call in (lambda: void.answer(ctx), lambda: void.abort(ctx), lambda: void.admit(ctx, "m00")):
         with pytest.raises(KinfolkError, match="request of 'ann'"):
             call()
-    retried = void.admit(shorter, "m00", known)
+    retried = void.admit(shorter, "m00")
     with pytest.raises(KinfolkError, match="not open"):
         retried.answer(ctx)
     with pytest.raises(KinfolkError, match="was aborted"):
-        retried.abort(shorter).admit(context(3, sigma=0.1), "m00", known)
+        retried.abort(shorter).admit(context(3, sigma=0.1), "m00")
     done = retried.answer(shorter)
     with pytest.raises(KinfolkError, match="was answered"):
-        done.admit(context(3, sigma=0.1), "m00", known)
-    later = done.admit(context(3, round=3), "m00", known)
+        done.admit(context(3, sigma=0.1), "m00")
+    later = done.admit(context(3, round=3), "m00")
     with pytest.raises(KinfolkError, match="is old"):
-        later.admit(context(4, round=1), "m00", known)
+        later.admit(context(4, round=1), "m00")
     other = Context("dan", 2, ctx.members, (0.4,) * 4, LAYERS)
-    assert set(later.admit(other, "m00", known).last) == {"ann", "dan"}
+    both = later.admit(other, "m00")
+    assert {who for who in known if both.of(who).state} == {"ann", "dan"}
 
 
 @pytest.mark.parametrize(

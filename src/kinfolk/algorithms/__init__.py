@@ -9,9 +9,7 @@ from typing import Any
 
 from kinfolk.algorithms.clustered_fl import ClusteredFL
 from kinfolk.algorithms.clustered_hdbscan import ClusteredHDBSCAN
-from kinfolk.algorithms.fedavg import FedAvg
-from kinfolk.algorithms.fedavg_no_buffers import FedAvgNoBuffers
-from kinfolk.algorithms.fedavg_tuned import FedAvgTuned
+from kinfolk.algorithms.fedavg import FedAvg, FedAvgNoBuffers, FedAvgTuned
 from kinfolk.algorithms.feddane import FedDANE
 from kinfolk.algorithms.feddc import FedDC
 from kinfolk.algorithms.feddist import FedDist, FedDWS
@@ -28,8 +26,7 @@ from kinfolk.algorithms.majority_label import MajorityLabel
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.algorithms.options import check_options, options_of, with_options
 from kinfolk.algorithms.robust import Robust
-from kinfolk.algorithms.slfed.slfed import SLFed
-from kinfolk.algorithms.slfed.slfed_similar import SLFedSimilar
+from kinfolk.algorithms.slfed.slfed import SLFed, SLFedSimilar
 from kinfolk.by_path import by_path
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.learner import Learner

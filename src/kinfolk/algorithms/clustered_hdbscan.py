@@ -1,6 +1,6 @@
 """Clustered-HDBSCAN (CM): clients whose output layers point the same way share a model.
 
-The clustered baseline that SLFed is compared with. Its paper leaves open how; here groups are sought anew in
+The clustered baseline that SLFed is compared with. Its paper leaves open how; here groups are sought again in
 every round among the models just trained, by 1 - cosine of the output layer's weights and biases, and a
 client of no group is one by itself. HDBSCAN: Campello, Moulavi, Sander. PAKDD 2013.
 
@@ -71,7 +71,7 @@ class ClusteredHDBSCAN:
 
     def find(self, got: Stack) -> Tensor:
         """The groups of those who replied, [replies], numbered from 0 by first member."""
-        apart = cosine_distances(flat(got.tree("model"), self.learner.head), double=True)
+        apart = cosine_distances(flat(got.tree("model"), self.learner.head))
         return hdbscan(apart, self.min_size, self.min_samples, self.noise).cpu()
 
     def taken(self, state: State, heard: Sequence[Client]) -> set[int]:

@@ -8,10 +8,12 @@ Multi-center federated learning, World Wide Web 2022.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kinfolk.algorithms.blocks import one_model
 from kinfolk.algorithms.blocks.one_model import State, average
 from kinfolk.errors import at_least
+from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script
 from kinfolk.streams import RoundContext
@@ -34,6 +36,7 @@ class FedDist:
 
     learner: Learner
     epsilon: float = 0.6  # length of the step; 1 gives FedAvg with uniform weights
+    mean: ClassVar[Weights] = "uniform"
 
     def __post_init__(self) -> None:
         at_least("algorithm.epsilon", self.epsilon, 0)
@@ -42,25 +45,13 @@ class FedDist:
     eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 
     def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
-        """w <- w + epsilon mean_i(w_i - w)."""
-        towards = yield from average(state.model, cohort, "uniform")
+        """w <- w + epsilon mean_i(w_i - w); in FedDWS the mean is sum_i (n_i / n) (w_i - w)."""
+        towards = yield from average(state.model, cohort, self.mean)
         return State(step_towards(state.model, towards, self.epsilon)), {}
 
 
 @dataclass(frozen=True)
-class FedDWS:
+class FedDWS(FedDist):
     """One model, moved part of the way to the clients' mean weighted by rows."""
 
-    learner: Learner
-    epsilon: float = 0.6  # length of the step; 1 gives FedAvg
-
-    def __post_init__(self) -> None:
-        at_least("algorithm.epsilon", self.epsilon, 0)
-
-    init, tasks = one_model.init, one_model.tasks
-    eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
-
-    def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
-        """w <- w + epsilon sum_i (n_i / n) (w_i - w)."""
-        towards = yield from average(state.model, cohort, "size")
-        return State(step_towards(state.model, towards, self.epsilon)), {}
+    mean: ClassVar[Weights] = "size"

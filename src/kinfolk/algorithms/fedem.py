@@ -1,4 +1,4 @@
-"""FedEM: every client's law is a mixture of K shared components, in shares of its own.
+"""FedEM: every client's distribution is a mixture of K shared components, in shares of its own.
 
 Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a Mixture of Distributions.
 NeurIPS 2021, Algorithm 1.

@@ -51,7 +51,7 @@ class FedSGD:
         if g is still:  # nobody answered: no step, which momentum and weight decay would take all the same
             return state, {}
         moved, moments = self.learner.optimiser.update(
-            self.learner.params(w), self.learner.params(g), parted(state.moments), state.steps, lr, 1
+            self.learner.params(w), self.learner.params(g), split_up(state.moments), state.steps, lr, 1
         )
         return State({n: moved.get(n, g[n]) for n in w}, joined(moments), state.steps + 1), {}
 
@@ -87,10 +87,10 @@ def joined(moments: Message) -> Tree:
     return {f"{part}/{name}": t for part, tree in moments.items() for name, t in tree.items()}
 
 
-def parted(moments: Tree) -> Message:
+def split_up(moments: Tree) -> Message:
     """The optimiser's state behind `joined`.
 
-    >>> parted({"velocity/w": torch.zeros(1)})
+    >>> split_up({"velocity/w": torch.zeros(1)})
     {'velocity': {'w': tensor([0.])}}
     """
     out: dict[str, Tree] = {}

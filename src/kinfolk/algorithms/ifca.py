@@ -2,7 +2,7 @@
 
 Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning. NeurIPS 2020,
 Algorithm 1 with model averaging. Clients choose by their training rows, never by their test rows.
-From a bad start groups never part; the authors try several and keep the one of lowest training loss.
+From a bad start groups never split; the authors try several and keep the one of lowest training loss.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class IFCA:
     eval_inputs, eval_tasks, groups = many_models.eval_inputs, many_models.eval_tasks, many_models.groups
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
-        """K different models: alike ones would all be the best, and nobody would ever part."""
+        """K different models: alike ones would all be the best, and nobody would ever split."""
         enough_clients(self.k, clients)
         nobody_chose = torch.zeros(len(clients), dtype=torch.int64)
         return State(self.start(first, seed, 0), nobody_chose, tuple(clients), self.restarts == 1)
@@ -71,7 +71,7 @@ class IFCA:
         return {name: torch.stack([model[name] for model in models]) for name in first}
 
     def another(self, first: Tree, seed: Seed, j: int) -> Tree:
-        """A model like the first: weights are drawn anew, biases, scales and buffers are kept.
+        """A model like the first: weights are drawn again, biases, scales and buffers are kept.
 
         A leaf of two or more axes becomes normal numbers with the mean and the standard deviation that
         it has in the first model, since how a layer draws its first weights is not known here.

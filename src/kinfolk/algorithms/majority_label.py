@@ -72,7 +72,7 @@ class MajorityLabel:
         return {"count": Task(self.start, lambda carry: ({}, {"counts": carry["counts"]}), (counted,))}
 
     def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
-        """Begin at 0: rows are counted anew each time."""
+        """Begin at 0: rows are counted again each time."""
         return {"counts": memory["counts"] * 0}
 
     def count(self, carry: Carry, batch: Batch) -> Carry:

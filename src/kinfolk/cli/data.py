@@ -101,7 +101,7 @@ def import_(
     from kinfolk.federation.own_data.store import write_store
 
     federation, report = load_own(path, client=client, label=label, missing=missing)
-    written: Any = write_store(federation, out_, report=report)
+    written: Any = write_store(federation, out_, report)
     if json_:
         print_json({"store": str(written), "report": report.as_dict()})
         return

@@ -62,6 +62,35 @@ def choose_k(
     print(f"folder: {where}\nfigure: {figure}")
 
 
+@groups.command(
+    "groups",
+    epilog=examples("kinfolk groups runs/mine", "kinfolk groups runs/mine --clients --score macro_f1"),
+)
+def show_groups(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a comparison folder.")],
+    clients: Annotated[bool, typer.Option("--clients", help="List every client too.")] = False,
+    score: Annotated[str | None, typer.Option("--score", help="Which score to show.")] = None,
+    json_: AsJson = False,
+) -> None:
+    """Say who belongs to whom: groups, what members share, who switched, whether seeds agree."""
+    from kinfolk.report.groups_table import groups_json, groups_table, seeds_agree
+    from kinfolk.report.read import load_runs
+
+    runs = load_runs(run)
+    grouped = [one for one in runs if one.has_groups]
+    if not grouped:
+        names = ", ".join(dict.fromkeys(one.title for one in runs))
+        raise KinfolkError("run", str(run), f"{names} has no groups; try fesem_shared, ifca or mdicfl")
+    if json_:
+        print_json([groups_json(one, score) for one in grouped])
+        return
+    console = out()
+    for one in grouped:
+        console.print(groups_table(one, score, clients))
+    for line in seeds_agree(grouped):
+        console.print(line, markup=False, highlight=False)
+
+
 def _print(table: Table, notes: list[str]) -> None:
     console = out()
     console.print(table)

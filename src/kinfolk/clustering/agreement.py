@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
@@ -42,6 +44,18 @@ def agreement(found: Sequence[int] | Tensor, truth: Sequence[int] | Tensor) -> d
         "nmi": float(normalized_mutual_info_score(theirs, ours, average_method="arithmetic")),
         "purity": float(contingency_matrix(theirs, ours).max(axis=0).sum() / len(ours)),
     }
+
+
+def stability(runs: Sequence[Tensor]) -> float:
+    """How far assignments of the same clients agree: the mean Rand index over pairs of two runs or more.
+
+    1 if all say the same, about 0 if they agree by chance: whether a clustering is more than its seed.
+
+    >>> stability([torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 0, 0])])
+    1.0
+    """
+    pairs = [agreement(one, two)["ari"] for one, two in combinations(runs, 2)]
+    return float(torch.tensor(pairs, dtype=torch.float64).mean())
 
 
 def sizes(found: Sequence[int] | Tensor) -> dict[int, int]:

@@ -11,14 +11,13 @@ Nobel, Marron, 2008).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from kinfolk.clustering.kmeans import kmeans
-from kinfolk.errors import KinfolkError, at_least
+from kinfolk.errors import KinfolkError
 from kinfolk.streams import Seed
 
 
@@ -41,39 +40,29 @@ def elbow(inertias: Mapping[int, float]) -> int:
     return answer
 
 
-@dataclass(frozen=True)
-class Count:
-    """How many groups, and why."""
-
-    k: int  # 1 unless some k is told apart from the references
-    gap: Tensor  # [most]: mean log inertia of the references minus that of the data, for k = 1..most
-    score: Tensor  # [most]: the gap in standard deviations of the references
-
-
 def how_many(
     points: Tensor, most: int, seed: Seed, references: int = 20, needed: float = 6.0, restarts: int = 10
-) -> Count:
+) -> int:
     """The number of groups among `points` [N, D], 1 to `most`, for N up to some hundred and any D.
 
-    The answer is the smallest k whose gap is within one standard deviation of the largest, if its score
-    reaches `needed`; else 1. Measured with N = 100, D = 1000 and 8 draws of each kind: rows without groups
-    score at most 5 (Gaussian, even or with long axes, and Student's t with 2 degrees of freedom), groups
-    score 8 and more. Rows whose lengths spread by lognormal factors along a few long axes are still taken
-    for groups in 2 of 8 draws. Weak groups may be counted one too many; a lone row is no group.
+    The answer is the smallest k whose gap is within one standard deviation of the largest, if its score, the
+    gap in standard deviations of the references, reaches `needed`; else 1. Measured with N = 100, D = 1000
+    and 8 draws of each kind: rows without groups score at most 5 (Gaussian, even or with long axes, and
+    Student's t with 2 degrees of freedom), groups score 8 and more. Rows whose lengths spread by lognormal
+    factors along a few long axes are still taken for groups in 2 of 8 draws. Weak groups may be counted one
+    too many; a lone row is no group.
 
     >>> draw = Seed(0).torch("doc")
     >>> blob = torch.randn(45, 30, generator=draw)
     >>> groups = blob + 5 * torch.randn(3, 30, generator=draw)[torch.arange(45) % 3]
-    >>> how_many(blob, 4, Seed(0), 8).k, how_many(groups, 4, Seed(0), 8).k
+    >>> how_many(blob, 4, Seed(0), 8), how_many(groups, 4, Seed(0), 8)
     (1, 3)
     """
     if not 1 <= most <= len(points):
         raise KinfolkError("most", most, f"give 1 to {len(points)}, the number of points")
-    at_least("references", references, 2)
     values, vectors = _parts(points.detach().double().cpu())
     if not len(values):  # all points are the same
-        nothing = torch.zeros(most, dtype=torch.float64)
-        return Count(1, nothing, nothing)
+        return 1
     values, vectors = _parts(_tamed(vectors * values, seed))
     draw = seed.torch("how many")
     mine = _course(vectors * values, most, seed, restarts)
@@ -85,7 +74,7 @@ def how_many(
     score = torch.where(spread > 1e-9, gap / spread.clamp(min=1e-9), torch.zeros_like(gap))
     top = int(gap.argmax())
     k = int((gap >= gap[top] - spread[top]).int().argmax())
-    return Count(k + 1 if score[k] >= needed else 1, gap, score)
+    return k + 1 if score[k] >= needed else 1
 
 
 def _course(points: Tensor, most: int, seed: Seed, restarts: int) -> Tensor:
@@ -112,7 +101,7 @@ def _rotated(number: int, values: Tensor, draw: torch.Generator) -> Tensor:
     return made
 
 
-def _tamed(points: Tensor, seed: Seed, rounds: int = 3, references: int = 8) -> Tensor:
+def _tamed(points: Tensor, seed: Seed) -> Tensor:
     """Points whose lengths spread no more than those of Gaussian points with this spectrum.
 
     Rank by rank, a length is compared with what references have, both as multiples of the median; what is
@@ -120,11 +109,11 @@ def _tamed(points: Tensor, seed: Seed, rounds: int = 3, references: int = 8) -> 
     Groups spread less than Gaussian rows do, so nothing happens to them.
     """
     draw = seed.torch("how many", "lengths")
-    for _ in range(rounds):
+    for _ in range(3):
         values, vectors = _parts(points)
         points = vectors * values
         lengths, order = torch.linalg.vector_norm(points, dim=1).sort()
-        drawn = [_rotated(len(points), values, draw) for _ in range(references)]
+        drawn = [_rotated(len(points), values, draw) for _ in range(8)]
         usual = torch.stack([torch.linalg.vector_norm(d, dim=1).sort().values for d in drawn]).mean(0)
         middle = lengths.median()
         excess = (lengths / middle.clamp(min=1e-300)) / (usual / usual.median())

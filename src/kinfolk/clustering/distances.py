@@ -41,23 +41,18 @@ def floating(tree: Tree) -> tuple[str, ...]:
     return tuple(name for name, leaf in tree.items() if leaf.is_floating_point())
 
 
-def squared(points: Tensor, centres: Tensor | None = None, double: bool = False) -> Tensor:
-    """Squared L2 distances [..., N, K] between `points` [N, D] and `centres` [..., K, D].
+def squared(points: Tensor) -> Tensor:
+    """Squared distances [N, N] between points [N, D], in float64; exactly zero from a point to itself.
 
-    Without `centres`: between the points themselves, with an exact zero diagonal. One matrix product;
-    both sides are first moved to the points' mean, so that a common offset, however large, costs no
-    digits. `double` computes and answers in float64.
+    One matrix product; points are first moved to their mean, so that a common offset, however large, costs no
+    digits.
 
     >>> squared(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
     tensor([[ 0., 25.],
-            [25.,  0.]])
+            [25.,  0.]], dtype=torch.float64)
     """
-    points = points.double() if double else points
-    middle = points.mean(0)
-    here = points - middle
-    there = here if centres is None else centres.to(points.dtype) - middle
-    found = apart(here, there)
-    return _both_ways(found) if centres is None else found
+    here = points.double() - points.double().mean(0)
+    return _both_ways(apart(here, here))
 
 
 def apart(points: Tensor, centres: Tensor) -> Tensor:
@@ -78,28 +73,26 @@ def apart(points: Tensor, centres: Tensor) -> Tensor:
     return (lengths - 2 * shaped).clamp_(min=0)
 
 
-def cosines(points: Tensor, centres: Tensor | None = None, double: bool = False) -> Tensor:
-    """Cosine similarities [N, K] in [-1, 1]; 0 where a vector is zero, also with itself.
+def cosines(points: Tensor) -> Tensor:
+    """Cosine similarities [N, N] in [-1, 1]; 0 where a vector is zero, also with itself.
 
-    >>> cosines(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
-    tensor([[ 1., -1.],
-            [ 0.,  0.]])
+    >>> cosines(torch.tensor([[2.0, 0.0], [0.0, 0.0], [-1.0, 0.0]]))
+    tensor([[ 1.,  0., -1.],
+            [ 0.,  0.,  0.],
+            [-1.,  0.,  1.]])
     """
-    points = points.double() if double else points
     here = _unit(points)
-    there = here if centres is None else _unit(centres.to(points.dtype))
-    return (here @ there.T).clamp(-1, 1)
+    return (here @ here.T).clamp(-1, 1)
 
 
-def cosine_distances(points: Tensor, centres: Tensor | None = None, double: bool = False) -> Tensor:
-    """1 - cosine, in [0, 2]; without `centres` the diagonal is 0 and the matrix symmetric.
+def cosine_distances(points: Tensor) -> Tensor:
+    """1 - cosine, in [0, 2] and in float64; the diagonal is 0 and the matrix symmetric.
 
     >>> cosine_distances(torch.eye(2))
     tensor([[0., 1.],
-            [1., 0.]])
+            [1., 0.]], dtype=torch.float64)
     """
-    found = 1 - cosines(points, centres, double)
-    return _both_ways(found) if centres is None else found
+    return _both_ways(1 - cosines(points.double()))
 
 
 def _both_ways(distances: Tensor) -> Tensor:

@@ -15,9 +15,7 @@ from sklearn.cluster import HDBSCAN, AgglomerativeClustering
 from sklearn.metrics import silhouette_score
 from torch import Tensor
 
-from kinfolk.errors import KinfolkError, at_least, near
-
-LINKAGES = ("complete", "average", "single")
+from kinfolk.errors import KinfolkError
 
 
 @dataclass(frozen=True)
@@ -38,34 +36,10 @@ def bipartition(similarity: Tensor) -> Split:
     >>> split.first.tolist(), split.second.tolist(), round(split.cross, 3)
     ([0, 2], [1], -0.4)
     """
-    if len(similarity) < 2:
-        raise KinfolkError("similarity", tuple(similarity.shape), "two members or more can be split")
-    labels = agglomerative(1 - similarity, k=2)
+    model = AgglomerativeClustering(2, metric="precomputed", linkage="complete")
+    labels = _numbered(model.fit_predict(_matrix(1 - similarity))).to(similarity.device)
     first, second = (labels == 0).nonzero()[:, 0], (labels == 1).nonzero()[:, 0]
     return Split(first, second, float(similarity[first][:, second].max()))
-
-
-def agglomerative(
-    distances: Tensor, k: int | None = None, threshold: float | None = None, linkage: str = "complete"
-) -> Tensor:
-    """Labels [n] from merging the two nearest groups until `k` are left or none are within `threshold`.
-
-    Groups are numbered by their first member.
-
-    >>> agglomerative(torch.tensor([[0.0, 9, 1], [9, 0, 8], [1, 8, 0]]), threshold=2.0)
-    tensor([0, 1, 0])
-    """
-    if (k is None) == (threshold is None):
-        raise KinfolkError("k", k, "give either k or threshold")
-    if linkage not in LINKAGES:
-        raise KinfolkError("linkage", linkage, near(linkage, LINKAGES))
-    if k is not None and not 1 <= k <= len(distances):
-        raise KinfolkError("k", k, f"give 1 to {len(distances)}, the number of points")
-    plain = _matrix(distances)
-    if len(plain) == 1:
-        return torch.zeros(1, dtype=torch.int64, device=distances.device)
-    model = AgglomerativeClustering(k, metric="precomputed", linkage=linkage, distance_threshold=threshold)
-    return _numbered(model.fit_predict(plain)).to(distances.device)
 
 
 def hdbscan(
@@ -83,10 +57,6 @@ def hdbscan(
     >>> hdbscan((points[:, None] - points).abs(), min_size=3)
     tensor([0, 0, 0, 1, 1, 1, 2])
     """
-    at_least("min_size", min_size, 2)
-    at_least("min_samples", min_samples, 1)
-    if noise not in ("single", "nearest"):
-        raise KinfolkError("noise", noise, near(noise, ("single", "nearest")))
     plain = _matrix(distances)
     if len(plain) <= max(min_size, min_samples):  # too few for two groups, and more than scikit-learn takes
         found = np.full(len(plain), -1)
@@ -110,20 +80,19 @@ def attach_nearest(distances: NDArray[Any], labels: NDArray[Any]) -> NDArray[Any
     return np.where(labels >= 0, labels, labels[closest])
 
 
-def silhouette(data: Tensor, labels: Tensor, distances: bool = False) -> float:
-    """The mean silhouette (Rousseeuw, 1987) of points [N, D], or of a matrix of distances [N, N].
+def silhouette(distances: Tensor, labels: Tensor) -> float:
+    """The mean silhouette (Rousseeuw, 1987) of groups by a matrix of distances [N, N].
 
     0 where it is not defined: for one group, and for as many groups as points.
 
-    >>> round(silhouette(torch.tensor([[0.0], [1.0], [9.0], [10.0]]), torch.tensor([0, 0, 1, 1])), 3)
+    >>> points = torch.tensor([0.0, 1.0, 9.0, 10.0])
+    >>> round(silhouette((points[:, None] - points).abs(), torch.tensor([0, 0, 1, 1])), 3)
     0.889
     """
     groups = len(set(labels.tolist()))
     if groups < 2 or groups >= len(labels):
         return 0.0
-    plain = _matrix(data) if distances else data.detach().double().cpu().numpy()
-    metric = "precomputed" if distances else "euclidean"
-    return float(silhouette_score(plain, labels.cpu().numpy(), metric=metric))
+    return float(silhouette_score(_matrix(distances), labels.cpu().numpy(), metric="precomputed"))
 
 
 def _matrix(distances: Tensor) -> NDArray[Any]:

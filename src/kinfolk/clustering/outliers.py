@@ -22,7 +22,7 @@ def outlying(points: Tensor, times: float) -> Tensor:
     if not times or len(points) <= NEIGHBOUR:
         return torch.zeros(len(points), dtype=torch.bool, device=points.device)
     # The nearest of all is the point itself.
-    lonely = squared(points, double=True).sort(1).values[:, NEIGHBOUR].sqrt()
+    lonely = squared(points).sort(1).values[:, NEIGHBOUR].sqrt()
     if not bool(lonely.any()):
         return lonely > 0
     # Clients that did not train are all alike, and must not make strangers of those who did.

@@ -36,6 +36,7 @@ from kinfolk.experiment.checkpoint import load_latest
 from kinfolk.experiment.record import MODELS, plain, read_rounds, read_scores
 from kinfolk.experiment.spec import dump
 from kinfolk.experiment.state import from_message, to_message
+from kinfolk.federation.federation import Federation
 from kinfolk.script import Algorithm, Ask, Groups, Request, play
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Fit, PeerTask, Task
@@ -62,9 +63,15 @@ def _no(difference: str, sentence: str) -> None:
     require(not difference, f"{sentence}: {difference}")
 
 
+def _toy(make: Make, network: str = "mlp") -> tuple[Algorithm[Any], Federation]:
+    """The algorithm with a small network, and the ragged federation."""
+    federation = toy.ragged()
+    return make(toy.learner(network, federation)), federation
+
+
 def check_is_an_algorithm(make: Make) -> None:
     """It is a frozen dataclass with the methods of `script.Algorithm`, and names what it scores."""
-    algorithm = make(toy.learner("mlp", toy.ragged()))
+    algorithm, _ = _toy(make)
     name = type(algorithm).__name__
     require(_frozen(algorithm), f"{name} must be a frozen dataclass: what changes belongs in its state")
     require(hasattr(algorithm, "learner"), f"{name} must have a field 'learner'")
@@ -81,6 +88,29 @@ def check_is_an_algorithm(make: Make) -> None:
 def _frozen(thing: object) -> bool:
     how = getattr(type(thing), "__dataclass_params__", None)
     return bool(getattr(how, "frozen", False))
+
+
+def check_replies_as_declared(make: Make) -> None:
+    """In a healthy run no reply is refused: each task sends what it declares."""
+    for network in ("mlp", "tiny_cnn"):
+        outcome = toy.play_rounds(*_toy(make, network), "batched", rounds=1)
+        for event, facts in outcome.log:
+            sentence = f"task '{facts.get('task')}' does not reply what it declares: {facts.get('reason')}"
+            require(event != "rejected", sentence)
+
+
+def check_learns_something(make: Make) -> None:
+    """Where everybody holds the same easy task, a few rounds lower the loss."""
+    federation = toy.alike()
+    algorithm = make(toy.learner("mlp", federation))
+    tasks = [task for task in algorithm.tasks().values() if isinstance(task, Task)]
+    if not any(isinstance(one, Fit) for task in tasks for one in task.passes):
+        raise Skip("it trains nothing")
+    before, after = (toy.play_rounds(algorithm, federation, "batched", rounds=r).scores for r in (0, 4))
+    for kind in algorithm.eval_tasks():
+        was, now = (float(np.mean([loss for _, loss in s[kind].values()])) for s in (before, after))
+        fell = f"went from {was:.3f} to {now:.3f}"
+        require(now < was, f"the loss of the {kind} model {fell} on an easy task")
 
 
 def check_engines_agree(make: Make, network: str = "tiny_cnn", apart: bool = False) -> None:
@@ -109,8 +139,7 @@ def check_engines_agree_on_lenet(make: Make) -> None:
 
 def check_same_seed_same_bits(make: Make) -> None:
     """Twice the same seed gives twice the same bits, and no global generator is touched."""
-    federation = toy.ragged()
-    algorithm = make(toy.learner("mlp", federation))
+    algorithm, federation = _toy(make)
     for name, rounds in (("loop", 2), ("batched", 2), ("workers", 1)):
         before = _generators()
         first, second = (toy.play_rounds(algorithm, federation, name, rounds) for _ in range(2))
@@ -125,7 +154,7 @@ def _generators() -> tuple[bytes, str, str]:
 
 def check_order_of_clients(make: Make) -> None:
     """Clients handed over in another order give the same bits."""
-    algorithm = make(toy.learner("mlp", toy.ragged()))
+    algorithm, _ = _toy(make)
     both = toy.ragged(), toy.ragged(backwards=True)
     one, other = (toy.play_rounds(algorithm, rows, "batched", participation=0.8) for rows in both)
     _no(outcome_difference(other, one, 0), "the order in which clients were handed over matters")
@@ -164,9 +193,8 @@ def _played_by_name(make: Make, names: Sequence[Client], seed: int = 0) -> toy.S
 
 def check_state_not_mutated(make: Make) -> None:
     """A round writes into nothing it was given: not into the state, a memory or a message."""
-    federation = toy.ragged()
     for name, network in (("loop", "tiny_cnn"), ("batched", "mlp")):
-        algorithm = make(toy.learner(network, federation))
+        algorithm, federation = _toy(make, network)
         with toy.coordinated(algorithm, federation, name) as coordinator:
             state = algorithm.init(toy.first_model(algorithm), federation.clients, Seed(0))
             for number in range(2):
@@ -183,11 +211,9 @@ def _watched(coordinator: Coordinator, context: RoundContext, request: Request) 
     """Perform a request and see that what it finds stays as it was."""
     given = {f"the memory of {who}": memory for who, memory in coordinator.engine.memories.items()}
     if isinstance(request, Ask):
-        given["the message to everyone"] = request.shared
-        each = request.each
-        given["the messages to each"] = (
-            each.table if isinstance(each, IndexedMessages) else each.body if each else {}
-        )
+        given["the message to everyone"], each = request.shared, request.each
+        held = each.table if isinstance(each, IndexedMessages) else each.body if each else {}
+        given["the messages to each"] = held
     before = {what: copied(message) for what, message in given.items()}
     answer = coordinator.perform(request, context)
     task = request.task if isinstance(request, Ask) else request.swap
@@ -197,48 +223,69 @@ def _watched(coordinator: Coordinator, context: RoundContext, request: Request) 
     return answer
 
 
-def check_replies_as_declared(make: Make) -> None:
-    """In a healthy run no reply is refused: each task sends what it declares."""
-    federation = toy.ragged()
-    for network in ("mlp", "tiny_cnn"):
-        outcome = toy.play_rounds(make(toy.learner(network, federation)), federation, "batched", rounds=1)
-        for event, facts in outcome.log:
-            sentence = f"task '{facts.get('task')}' does not reply what it declares: {facts.get('reason')}"
-            require(event != "rejected", sentence)
+def check_state_is_plain(make: Make) -> None:
+    """The state survives the way to disk and back: tensors, trees, numbers and text."""
+    algorithm, federation = _toy(make, "tiny_cnn")
+    for rounds in (0, 1):
+        state = toy.play_rounds(algorithm, federation, rounds=rounds, score=False).state
+        require(_frozen(state), f"the state, a {type(state).__name__}, must be a frozen dataclass")
+        tensors, facts = to_message(state)
+        back = from_message(state, decode(encode(tensors))[0], plain(facts), toy.CPU)
+        _no(state_difference(back, state, 0), "the state does not survive the way to disk")
 
 
-def check_resume(make: Make) -> None:
-    """Two rounds, a stop and two more give the same bits and records as four at once."""
-    usual = {"participation": 0.5, "absent": 0.2, "evaluate_every": 1}
-    with tempfile.TemporaryDirectory() as folder:
-        whole, halves = Path(folder) / "whole", Path(folder) / "halves"
-        once = toy.run_toy(make, whole, {**usual, "rounds": 4})
-        toy.run_toy(make, halves, {**usual, "rounds": 2})
-        twice = toy.run_toy(make, halves, {**usual, "rounds": 4}, resume=True)
-        _no(state_difference(twice.state, once.state, 0), "a resumed run ends elsewhere")
-        for who in sorted(set(once.memories) | set(twice.memories)):
-            differs = message_difference(twice.memories.get(who, {}), once.memories.get(who, {}), 0)
-            _no(differs, f"a resumed run leaves {who} with another memory")
-        same = read_scores(halves).equals(read_scores(whole))
-        require(same, "a resumed run has other scores on record")
-        for there, here in zip(read_rounds(whole), read_rounds(halves), strict=True):
-            del there["seconds"], here["seconds"]
-            require(here == there, f"a resumed run has other facts on record: {here}, not {there}")
+def check_scores_everyone(make: Make) -> None:
+    """Everybody can be scored, those never asked as well; groups, if any, cover everybody."""
+    algorithm, federation = _toy(make)
+    for rounds in (0, 1):
+        outcome = toy.play_rounds(algorithm, federation, rounds=rounds, participation=0.3)
+        _sound(outcome, federation.clients, f"after {rounds} rounds")
+        silent = sorted(set(algorithm.eval_tasks()) - set(outcome.scores))
+        require(not silent, f"the {', '.join(silent)} model could not be scored")
+        if isinstance(algorithm, Groups):
+            labels = algorithm.groups(outcome.state)
+            fits = labels.shape == (len(federation.clients),) and labels.dtype == torch.int64
+            require(fits, f"groups() gives {labels.dtype} {list(labels.shape)}, not one number per client")
+
+
+def check_serves_any_subset(make: Make) -> None:
+    """What a client is served does not depend on who else is."""
+    algorithm, federation = _toy(make)
+    with toy.coordinated(algorithm, federation) as coordinator:
+        everybody = federation.clients
+        state = algorithm.init(toy.first_model(algorithm), everybody, Seed(0))
+        first, context = (RoundContext(Seed(0), number, everybody) for number in (0, 1))
+        state = toy.play_one(algorithm, state, everybody, coordinator, first)
+        everyone = _served(algorithm, state, everybody)
+        scores = toy.scores_of(algorithm, state, coordinator, context, everybody)
+        for who in (toy.NAMES[4:5], toy.NAMES[::3], tuple(reversed(toy.NAMES[1:4]))):
+            for client, message in _served(algorithm, state, who).items():
+                differs = message_difference(message, everyone[client], 0)
+                _no(differs, f"what {client} is served depends on who else is served")
+            for kind, some in toy.scores_of(algorithm, state, coordinator, context, who).items():
+                wanted = {kind: {c: scores[kind][c] for c in who}}
+                _no(score_difference({kind: some}, wanted, 0), "scores depend on who else is scored")
+
+
+def _served(algorithm: Algorithm[Any], state: Any, who: tuple[Client, ...]) -> dict[Client, Message]:
+    shared, each = algorithm.eval_inputs(state, who)
+    if each is not None:
+        fits = each.clients == tuple(sorted(who))
+        require(fits, f"serve() for {sorted(who)} answers for {list(each.clients)}")
+    return {c: {**shared, **(each.row(c) if each is not None else {})} for c in who}
 
 
 def check_survives_drop_outs(make: Make) -> None:
     """Three in ten clients miss each round; everything stays finite and everybody can be scored."""
-    federation = toy.ragged()
     for name, network, rounds in (("loop", "tiny_cnn", 4), ("batched", "mlp", 2)):
-        algorithm = make(toy.learner(network, federation))
+        algorithm, federation = _toy(make, network)
         outcome = toy.play_rounds(algorithm, federation, name, rounds, absent=drop_outs(0.3))
         _sound(outcome, federation.clients, f"after rounds with drop-outs ({name})")
 
 
 def check_survives_cohort_of_one(make: Make) -> None:
     """One client a round is enough, in every engine the one with a single row as well."""
-    federation = toy.ragged()
-    algorithm = make(toy.learner("tiny_cnn", federation))
+    algorithm, federation = _toy(make, "tiny_cnn")
     few = toy.play_rounds(algorithm, federation, rounds=3, participation=0.01)
     _sound(few, federation.clients, "with one client a round")
     single = toy.NAMES[toy.ROWS.index(1)]
@@ -249,8 +296,7 @@ def check_survives_cohort_of_one(make: Make) -> None:
 
 def check_survives_nobody(make: Make) -> None:
     """Rounds that nobody answers end a run with an error, and leave models and memories as they were."""
-    federation = toy.ragged()
-    algorithm = make(toy.learner("mlp", federation))
+    algorithm, federation = _toy(make)
     _sound(
         toy.play_rounds(algorithm, federation, absent=lambda context, who: True),
         federation.clients,
@@ -287,8 +333,7 @@ def _sound(outcome: toy.Outcome, clients: Sequence[Client], when: str) -> None:
 
 def check_bad_replies(make: Make) -> None:
     """A damaged reply is refused by name and counts as missing; the others' replies count."""
-    federation = toy.ragged()
-    algorithm = make(toy.learner("mlp", federation))
+    algorithm, federation = _toy(make)
     tasks = algorithm.tasks().values()
     if not any(task.reply for task in tasks if isinstance(task, Task)):
         raise Skip("its clients reply with nothing")
@@ -308,93 +353,26 @@ def check_bad_replies(make: Make) -> None:
             _no(differs, "a refused reply is not the same as a missing one")
 
 
-def check_state_is_plain(make: Make) -> None:
-    """The state survives the way to disk and back: tensors, trees, numbers and text."""
-    federation = toy.ragged()
-    algorithm = make(toy.learner("tiny_cnn", federation))
-    for rounds in (0, 1):
-        state = toy.play_rounds(algorithm, federation, rounds=rounds, score=False).state
-        require(_frozen(state), f"the state, a {type(state).__name__}, must be a frozen dataclass")
-        tensors, facts = to_message(state)
-        back = from_message(state, decode(encode(tensors))[0], plain(facts), toy.CPU)
-        _no(state_difference(back, state, 0), "the state does not survive the way to disk")
+def check_resume(make: Make) -> None:
+    """Two rounds, a stop and two more give the same bits and records as four at once."""
+    usual = {"participation": 0.5, "absent": 0.2, "evaluate_every": 1}
+    with tempfile.TemporaryDirectory() as folder:
+        whole, halves = Path(folder) / "whole", Path(folder) / "halves"
+        once = toy.run_toy(make, whole, {**usual, "rounds": 4})
+        toy.run_toy(make, halves, {**usual, "rounds": 2})
+        twice = toy.run_toy(make, halves, {**usual, "rounds": 4}, resume=True)
+        _no(state_difference(twice.state, once.state, 0), "a resumed run ends elsewhere")
+        for who in sorted(set(once.memories) | set(twice.memories)):
+            differs = message_difference(twice.memories.get(who, {}), once.memories.get(who, {}), 0)
+            _no(differs, f"a resumed run leaves {who} with another memory")
+        same = read_scores(halves).equals(read_scores(whole))
+        require(same, "a resumed run has other scores on record")
+        for there, here in zip(read_rounds(whole), read_rounds(halves), strict=True):
+            del there["seconds"], here["seconds"]
+            require(here == there, f"a resumed run has other facts on record: {here}, not {there}")
 
 
-def check_scores_everyone(make: Make) -> None:
-    """Everybody can be scored, those never asked as well; groups, if any, cover everybody."""
-    federation = toy.ragged()
-    algorithm = make(toy.learner("mlp", federation))
-    for rounds in (0, 1):
-        outcome = toy.play_rounds(algorithm, federation, rounds=rounds, participation=0.3)
-        _sound(outcome, federation.clients, f"after {rounds} rounds")
-        silent = sorted(set(algorithm.eval_tasks()) - set(outcome.scores))
-        require(not silent, f"the {', '.join(silent)} model could not be scored")
-        if isinstance(algorithm, Groups):
-            labels = algorithm.groups(outcome.state)
-            fits = labels.shape == (len(federation.clients),) and labels.dtype == torch.int64
-            require(fits, f"groups() gives {labels.dtype} {list(labels.shape)}, not one number per client")
-
-
-def check_serves_any_subset(make: Make) -> None:
-    """What a client is served does not depend on who else is."""
-    federation = toy.ragged()
-    algorithm = make(toy.learner("mlp", federation))
-    with toy.coordinated(algorithm, federation) as coordinator:
-        state = algorithm.init(toy.first_model(algorithm), federation.clients, Seed(0))
-        state = toy.play_one(
-            algorithm, state, federation.clients, coordinator, RoundContext(Seed(0), 0, federation.clients)
-        )
-        everyone = _served(algorithm, state, federation.clients)
-        context = RoundContext(Seed(0), 1, federation.clients)
-        scores = toy.scores_of(algorithm, state, coordinator, context, federation.clients)
-        for who in (toy.NAMES[4:5], toy.NAMES[::3], tuple(reversed(toy.NAMES[1:4]))):
-            for client, message in _served(algorithm, state, who).items():
-                differs = message_difference(message, everyone[client], 0)
-                _no(differs, f"what {client} is served depends on who else is served")
-            for kind, some in toy.scores_of(algorithm, state, coordinator, context, who).items():
-                wanted = {kind: {c: scores[kind][c] for c in who}}
-                _no(score_difference({kind: some}, wanted, 0), "scores depend on who else is scored")
-
-
-def _served(algorithm: Algorithm[Any], state: Any, who: tuple[Client, ...]) -> dict[Client, Message]:
-    shared, each = algorithm.eval_inputs(state, who)
-    if each is not None:
-        fits = each.clients == tuple(sorted(who))
-        require(fits, f"serve() for {sorted(who)} answers for {list(each.clients)}")
-    return {c: {**shared, **(each.row(c) if each is not None else {})} for c in who}
-
-
-def check_learns_something(make: Make) -> None:
-    """Where everybody holds the same easy task, a few rounds lower the loss."""
-    federation = toy.alike()
-    algorithm = make(toy.learner("mlp", federation))
-    tasks = [task for task in algorithm.tasks().values() if isinstance(task, Task)]
-    if not any(isinstance(one, Fit) for task in tasks for one in task.passes):
-        raise Skip("it trains nothing")
-    before, after = (toy.play_rounds(algorithm, federation, "batched", rounds=r).scores for r in (0, 4))
-    for kind in algorithm.eval_tasks():
-        was, now = (float(np.mean([loss for _, loss in s[kind].values()])) for s in (before, after))
-        fell = f"went from {was:.3f} to {now:.3f}"
-        require(now < was, f"the loss of the {kind} model {fell} on an easy task")
-
-
+# In the order in which they stand here: what is simple and quick to see comes first.
 CHECKS: dict[str, Callable[[Make], None]] = {
-    "is_an_algorithm": check_is_an_algorithm,
-    "replies_as_declared": check_replies_as_declared,
-    "learns_something": check_learns_something,
-    "engines_agree": check_engines_agree,
-    "processes_agree": check_processes_agree,
-    "engines_agree_on_lenet": check_engines_agree_on_lenet,
-    "same_seed_same_bits": check_same_seed_same_bits,
-    "order_of_clients": check_order_of_clients,
-    "renamed_clients": check_renamed_clients,
-    "state_not_mutated": check_state_not_mutated,
-    "state_is_plain": check_state_is_plain,
-    "scores_everyone": check_scores_everyone,
-    "serves_any_subset": check_serves_any_subset,
-    "survives_drop_outs": check_survives_drop_outs,
-    "survives_cohort_of_one": check_survives_cohort_of_one,
-    "survives_nobody": check_survives_nobody,
-    "bad_replies": check_bad_replies,
-    "resume": check_resume,
+    name.removeprefix("check_"): check for name, check in globals().items() if name.startswith("check_")
 }

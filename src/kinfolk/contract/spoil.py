@@ -11,7 +11,6 @@ from torch import Tensor
 from kinfolk.engines.coordinator import Engine
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
-from kinfolk.task import PeerTask
 from kinfolk.types import Client, Stack, Tree, leaves
 
 
@@ -22,22 +21,13 @@ class Passing:
         self.engine, self.change = engine, change
         self.name, self.note, self.device = engine.name, engine.note, engine.device
         self.table, self.memories = engine.table, engine.memories
+        self.swap, self.close = engine.swap, engine.close
 
     def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """The engine's replies, each changed."""
         for chunk in self.engine.replies(request, context):
             for who in chunk.clients:
                 yield self.change(request, chunk.at([who]))
-
-    def swap(
-        self, swap: PeerTask, among: tuple[Client, ...], context: RoundContext
-    ) -> dict[tuple[Client, Client], int]:
-        """As the engine does it."""
-        return self.engine.swap(swap, among, context)
-
-    def close(self) -> None:
-        """Close the engine."""
-        self.engine.close()
 
 
 def spoil(how: Mapping[Client, str]) -> Callable[[Engine], Engine]:

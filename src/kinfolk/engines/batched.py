@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from kinfolk.engines.fast import CudaLane, Passes, lanes_on
+from kinfolk.engines.loop import message_for
 from kinfolk.engines.memory import InProcess, Memories, by_form
 from kinfolk.engines.one import first_steps, on_device, opens_models, train_rows
 from kinfolk.engines.padded import Padded, padded
@@ -130,11 +131,8 @@ class Batched(InProcess):
     def _is_light(self, task: Task, request: Ask[Any], who: Client, context: RoundContext) -> bool:
         """Whether a task goes over rows without the large network that clients train."""
         if request.task not in self._light:
-            own = request.each.at((who,)).body if request.each else {}
-            message = {**request.shared, **map_leaves(lambda t: t[0], own)}
-            message, memory = (
-                map_leaves(lambda t: t.to(self.device), part) for part in (message, self.memories[who])
-            )
+            given = message_for(request, who), self.memories[who]
+            message, memory = (map_leaves(lambda t: t.to(self.device), part) for part in given)
             data = on_device(self.federation.among([who]), self.device)
             opens = opens_models(task, message, memory, data, who, context)
             self._light[request.task] = bool(task.passes) and not opens

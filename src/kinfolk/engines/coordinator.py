@@ -17,8 +17,8 @@ from kinfolk.federation.federation import Federation
 from kinfolk.fold import Mergeable
 from kinfolk.script import Ask, Exchange, Request
 from kinfolk.streams import RoundContext
-from kinfolk.task import Expected, FloatSpec, IntSpec, PeerTask, Table, Task
-from kinfolk.types import Client, Message, Stack, nbytes
+from kinfolk.task import Expected, IntSpec, PeerTask, Table, Task
+from kinfolk.types import Client, Message, Stack, map_leaves, nbytes
 
 
 class Engine(Protocol):
@@ -155,18 +155,14 @@ class Coordinator:
         self.ledger.add_bytes(request.task, "down", sent)
         request = Ask(request.task, present, request.shared, request.each, request.fold)
         chunks = self._checked(request, task, context) if present else iter(())
-        if request.fold is None:
+        fold: Any = request.fold
+        if fold is None:
             replies = list(chunks)
             return Stack.join(replies) if replies else _nobody(task.reply)
-        total = request.fold.begin()
-        if isinstance(self.engine, FoldsInParts) and isinstance(request.fold, Mergeable):
-            for more in self._parts(self.engine, request, task, context) if present else ():
-                step = request.fold.add if isinstance(more, Stack) else request.fold.merge
-                total = self._folded(step, total, more)
-            return self._folded(request.fold.end, total)
-        for chunk in chunks:
-            total = self._folded(request.fold.add, total, chunk)
-        return self._folded(request.fold.end, total)
+        total = fold.begin()
+        for more in chunks:
+            total = self._folded(fold.add if isinstance(more, Stack) else fold.merge, total, more)
+        return self._folded(fold.end, total)
 
     def _folded(self, step: Callable[..., Any], *given: Any) -> Any:
         """A step of a fold, whose time is noted."""
@@ -175,22 +171,29 @@ class Coordinator:
         self.folding += time.perf_counter() - began
         return made
 
-    def _checked(self, request: Ask[Any], task: Task, context: RoundContext) -> Iterator[Stack]:
-        """The replies that may pass, chunk by chunk; last those that had to wait for all the others."""
-        silent, refused, cohort = set(request.to), set[Client](), Cohort(request, task.reply, self.norms)
-        yield from self._inspected(request, task, context, cohort, silent, refused)
-        yield from self._judged(request, context, cohort, silent, refused)
-        self._heard(request, context, silent, refused)
+    def _checked(self, request: Ask[Any], task: Task, context: RoundContext) -> Iterator[Any]:
+        """The replies that may pass, chunk by chunk, or folded in parts; last those that had to wait."""
+        cohort = Cohort(request, task.reply, self.norms)
+        if isinstance(self.engine, FoldsInParts) and isinstance(request.fold, Mergeable):
+            yield from self._parts(self.engine, cohort, context)
+        else:
+            yield from self._inspected(cohort, context)
+        good, absurd = cohort.judge()
+        self._reject(absurd, cohort, context)
+        cohort.silent.update(absurd)
+        if good.clients:
+            yield good
+        for client in sorted(cohort.silent - cohort.refused):
+            self.log("silent", round=context.round, client=client, task=request.task)
+        # Whoever fails once in a round has not taken part in it, whatever came before and comes after.
+        self.failed |= cohort.silent
+        # Names that come from other processes are copies; of a hundred thousand, none should stay here.
+        self.answered.update(c for c in request.to if c not in cohort.silent)
+        self.answered -= self.failed
 
-    def _inspected(
-        self,
-        request: Ask[Any],
-        task: Task,
-        context: RoundContext,
-        cohort: Cohort,
-        silent: set[Client],
-        refused: set[Client],
-    ) -> Iterator[Stack]:
+    def _inspected(self, cohort: Cohort, context: RoundContext) -> Iterator[Stack]:
+        """The replies of this engine that may pass at once."""
+        request, silent = cohort.request, cohort.silent
         for chunk in self.engine.replies(request, context):
             self.ledger.add_bytes(request.task, "up", nbytes(chunk.body))
             strangers = {
@@ -198,65 +201,36 @@ class Coordinator:
                 for c in chunk.clients
                 if c not in silent
             }
-            self._reject(strangers, request, context)
+            self._log_rejected(strangers, request, context)
             if strangers:
                 chunk = chunk.at([c for c in chunk.clients if c not in strangers])
             if not chunk.clients:
                 continue
-            good, bad = inspect(chunk, task.reply)
-            self._reject(bad, request, context)
-            refused.update(bad)
+            good, bad = inspect(chunk, cohort.expected)
+            self._reject(bad, cohort, context)
             silent.difference_update(good.clients)
             good = cohort.pass_on(good) if good.clients else good
             if good.clients:
                 yield good
 
-    def _judged(
-        self,
-        request: Ask[Any],
-        context: RoundContext,
-        cohort: Cohort,
-        silent: set[Client],
-        refused: set[Client],
-    ) -> Iterator[Stack]:
-        good, absurd = cohort.judge()
-        self._reject(absurd, request, context)
-        refused.update(absurd)
-        silent.update(absurd)
-        if good.clients:
-            yield good
-
-    def _parts(
-        self, engine: FoldsInParts, request: Ask[Any], task: Task, context: RoundContext
-    ) -> Iterator[Message | Stack]:
-        """The totals of all parts; last the replies that had to wait for all the others."""
-        # Names that come from other processes are copies; of a hundred thousand, none should stay here.
-        silent, refused, cohort = set(request.to), set[Client](), Cohort(request, task.reply, self.norms)
-        for part in engine.parts(request, context):
-            self.ledger.add_bytes(request.task, "up", part.sent)
-            self._reject(part.rejected, request, context)
-            refused.update(part.rejected)
-            silent.difference_update(part.heard)
+    def _parts(self, engine: FoldsInParts, cohort: Cohort, context: RoundContext) -> Iterator[Message]:
+        """The totals of all parts."""
+        for part in engine.parts(cohort.request, context):
+            self.ledger.add_bytes(cohort.request.task, "up", part.sent)
+            self._reject(part.rejected, cohort, context)
+            cohort.silent.difference_update(part.heard)
             cohort.seen.append(part.norms)
             if part.waiting.clients:
                 cohort.waiting.append(part.waiting)
             yield part.total
-        yield from self._judged(request, context, cohort, silent, refused)
-        self._heard(request, context, silent, refused)
 
-    def _reject(self, bad: dict[Client, str], request: Ask[Any], context: RoundContext) -> None:
+    def _reject(self, bad: dict[Client, str], cohort: Cohort, context: RoundContext) -> None:
+        cohort.refused.update(bad)
+        self._log_rejected(bad, cohort.request, context)
+
+    def _log_rejected(self, bad: dict[Client, str], request: Ask[Any], context: RoundContext) -> None:
         for client, reason in bad.items():
             self.log("rejected", round=context.round, client=client, task=request.task, reason=reason)
-
-    def _heard(
-        self, request: Ask[Any], context: RoundContext, silent: set[Client], refused: set[Client]
-    ) -> None:
-        for client in sorted(silent - refused):
-            self.log("silent", round=context.round, client=client, task=request.task)
-        # Whoever fails once in a round has not taken part in it, whatever came before and comes after.
-        self.failed |= silent
-        self.answered.update(c for c in request.to if c not in silent)
-        self.answered -= self.failed
 
     def _exchange(self, request: Exchange, present: tuple[Client, ...], context: RoundContext) -> None:
         swap = self.engine.table[request.swap]
@@ -285,10 +259,10 @@ def fold_part(engine: Engine, request: Ask[Any], fold: Mergeable, context: Round
 
     coordinator, task = Coordinator(engine, note), engine.table[request.task]
     assert isinstance(task, Task)
-    cohort, silent, total = Cohort(request, task.reply), set(request.to), fold.begin()
-    for chunk in coordinator._inspected(request, task, context, cohort, silent, set()):
+    cohort, total = Cohort(request, task.reply), fold.begin()
+    for chunk in coordinator._inspected(cohort, context):
         total = fold.add(total, chunk)
-    heard = tuple(sorted(set(request.to) - silent))
+    heard = tuple(sorted(set(request.to) - cohort.silent))
     norms = torch.cat(cohort.seen) if cohort.seen else torch.zeros(0, dtype=torch.float64)
     sent = coordinator.ledger.bytes.get(request.task, {}).get("up", 0)
     return Part(total, heard, rejected, sent, norms, Stack.join(cohort.waiting))
@@ -297,18 +271,14 @@ def fold_part(engine: Engine, request: Ask[Any], fold: Mergeable, context: Round
 def _nobody(expected: Expected) -> Stack:
     """No replies, in the shapes that replies would have: a script need not ask whether anybody is there."""
 
-    def none(declared: Tensor | IntSpec | FloatSpec) -> Tensor:
+    def none(declared: Any) -> Tensor:
         if isinstance(declared, Tensor):
             return declared.new_zeros((0, *declared.shape))
         if isinstance(declared, IntSpec):
             return torch.zeros(0, dtype=torch.int64)
         return torch.zeros((0, *declared.shape))
 
-    body = {
-        key: {name: none(leaf) for name, leaf in value.items()} if isinstance(value, dict) else none(value)
-        for key, value in expected.items()
-    }
-    return Stack((), torch.zeros(0, dtype=torch.int64), body)
+    return Stack((), torch.zeros(0, dtype=torch.int64), map_leaves(none, dict(expected)))
 
 
 def drop_outs(rate: float) -> Callable[[RoundContext, Client], bool] | None:

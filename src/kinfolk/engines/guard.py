@@ -153,8 +153,10 @@ class Cohort:
     expected: Expected
     seen: list[Tensor] = field(default_factory=list)  # norms of this round so far, chunk by chunk
     waiting: list[Stack] = field(default_factory=list)
+    refused: set[Client] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.silent = set(self.request.to)  # those without a usable reply so far
         declared = {key: value for key, value in self.expected.items() if isinstance(value, dict)}
         self._common = max(_norm(declared), _norm(self.request.shared))
         each = self.request.each

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,20 +41,23 @@ def perform(
     held = federation.among([who])
     device = federation.x.device
     federation = held if held is federation else on_device(held, device)
-    facts = ClientInfo(
-        rows=torch.tensor(train_rows(federation, who), device=device),
-        steps=torch.tensor(first_steps(task, federation, who), device=device),
-        round=context.round,
-    )
     # Dropout and its like draw from torch's global generator: lend them one that belongs to this client.
     with context.seed.borrowed("inside", task.stream, context.round, who, device=device):
-        with torch.no_grad():
-            carry = task.start(message, memory, facts)
+        carry = _begun(task, message, memory, federation, who, context)
         for number, one in enumerate(task.passes):
             rows = client_batches(one, number, task.stream, federation, who, context)
             carry = _fit(one, carry, rows, context) if isinstance(one, Fit) else _scan(one, carry, rows)
         with torch.no_grad():
             return task.finish(carry)
+
+
+def _begun(
+    task: Task, message: Message, memory: Message, federation: Federation, who: Client, context: RoundContext
+) -> Carry:
+    counts = train_rows(federation, who), first_steps(task, federation, who)
+    rows, steps = (torch.tensor(count, device=federation.x.device) for count in counts)
+    with torch.no_grad():
+        return task.start(message, memory, ClientInfo(rows, steps, context.round))
 
 
 def client_batches(
@@ -90,7 +92,7 @@ def _fit(fit: Fit, carry: Carry, rows: Iterator[Batch], context: RoundContext) -
     # Every model in the carry, not only those that are trained: one that an objective merely consults in
     # training mode updates its buffers too, and they may be the server's own.
     carry = {key: owned(value) if isinstance(value, dict) else value for key, value in carry.items()}
-    states = [d.optimiser.init({n: carry[d.part][n] for n in d.names}) for d in fit.descents]
+    states = first_states(fit, carry)
     for step, batch in enumerate(rows):
         for i, descent in enumerate(fit.descents):
             params, grads = gradient(descent, carry, batch)
@@ -101,6 +103,11 @@ def _fit(fit: Fit, carry: Carry, rows: Iterator[Batch], context: RoundContext) -
             )
             carry[descent.part] = {**carry[descent.part], **params}
     return {**carry, **optimiser_parts(states)}
+
+
+def first_states(fit: Fit, carry: Carry) -> list[Message]:
+    """The optimisers' states before the first step."""
+    return [d.optimiser.init({n: carry[d.part][n] for n in d.names}) for d in fit.descents]
 
 
 def optimiser_parts(states: list[Message]) -> Carry:
@@ -130,56 +137,23 @@ def _scan(scan: Scan, carry: Carry, rows: Iterator[Batch]) -> Carry:
     return carry
 
 
-class _Watched(dict[str, Tensor]):
-    """A model that knows whether anybody has looked into it."""
-
-    opened = False
-
-    def _look(self) -> None:
-        self.opened = True
-
-    def __getitem__(self, name: str) -> Tensor:
-        self._look()
-        return super().__getitem__(name)
-
-    def __iter__(self) -> Iterator[str]:
-        self._look()
-        return super().__iter__()
-
-    def keys(self) -> Any:
-        self._look()
-        return super().keys()
-
-    def values(self) -> Any:
-        self._look()
-        return super().values()
-
-    def items(self) -> Any:
-        self._look()
-        return super().items()
-
-
 def opens_models(
     task: Task, message: Message, memory: Message, federation: Federation, who: Client, context: RoundContext
 ) -> bool:
     """Whether the passes of a task look into a model that the client was given or kept.
 
-    Tried out on one batch of a client's rows for each pass; nothing is changed. Where a pass finds no rows
-    they are taken to.
+    Tried out without the models, on one batch of a client's rows for each pass; nothing is changed. Where a
+    pass finds no rows they are taken to.
     """
-    device = federation.x.device
-    rows, steps = train_rows(federation, who), first_steps(task, federation, who)
-    facts = ClientInfo(torch.tensor(rows, device=device), torch.tensor(steps, device=device), context.round)
-    with torch.no_grad():
-        begun = task.start(message, memory, facts)
-    models = {key: _Watched(value) for key, value in begun.items() if isinstance(value, dict)}
-    carry: Carry = {**begun, **models}
+    begun = _begun(task, message, memory, federation, who, context)
+    carry: Carry = {key: value for key, value in begun.items() if not isinstance(value, dict)}
     for number, one in enumerate(task.passes):
         batch = next(client_batches(one, number, task.stream, federation, who, context), None)
-        if batch is None or (isinstance(one, Fit) and any(d.part in models for d in one.descents)):
+        if batch is None:
             return True
-        carry = _tried(one, carry, batch)
-        if any(model.opened for model in models.values()):
+        try:
+            carry = _tried(one, carry, batch)
+        except KeyError:
             return True
     return False
 
@@ -189,7 +163,6 @@ def _tried(one: Fit | Scan, carry: Carry, batch: Batch) -> Carry:
     if isinstance(one, Scan):
         with torch.no_grad():
             return one.step(carry, batch)
-    states = [d.optimiser.init({n: carry[d.part][n] for n in d.names}) for d in one.descents]
     for descent in one.descents:
         gradient(descent, {**carry, descent.part: owned(carry[descent.part])}, batch)
-    return {**carry, **optimiser_parts(states)}
+    return {**carry, **optimiser_parts(first_states(one, carry))}

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from kinfolk.algorithms import ALGORITHMS, find_algorithm, options_of
 from kinfolk.algorithms.options import check_options, option_groups
+from kinfolk.clustering.agreement import stability
 from kinfolk.clustering.count import how_many
 from kinfolk.clustering.distances import squared
 from kinfolk.clustering.hierarchy import silhouette
-from kinfolk.clustering.stability import stability
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.experiment.asking import one_process, trained_alike
 from kinfolk.experiment.budget import head_start
@@ -323,15 +323,15 @@ class _Look:
 def _look(spec: Experiment, federation: Federation, network: Network | None, most: int) -> _Look:
     parts = build_parts(spec, federation, network)
     points = trained_alike(parts, WARM)
-    return _Look(squared(points, double=True).sqrt(), how_many(points, most, parts.seed).k)
+    return _Look(squared(points).sqrt(), how_many(points, most, parts.seed))
 
 
 def _row(k: int, runs: Sequence[_Ran], looks: Sequence[_Look], seed: Seed) -> Row:
     groups = [torch.tensor(one.groups) for one in runs]
-    near = [silhouette(look.distances, g, distances=True) for look, g in zip(looks, groups, strict=True)]
+    near = [silhouette(look.distances, g) for look, g in zip(looks, groups, strict=True)]
     spreads = tuple(one.spread for one in runs if one.spread is not None)
     scores = np.array([one.values for one in runs])
     steady, by_chance = math.nan, math.nan
     if k > 1 and len(runs) > 1:
-        steady, by_chance = stability(groups).mean, chance([one.groups for one in runs], seed)
+        steady, by_chance = stability(groups), chance([one.groups for one in runs], seed)
     return Row(k, scores, tuple(near), spreads, steady, by_chance)

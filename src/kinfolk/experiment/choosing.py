@@ -44,6 +44,7 @@ def with_choices(facts: Facts, chosen: Facts, groups: Groupings) -> Facts:
     """
     if not chosen:
         return facts
-    new = {name: value for name, value in groups.items() if name != "switch"}
-    told = chosen | {"switch": groups["switch"]}
+    moves = ("switch", "moved")
+    new = {name: value for name, value in groups.items() if name not in moves}
+    told = chosen | {name: groups[name] for name in moves if name in groups}
     return {**facts, "groups": {**facts.get("groups", {}), **new}, "chosen": told}

@@ -73,8 +73,9 @@ def with_final(line: Facts, found: Facts, groups: Facts, spent: Facts) -> Facts:
     }
     was = {key: value for key, value in line.items() if key != "seconds"}
     if groups:
-        found = found | {"switch": groups["switch"]}
-        new["groups"] = groups | {"switch": line.get("groups", groups)["switch"]}
+        moves = [name for name in ("switch", "moved") if name in groups]
+        found = found | {name: groups[name] for name in moves}
+        new["groups"] = groups | {name: line.get("groups", groups)[name] for name in moves}
     return {**line, **new, "final": found, "before_final": was}
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.outline import Outline
 from kinfolk.experiment.predict import unused
-from kinfolk.federation.datasets.npz import npz_names, read_npz
-from kinfolk.federation.own_data.files import TABLES, read_table_file
+from kinfolk.federation.datasets.formats import npz_names, read_npz
 from kinfolk.federation.own_data.images import read_loose
+from kinfolk.federation.own_data.tables import TABLES, read_table_file
 
 # (what a row is called and the names of all), the rows, what there is to say about them
 NewRows = tuple[tuple[str, list[Any]], Any, list[str]]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.outline import Outline
-from kinfolk.federation.own_data.columns import column_kind
+from kinfolk.federation.own_data.tables import column_kind
 
 BATCH = 256  # rows a call, as in scoring
 BYTES = 255

@@ -32,8 +32,14 @@ SCHEMA = pa.schema(
         ("score", pa.string()),
         ("value", pa.float64()),
         ("rows", pa.int64()),
+        ("group", pa.int32()),  # of the client, where the method has groups
+        ("margin", pa.float64()),  # how clearly it belongs there, where that is known
     ]
 )
+# Columns of SCHEMA that may be left out, and hold nothing then; records of before have none of them.
+OPTIONAL = ("group", "margin")
+# What is known of the clients' data, in a run folder: columns client, fact, value.
+CLIENT_FACTS = "clients.parquet"
 MODELS = ("centre", "personal", "fine-tuned")
 FORMAT = 1  # of a run folder; a newer one is refused
 _FILE = re.compile(r"round-(\d{6,})\.parquet")
@@ -77,7 +83,14 @@ def plain(value: Any) -> Any:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a whole file or nothing: into a sibling first, then renamed."""
+    """Write a whole file or nothing: into a sibling first, then renamed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_bytes(Path(folder) / "file", b"whole")
+    ...     (Path(folder) / "file").read_bytes()
+    b'whole'
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     with disk_errors("run", path.parent):
         try:
@@ -136,7 +149,10 @@ class Records:
     def write_scores(self, round: int, rows: pd.DataFrame | Mapping[str, Any]) -> Path:
         """Write the scores of one round: the columns of SCHEMA; `round` itself may be left out."""
         columns = {str(name): rows[name] for name in rows}
-        columns.setdefault("round", np.full(len(next(iter(columns.values()), [])), round))
+        many = len(next(iter(columns.values()), []))
+        columns.setdefault("round", np.full(many, round))
+        for name in OPTIONAL:
+            columns.setdefault(name, [None] * many)
         if set(columns) != set(SCHEMA.names):
             wrong = sorted(set(columns) ^ set(SCHEMA.names))
             raise KinfolkError("scores", wrong, f"give exactly the columns {', '.join(SCHEMA.names)}")
@@ -198,11 +214,32 @@ def read_scores(run: Path) -> pd.DataFrame:
             table = pq.read_table(path, partitioning=None)
         except (pa.ArrowException, OSError) as error:
             raise KinfolkError("records", str(path), f"cannot be read ({_first(error)})") from error
+        for name in OPTIONAL:
+            if name not in table.schema.names:
+                table = table.append_column(SCHEMA.field(name), pa.nulls(len(table), SCHEMA.field(name).type))
         if not table.schema.equals(SCHEMA):
             raise KinfolkError("records", str(path), f"must have the columns {', '.join(SCHEMA.names)}")
         tables.append(table)
     frame: pd.DataFrame = pa.concat_tables(tables).to_pandas()
     return frame
+
+
+def read_client_facts(run: Path) -> pd.DataFrame:
+    """What is known of the clients' data: a row for each client, a column for each fact; empty if nothing is.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as run:
+    ...     read_client_facts(Path(run)).empty
+    True
+    """
+    path = _folder(run) / CLIENT_FACTS
+    if not path.exists():
+        return pd.DataFrame()
+    try:
+        tidy = pq.read_table(path, partitioning=None).to_pandas()
+        return tidy.pivot(index="client", columns="fact", values="value")
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise KinfolkError("run", str(path), f"cannot be read ({_first(error)})") from error
 
 
 def read_rounds(run: Path) -> list[dict[str, Any]]:
@@ -244,6 +281,8 @@ def _first(error: BaseException) -> str:
 
 
 def _column(values: Any, kind: pa.DataType) -> pa.Array:
+    if any(value is None for value in values):
+        return pa.array(list(values), type=kind)  # holes: `_check_scores` says where there may be any
     if pa.types.is_floating(kind):
         return pa.array(np.asarray(values, dtype=np.float64))  # from NumPy: nan stays nan, not null
     if pa.types.is_integer(kind) and np.asarray(values).dtype.kind not in "iu" and len(values):
@@ -253,7 +292,7 @@ def _column(values: Any, kind: pa.DataType) -> pa.Array:
 
 def _check_scores(table: pa.Table, round: int) -> None:
     for name in SCHEMA.names:
-        if table[name].null_count:
+        if table[name].null_count and name not in OPTIONAL:
             raise KinfolkError("scores", name, "has holes; give a value in every row")
     strange = set(table["model"].unique().to_pylist()) - set(MODELS)
     if strange:

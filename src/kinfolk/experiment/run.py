@@ -23,6 +23,7 @@ from kinfolk.experiment.build import Network, Parts, build_parts
 from kinfolk.experiment.checkpoint import Loaded, load_latest
 from kinfolk.experiment.choice import chosen, kept, work
 from kinfolk.experiment.choosing import choose_now, with_choices
+from kinfolk.experiment.client_facts import write_client_facts
 from kinfolk.experiment.client_memory import make_memories
 from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.describe import description
@@ -341,13 +342,10 @@ class Running:
         self.records.rewind(-1)
         write_text(self.folder / "spec.toml", dump(self.spec))
         write_outline(self.folder, self.parts.federation, self.parts.learner.first)
+        write_client_facts(self.parts.federation, self.folder)
         self.describe("running", "", **more)
-        self.records.audit(
-            "start",
-            engine=self.coordinator.engine.note,
-            why=self.choice.why,
-            kept=told(self),
-        )
+        note = self.coordinator.engine.note
+        self.records.audit("start", engine=note, why=self.choice.why, kept=told(self))
         if self.choice.warning:
             self.records.audit("warning", text=self.choice.warning)
 

@@ -14,7 +14,7 @@ from kinfolk.engines.coordinator import Coordinator
 from kinfolk.federation.federation import Split
 from kinfolk.learning import metrics
 from kinfolk.scores import about, summary
-from kinfolk.script import Algorithm, Ask, Groups
+from kinfolk.script import Algorithm, Ask, Groups, Margins
 from kinfolk.streams import RoundContext
 from kinfolk.task import Task
 from kinfolk.types import Client, Message, PerClient, Stack, map_leaves, tensor_of
@@ -65,7 +65,20 @@ def score_everyone(
             _add(columns, scored, kind, split, score, values, count)
             one = summary(values, count, about(score).lower_is_better)
             over_all[kind][score] = one | metrics.pooled(score, body)
-    return columns, over_all
+    return columns | _membership(algorithm, state, context.clients, columns["client"]), over_all
+
+
+def _membership(
+    algorithm: Algorithm[Any], state: Any, clients: Sequence[Client], who: Sequence[Client]
+) -> Columns:
+    """The group of each of `who` and how clearly it belongs there, as far as that is known."""
+    known: dict[str, list[Any]] = {}
+    if isinstance(algorithm, Groups):
+        known["group"] = algorithm.groups(state).tolist()
+    if isinstance(algorithm, Margins):
+        known["margin"] = algorithm.margins(state).tolist()
+    by_client = {name: dict(zip(clients, values, strict=True)) for name, values in known.items()}
+    return {name: [found[c] for c in who] for name, found in by_client.items()}
 
 
 def stand_ins(
@@ -120,7 +133,7 @@ def score_groups(
     truth: Tensor | None,
     without: Container[Client] = (),
 ) -> Groupings:
-    """Cluster sizes, how many of the cohort switched, and agreement with the truth where it is known.
+    """Cluster sizes, who of the cohort switched, and agreement with the truth where it is known.
 
     Sizes count everyone; agreement is about all but those of `without`.
     """
@@ -129,6 +142,7 @@ def score_groups(
     old, new = algorithm.groups(before).tolist(), algorithm.groups(after).tolist()
     was, now = (dict(zip(context.clients, labels, strict=True)) for labels in (old, new))
     found: Groupings = {"sizes": sizes(new), "switch": switch_fraction(was, now, cohort)}
+    found["moved"] = {c: [was[c], now[c]] for c in cohort if was[c] != now[c]}
     kept = [i for i, c in enumerate(context.clients) if c not in without]
     return found if truth is None else found | agreement([new[i] for i in kept], truth[kept])
 

@@ -17,9 +17,8 @@ from kinfolk.federation.federation import Federation, Split, client_names, pack
 from kinfolk.federation.partition.choose_tests import TEST_SPLITS, Dealt
 from kinfolk.federation.partition.draws import row_counts
 from kinfolk.federation.partition.holdout import Ints, by_owner, hold_out
-from kinfolk.federation.partition.natural import pool_of
 from kinfolk.federation.partition.partitions import PARTITIONS
-from kinfolk.federation.pool import Pool
+from kinfolk.federation.pool import Pool, pool_of
 from kinfolk.federation.shifts import How, end_to_end, shifted
 from kinfolk.federation.soundness import check
 from kinfolk.federation.spec import DataSpec
@@ -34,16 +33,6 @@ def group_count(spec: DataSpec) -> int:
     (3, 1)
     """
     return 1 if spec.shift == "none" else spec.groups
-
-
-def assign_groups(names: Sequence[Client], count: int, seed: Seed) -> dict[Client, int]:
-    """A group for every client, by name; sizes differ by one at most and names do not tell the group.
-
-    >>> sorted(assign_groups(client_names(5), 2, Seed(0)).values())
-    [0, 0, 0, 1, 1]
-    """
-    groups = seed.numpy("data", "group").permutation(np.arange(len(names)) % count)
-    return dict(zip(sorted(names), groups.tolist(), strict=True))
 
 
 def _training(
@@ -75,7 +64,7 @@ def _splits(dealt: Dealt, rows: dict[Client, Ints], spec: DataSpec, seed: Seed) 
         parts = hold_out(own, spec.valid, seed.numpy("data", "valid", who), dealt.groups[g].block)
         for name, part in zip(sets, parts, strict=True):
             sets[name].append(torch.from_numpy(part + dealt.offset[g]))
-    tests, of = TEST_SPLITS[spec.test].draw(dealt)
+    tests, of = TEST_SPLITS[spec.test](dealt)
     packed = {name: pack(parts) for name, parts in sets.items()}
     return {**packed, "test": pack([torch.from_numpy(test) for test in tests], of)}
 
@@ -83,8 +72,8 @@ def _splits(dealt: Dealt, rows: dict[Client, Ints], spec: DataSpec, seed: Seed) 
 def from_groups(groups: Sequence[Pool], spec: DataSpec, seed: Seed) -> Federation:
     """Deal pools, one per group and all of one scale, to the clients of `spec`.
 
-    >>> from kinfolk.federation.datasets.sklearn_digits import digits
-    >>> pool = digits()
+    >>> rows = Rows(np.zeros((40, 2), np.float32), np.arange(40) % 4, 4, (1.0, 0.0))
+    >>> pool = pool_of(rows, DataSpec(), Seed(0))
     >>> from_groups([pool, pool], DataSpec(clients=4, rows=10), Seed(0)).splits["train"].counts()
     tensor([10, 10, 10, 10])
     """
@@ -92,7 +81,9 @@ def from_groups(groups: Sequence[Pool], spec: DataSpec, seed: Seed) -> Federatio
     names = groups[0].names or client_names(spec.clients)
     if len(names) < len(groups):
         raise KinfolkError("data.groups", spec.groups, f"no more groups than the {len(names)} clients")
-    group = assign_groups(names, len(groups), seed)
+    # Sizes differ by one at most, and names do not tell the group.
+    drawn = seed.numpy("data", "group").permutation(np.arange(len(names)) % len(groups))
+    group = dict(zip(sorted(names), drawn.tolist(), strict=True))
     rows = _training(groups, group, spec, seed)
     offset = np.cumsum([0, *(len(pool.x) for pool in groups)]).tolist()[:-1]
     labels = {who: groups[group[who]].labels[own] for who, own in rows.items()}
@@ -112,17 +103,6 @@ def from_groups(groups: Sequence[Pool], spec: DataSpec, seed: Seed) -> Federatio
     )
 
 
-def from_pool(pool: Pool, spec: DataSpec, seed: Seed) -> Federation:
-    """Make groups out of one pool by the shift of `spec`, then deal.
-
-    >>> from kinfolk.federation.datasets.sklearn_digits import digits
-    >>> from_pool(digits(), DataSpec(clients=4, groups=2), Seed(0)).truth.sum()
-    tensor(2)
-    """
-    how = How(pool.classes, seed, spec.noise, spec.contrast)
-    return from_groups(shifted(pool, spec.shift, group_count(spec), how), spec, seed)
-
-
 def from_rows(rows: Rows, spec: DataSpec, seed: Seed) -> Federation:
     """Set test rows apart, make groups and deal: what a loader gave, as a federation.
 
@@ -130,7 +110,9 @@ def from_rows(rows: Rows, spec: DataSpec, seed: Seed) -> Federation:
     >>> from_rows(rows, DataSpec(clients=4, rows=5), Seed(0)).x.dtype
     torch.uint8
     """
-    return from_pool(pool_of(rows, spec, seed), spec, seed)
+    pool = pool_of(rows, spec, seed)
+    how = How(pool.classes, seed, spec.noise, spec.contrast)
+    return from_groups(shifted(pool, spec.shift, group_count(spec), how), spec, seed)
 
 
 def describe(spec: DataSpec, note: str = "") -> str:

@@ -9,7 +9,7 @@ from kinfolk.federation.datasets.multi_source import DIGIT_SOURCES
 from kinfolk.federation.partition.partitions import PARTITIONS
 from kinfolk.federation.shifts import SHIFTS
 from kinfolk.federation.spec import DataSpec
-from kinfolk.federation.synthetic.tasks import SYNTHETIC
+from kinfolk.federation.synthetic import SYNTHETIC
 
 # (field, whether its value will do, what to do otherwise)
 Bound = tuple[str, bool, str]

@@ -1,13 +1,20 @@
-"""A pool: labelled rows split once into training and test rows, before anything is dealt."""
+"""A pool: labelled rows split once into training and test rows, before anything is dealt.
+
+Test rows are those published, or some of every class, or some of every natural client's.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from kinfolk.federation.partition.holdout import Ints, stratified
+from kinfolk.errors import KinfolkError
+from kinfolk.federation.datasets.rows import PLAIN, Array, Rows
+from kinfolk.federation.partition.holdout import Ints, by_owner, hold_out, stratified
+from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
 from kinfolk.types import Client
 
@@ -34,13 +41,92 @@ class Pool:
         return np.asarray(self.y.numpy(), dtype=np.int64)
 
 
-def split_pool(x: Tensor, y: Tensor, classes: int, test_fraction: float, seed: Seed) -> Pool:
-    """A pool whose test rows hold the same fraction of every class.
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """Which natural clients take part, and how many do not."""
 
-    >>> import torch
-    >>> pool = split_pool(torch.zeros(8, 2), torch.tensor([0, 1] * 4), 2, 0.25, Seed(0))
-    >>> len(pool.train), pool.y[pool.test].tolist().count(1)
-    (6, 1)
+    who: Ints  # places in `client_names`, in order of name
+    few: tuple[int, int]  # clients, and their rows, left out for having too few rows
+    undrawn: tuple[int, int]  # clients, and their rows, that had enough and were not drawn
+
+
+def sample(rows: Rows, spec: DataSpec, seed: Seed) -> Sampled:
+    """Draw `clients` of the natural clients with `min_rows` rows or more; 0 takes them all.
+
+    >>> rows = Rows(np.zeros((4, 2), np.float32), np.zeros(4, np.int64), 1, PLAIN,
+    ...     client=np.array([1, 1, 0, 1]), client_names=("bob", "ann"))
+    >>> sample(rows, DataSpec(clients=0, min_rows=2), Seed(0))
+    Sampled(who=array([1]), few=(1, 1), undrawn=(0, 0))
     """
-    train, test = stratified(np.asarray(y.numpy(), dtype=np.int64), test_fraction, seed.numpy("data", "pool"))
-    return Pool(x, y, train, test, classes)
+    if rows.client is None:
+        remedy = f"{spec.name!r} does not say whose row is whose; use 'iid' or another partition"
+        raise KinfolkError("data.partition", "natural", remedy)
+    counts = np.bincount(rows.client, minlength=len(rows.client_names))
+    order = np.array(sorted(range(len(counts)), key=rows.client_names.__getitem__))
+    able = order[counts[order] >= spec.min_rows]
+    have = f"{len(able)} of its {len(counts)} clients have {spec.min_rows} rows or more"
+    if len(able) == 0:
+        raise KinfolkError("data.min_rows", spec.min_rows, f"the largest client has {counts.max()} rows")
+    if spec.clients > len(able):
+        raise KinfolkError("data.clients", spec.clients, f"{have}; give at most {len(able)}, 0 for all")
+    who = able
+    if spec.clients:
+        drawn = seed.numpy("data", "natural").choice(len(able), spec.clients, replace=False)
+        who = able[np.sort(drawn)]
+    many, few, rest = (int(counts[part].sum()) for part in (able, np.setdiff1d(order, able), who))
+    return Sampled(who, (len(counts) - len(able), few), (len(able) - len(who), many - rest))
+
+
+def pool_of(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
+    """Loaded rows as a pool, bytes still bytes; test rows are set apart before anything is dealt.
+
+    >>> rows = Rows(np.zeros((3, 1, 2, 2), np.uint8), np.array([0, 1, 1]), 2, (1 / 255, 0.0),
+    ...     test=np.array([False, False, True]))
+    >>> pool_of(rows, DataSpec(), Seed(0)).test
+    array([2])
+    """
+    if spec.partition == "natural":
+        return _natural(rows, spec, seed)
+    x, scale = _stored(rows.x, rows.scale)
+    if rows.test is None:
+        train, test = stratified(rows.y, spec.test_fraction, seed.numpy("data", "pool"), rows.block)
+    else:
+        train, test = np.flatnonzero(~rows.test), np.flatnonzero(rows.test)
+    y, called = torch.from_numpy(rows.y), rows.class_names
+    return Pool(x, y, train, test, rows.classes, scale, block=rows.block, class_names=called)
+
+
+def _natural(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
+    """The rows of the clients that take part; of each client's rows some are held out for tests.
+
+    Published test rows play no role here: some belong to clients who have nothing else.
+    """
+    sampled = sample(rows, spec, seed)
+    who = sampled.who
+    names = tuple(Client(rows.client_names[i]) for i in who)
+    place = np.full(len(rows.client_names), -1)
+    place[who] = np.arange(len(who))
+    assert rows.client is not None  # `sample` has seen to it
+    kept = np.flatnonzero(place[rows.client] >= 0)
+    owner = place[rows.client[kept]]
+    block = None if rows.block is None else rows.block[kept]
+    tests = [
+        hold_out(own, spec.test_fraction, seed.numpy("data", "held", name), block)[1]
+        for name, own in zip(names, by_owner(owner, len(names)), strict=True)
+    ]
+    test = np.sort(np.concatenate(tests))
+    train = np.setdiff1d(np.arange(len(kept)), test)
+    x, scale = _stored(rows.x[kept], rows.scale)
+    y = torch.from_numpy(rows.y[kept])
+    left_out = sampled.few[1] + sampled.undrawn[1]
+    note = f" ({len(who)} of {len(rows.client_names)} clients, {left_out} rows left out)"
+    return Pool(x, y, train, test, rows.classes, scale, owner, names, block, note, rows.class_names)
+
+
+def _stored(x: Array, scale: tuple[float, float]) -> tuple[Tensor, tuple[float, float] | None]:
+    """Rows as a federation keeps them: bytes with their scale, or floats without one."""
+    if x.dtype != np.uint8 and scale != PLAIN:
+        x = x * np.float32(scale[0]) + np.float32(scale[1])
+    # A tensor may not share memory that cannot be written to.
+    tensor = torch.from_numpy(np.require(x, requirements=["C", "W"]))
+    return tensor, scale if x.dtype == np.uint8 else None

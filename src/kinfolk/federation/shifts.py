@@ -42,7 +42,6 @@ See = Callable[..., tuple[Tensor, Tensor]]
 class Shift:
     """A way to set groups apart: `see(x, y, g)` are the rows and labels as group `g` sees them."""
 
-    line: str  # what it does, in one line
     see: See
     most: int | None = None  # largest number of groups that differ; None: no limit
 
@@ -79,17 +78,6 @@ def rotation_swap(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tens
     return turned, label_swap(x, y, g, how)[1]
 
 
-def source(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, Tensor]:
-    """Refused: only a source that makes the groups itself can set them apart so.
-
-    >>> source(torch.zeros(1, 2), torch.tensor([3]), 1)
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.shift = 'source': these rows come from one source; use another shift
-    """
-    raise KinfolkError("data.shift", "source", "these rows come from one source; use another shift")
-
-
 def label_swap(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, Tensor]:
     """Group `g` has two classes the other way round: pair `g` of (1, 2), (3, 4), (5, 6), (7, 8).
 
@@ -104,32 +92,22 @@ def label_swap(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor,
     return x, torch.where(y == a, b, torch.where(y == b, a, y))
 
 
-def label_order(g: int, how: How) -> Tensor:
-    """What group `g` calls each class: its own order of the classes, that of group 0 as it is.
+def label_permutation(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, Tensor]:
+    """Group `g` calls the classes by an order of its own, group 0 by the usual one.
 
-    >>> label_order(0, How(classes=4)), sorted(label_order(1, How(classes=4)).tolist())
-    (tensor([0, 1, 2, 3]), [0, 1, 2, 3])
+    >>> label_permutation(torch.zeros(2, 1), torch.tensor([1, 0]), 0)[1]
+    tensor([1, 0])
     """
     if g >= math.factorial(min(how.classes, 20)):
-        remedy = (
-            f"{how.classes} classes have {math.factorial(how.classes)} orders; give as many groups at most"
-        )
+        orders = math.factorial(how.classes)
+        remedy = f"{how.classes} classes have {orders} orders; give as many groups at most"
         raise KinfolkError("data.shift", "label_permutation", remedy)
     taken = [list(range(how.classes))]
     rng = how.seed.numpy("data", "permutation")
     while len(taken) <= g:
         order = rng.permutation(how.classes).tolist()
         taken += [order] if order not in taken else []
-    return torch.tensor(taken[g])
-
-
-def label_permutation(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, Tensor]:
-    """Group `g` calls the classes by an order of its own.
-
-    >>> label_permutation(torch.zeros(2, 1), torch.tensor([1, 0]), 0)[1]
-    tensor([1, 0])
-    """
-    return x, label_order(g, how)[y]
+    return x, torch.tensor(taken[g])[y]
 
 
 def colour(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, Tensor]:
@@ -150,7 +128,7 @@ def contrast(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, T
     >>> contrast(torch.tensor([[0, 255]], dtype=torch.uint8), torch.tensor([0]), 1, How(contrast=0.6))[0]
     tensor([[ 51, 204]], dtype=torch.uint8)
     """
-    low, high = value_range(x)
+    low, high = _value_range(x)
     middle, factor = (low + high) / 2, how.contrast**g
     return (_by_chunks(x, lambda part: middle + (part - middle) * factor) if g else x), y
 
@@ -162,7 +140,7 @@ def noise(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, Tens
     >>> torch.equal(noise(x, torch.zeros(2), 1)[0], x), torch.equal(noise(x, torch.zeros(2), 0)[0], x)
     (False, True)
     """
-    low, high = value_range(x)
+    low, high = _value_range(x)
     # One stream for each group, read row by row: what a row gets depends on its place alone.
     rng, strength = how.seed.numpy("data", "noise", g), g * how.noise * (high - low)
 
@@ -173,12 +151,8 @@ def noise(x: Tensor, y: Tensor, g: int, how: How = _USUAL) -> tuple[Tensor, Tens
     return (_by_chunks(x, noisy) if g else x), y
 
 
-def value_range(x: Tensor) -> tuple[float, float]:
-    """Smallest and largest value there may be: of bytes 0 and 255, of floats those that occur.
-
-    >>> value_range(torch.tensor([[-1.0, 3.0]])), value_range(torch.tensor([[7]], dtype=torch.uint8))
-    ((-1.0, 3.0), (0.0, 255.0))
-    """
+def _value_range(x: Tensor) -> tuple[float, float]:
+    """Smallest and largest value there may be: of bytes 0 and 255, of floats those that occur."""
     return (0.0, 255.0) if x.dtype == torch.uint8 else (float(x.min()), float(x.max()))
 
 
@@ -192,15 +166,15 @@ def _by_chunks(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 SHIFTS: dict[str, Shift] = {
-    "none": Shift("all clients are one group", unchanged, most=1),
-    "rotation": Shift("group g sees images after g quarter turns", rotation, most=4),
-    "label_swap": Shift("group g has two classes the other way round", label_swap, most=len(PAIRS)),
-    "rotation_swap": Shift("rotation and label_swap together", rotation_swap, most=4),
-    "label_permutation": Shift("each group calls the classes by an order of its own", label_permutation),
-    "colour": Shift("each group sees the three colours in another order", colour, most=len(COLOURS)),
-    "contrast": Shift("group g sees images with less contrast, by g steps", contrast, most=8),
-    "noise": Shift("group g sees g times as much Gaussian noise", noise),
-    "source": Shift("the source makes the groups itself", source),
+    "none": Shift(unchanged, most=1),
+    "rotation": Shift(rotation, most=4),
+    "label_swap": Shift(label_swap, most=len(PAIRS)),
+    "rotation_swap": Shift(rotation_swap, most=4),
+    "label_permutation": Shift(label_permutation),
+    "colour": Shift(colour, most=len(COLOURS)),
+    "contrast": Shift(contrast, most=8),
+    "noise": Shift(noise),
+    "source": Shift(unchanged),  # the source makes the groups itself; `bounds` allows it for no other
 }
 
 
@@ -209,8 +183,8 @@ def shifted(pool: Pool, shift: str, count: int, how: How | None = None) -> list[
 
     All lie end to end in one tensor, group by group: the pool of a federation, without another copy.
 
-    >>> from kinfolk.federation.datasets.sklearn_digits import digits
-    >>> a, b = shifted(digits(), "rotation", 2)
+    >>> pool = Pool(torch.rand(3, 1, 4, 4), torch.arange(3), np.arange(2), np.array([2]), classes=3)
+    >>> a, b = shifted(pool, "rotation", 2)
     >>> torch.equal(torch.rot90(b.x, -1, (-2, -1)), a.x)
     True
     """

@@ -55,19 +55,26 @@ def _layout(f: Federation) -> None:
     if f.truth is not None and f.truth.shape != (len(f.clients),):
         raise KinfolkError("data.truth", tuple(f.truth.shape), "give one known group per client")
     for name, split in f.splits.items():
-        if not _fits(split, len(f.clients), len(f.x)):
+        inside = bool(((split.row >= 0) & (split.row < len(f.x))).all())
+        if not inside or not fits(split, len(f.clients)):
             raise KinfolkError(f"data.splits.{name}", None, "offsets, rows or owners lie outside the pool")
 
 
-def _fits(split: Split, clients: int, pool: int) -> bool:
+def fits(split: Split, clients: int) -> bool:
+    """Whether the offsets of a split fit its rows and its clients.
+
+    >>> from kinfolk.federation.federation import pack
+    >>> fits(pack([torch.tensor([4, 7])]), clients=1), fits(pack([torch.tensor([4, 7])]), clients=2)
+    (True, False)
+    """
     sets = len(split.start) - 1
     return (
-        len(split.of) == clients
+        sets >= 0
+        and len(split.of) == clients
         and bool(((split.of >= 0) & (split.of < sets)).all())
         and int(split.start[0]) == 0
         and int(split.start[-1]) == len(split.row)
         and bool((split.start.diff() >= 0).all())
-        and bool(((split.row >= 0) & (split.row < pool)).all())
     )
 
 

@@ -1,9 +1,9 @@
 """Data by name: the table of sources, and `build`, which turns a `[data]` table into a federation.
 
 A data set from files is a loader and an entry in `CATALOGUE`; a synthetic one a class and a line in
-`SYNTHETIC`; another source a file and a line in `SOURCES`. Sources with one pool of labelled rows end in
-`from_pool` or `from_rows`, those with a pool per group in `from_groups`; those whose rows already
-belong to clients make their own `Federation` and `check` it.
+`SYNTHETIC`; another source a file and a line in `SOURCES`. Sources of labelled rows end in `from_rows`, those
+with a pool per group in `from_groups`; those whose rows already belong to clients make their own `Federation`
+and `check` it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.federation.assemble import from_pool, from_rows
+from kinfolk.federation.assemble import from_rows
 from kinfolk.federation.bounds import bounds
 from kinfolk.federation.datasets.catalogue import CATALOGUE, data_root, find
+from kinfolk.federation.datasets.digits import scikit_digits
 from kinfolk.federation.datasets.multi_source import DIGIT_SOURCES, multi_source
 from kinfolk.federation.datasets.rows import Rows
-from kinfolk.federation.datasets.sklearn_digits import digits
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.partition.choose_tests import TEST_SPLITS
 from kinfolk.federation.partition.partitions import ALPHA_MEANS, PARTITIONS
 from kinfolk.federation.shifts import SHIFTS
 from kinfolk.federation.spec import DataSpec
 from kinfolk.federation.summary import federation_notes, row_notes
-from kinfolk.federation.synthetic.on_demand import synthetic
-from kinfolk.federation.synthetic.tasks import SYNTHETIC
+from kinfolk.federation.synthetic import SYNTHETIC, synthetic
 from kinfolk.streams import Seed
 
 __all__ = ["SOURCES", "DataSpec", "Source", "build", "check_spec", "explain"]
@@ -41,10 +40,7 @@ class Source:
 
 
 def _digits(spec: DataSpec, seed: Seed) -> Federation:
-    if PARTITIONS[spec.partition].deal is None:
-        remedy = "'digits' does not say whose row is whose; use 'iid' or another partition"
-        raise KinfolkError("data.partition", spec.partition, remedy)
-    return from_pool(digits(spec.test_fraction, seed), spec, seed)
+    return from_rows(scikit_digits(), spec, seed)
 
 
 def _own(spec: DataSpec, seed: Seed) -> Federation:
@@ -126,9 +122,11 @@ def explain(spec: DataSpec, seed: Seed, federation: Federation | None = None) ->
         note for name in SOURCES[spec.name].files for note in row_notes(_found(name), spec, _seed(spec, seed))
     ]
     if spec.path:
-        from kinfolk.federation.own_data.load import own_data, own_notes
+        from kinfolk.federation.own_data.load import own_data
 
-        notes += own_notes(own_data(spec, _seed(spec, seed))[1])
+        report = own_data(spec, _seed(spec, seed))[1]
+        notes += report.notes
+        notes += [f"left out: {number:,} ({why})" for why, number in report.left_out.items()]
     return notes + federation_notes(federation)
 
 

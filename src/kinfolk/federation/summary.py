@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kinfolk.federation.datasets.rows import Rows
 from kinfolk.federation.federation import Federation
-from kinfolk.federation.partition.natural import sample
+from kinfolk.federation.pool import sample
 from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
 

@@ -112,23 +112,13 @@ class Cost:
         return 3 * self.flops * rows >= LARGE_LAYER * self.layers
 
 
-def cost(learner: Learner, x: Tensor) -> Cost:
+def cost(of: Learner | nn.Module, x: Tensor) -> Cost:
     """Count one forward pass of one row.
 
-    >>> from kinfolk.learning.losses import find_loss
-    >>> cost(Learner(nn.Linear(4, 3), find_loss("cross_entropy"), 3), torch.zeros(1, 4))
+    >>> cost(nn.Linear(4, 3), torch.zeros(1, 4))
     Cost(flops=24, floats=3, parameters=15, layers=1)
     """
-    return count(learner.module, x)
-
-
-def count(module: nn.Module, x: Tensor) -> Cost:
-    """The same of a network as it is.
-
-    >>> count(nn.Linear(4, 3), torch.zeros(1, 4)).flops
-    24
-    """
-    network = copy.deepcopy(module).eval()
+    network = copy.deepcopy(of.module if isinstance(of, Learner) else of).eval()
     made: list[int] = []
     products: list[nn.Module] = []
 

@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -151,17 +152,8 @@ class MLP(nn.Module):
         return self.head(x)  # type: ignore[no-any-return]
 
 
-class Logistic(nn.Module):
-    """One linear layer on rows of any shape: logistic regression, or linear with one output."""
-
-    def __init__(self, inputs: int, outputs: int = 10) -> None:
-        super().__init__()
-        self.inputs = inputs
-        self.head = nn.Linear(inputs, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits or predictions [rows, outputs]."""
-        return self.head(x.reshape(x.shape[0], self.inputs))  # type: ignore[no-any-return]
+# Logistic regression, or linear with one output.
+Logistic = partial(MLP, hidden=())
 
 
 class _Residual(nn.Module):

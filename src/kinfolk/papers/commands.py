@@ -117,7 +117,9 @@ def pseudo(
     write_facts(where, facts)
     figure = pseudo_figure(facts, where / "pseudo.png")
     if json_:
-        kept = {name: _short(one) for name, one in facts["samplers"].items()}
+        # Without what is as long as the rows are many; `pseudo.json` has it all.
+        short = ("confidence", "near", "alike")
+        kept = {name: {key: one[key] for key in short} for name, one in facts["samplers"].items()}
         told = {"round": facts["round"], "members": facts["members"], "samplers": kept}
         print_json({"folder": str(where), "figure": str(figure), **told})
         return
@@ -128,11 +130,6 @@ def pseudo(
     for note in notes:
         console.print(note, markup=False, highlight=False)
     print(f"folder: {where}\nfigure: {figure}")
-
-
-def _short(one: dict[str, object]) -> dict[str, object]:
-    """Without what is as long as the rows are many; `pseudo.json` has it all."""
-    return {key: one[key] for key in ("confidence", "near", "alike")}
 
 
 TRUST_EXAMPLES = examples(

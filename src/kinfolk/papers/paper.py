@@ -12,7 +12,7 @@ from kinfolk.experiment.spec import read_toml
 
 # What a row may have cost: megabytes to and from a participant in a round, the server's seconds in a round;
 # and how many of its clusters differ in the end.
-COSTS = ("down", "up", "server", "effective")
+COSTS = {"down": "MB down", "up": "MB up", "server": "server s", "effective": "differ"}
 
 
 @dataclass(frozen=True)
@@ -99,19 +99,12 @@ class Paper:
         Traceback (most recent call last):
         kinfolk.errors.KinfolkError: --row = 'Locl': did you mean 'Local'?
         """
-        known = list(dict.fromkeys(row.label for table in self.tables for row in table.rows))
-        for label in labels:
-            if label not in known:
-                raise KinfolkError("--row", label, near(label, known))
-        return tuple(labels or known)
+        return _among("--row", labels, [row.label for table in self.tables for row in table.rows])
 
     def only(self, names: Sequence[str]) -> Paper:
         """With the named tables alone; no name: all."""
-        known = [table.name for table in self.tables] + [one.name for one in self.trust]
-        for name in names:
-            if name not in known:
-                raise KinfolkError("--table", name, near(name, known))
-        chosen = names or known
+        known = [one.name for one in self.tables] + [one.name for one in self.trust]
+        chosen = _among("--table", names, known)
         tables = [one for one in self.tables if one.name in chosen]
         trust = [one for one in self.trust if one.name in chosen]
         behind = {one.again: self._behind(one) for one in tables if one.again and one.again not in chosen}
@@ -122,6 +115,14 @@ class Paper:
         labels, base = [row.label for row in table.rows], self.trained(table)
         rows = [row for row in base.rows if row.label in labels]
         return replace(base, rows=rows, picture="", pseudo="")
+
+
+def _among(option: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The names, if each is known; no name: all."""
+    for name in names:
+        if name not in known:
+            raise KinfolkError(option, name, near(name, dict.fromkeys(known)))
+    return tuple(names or dict.fromkeys(known))
 
 
 def load_paper(path: Path) -> Paper:
@@ -139,9 +140,7 @@ def load_paper(path: Path) -> Paper:
     if not tables:
         raise KinfolkError("tables", str(path), "has none; write [[tables]] and their [[tables.rows]]")
     for table in tables:
-        for cost in table.costs:
-            if cost not in COSTS:
-                raise KinfolkError(f"{table.name}: costs", cost, near(cost, COSTS))
+        _among(f"{table.name}: costs", table.costs, list(COSTS))
         for row in table.rows:
             if row.reported and len(row.reported) != len(table.columns):
                 remedy = f"give {len(table.columns)} numbers, one for each column of {table.name}"

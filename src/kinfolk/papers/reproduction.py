@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kinfolk.errors import KinfolkError
+from kinfolk.papers.paper import COSTS
 from kinfolk.report.figures import COLOURS, INK, PALE, STYLES, save
 from kinfolk.report.read import (
     Run,
@@ -31,7 +32,6 @@ from kinfolk.report.read import (
 from kinfolk.scores import about, summary
 
 GROUPS = ("ari", "nmi", "purity")
-COSTS = {"down": "MB down", "up": "MB up", "server": "server s", "effective": "differ"}
 # The row that the time of all others is told beside.
 BASE = "FedAvg"
 
@@ -70,18 +70,27 @@ def load_tables(folder: Path) -> list[TableRuns]:
 def obtained(runs: Sequence[Run], model: str, score: str, over: str) -> tuple[float, float, int]:
     """(mean, sample standard deviation, number of seeds) of one cell; NaN where nothing was recorded."""
     values = [value for run in runs if not math.isnan(value := _value(run, model, score, over))]
-    return (float(np.mean(values)), sample_std(values), len(values)) if values else (math.nan, math.nan, 0)
+    return _known(values), sample_std(values) if values else math.nan, len(values)
+
+
+def _known(values: Iterable[float], middle: Callable[[list[float]], Any] = np.mean) -> float:
+    """The mean, or another middle, of the numbers that are known; NaN if none is."""
+    known = [value for value in values if not math.isnan(value)]
+    return float(middle(known)) if known else math.nan
+
+
+def _told(facts: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
+    return [fact[key] for fact in facts if fact.get(key)]
 
 
 def _value(run: Run, model: str, score: str, over: str) -> float:
     if score in GROUPS:
-        told = [fact["groups"] for fact in run.rounds if fact.get("groups")]
-        return float(told[-1].get(score, math.nan)) if told else math.nan
+        return float(([{}, *_told(run.rounds, "groups")])[-1].get(score, math.nan))
     kind = model or (run.models[0] if run.models else "")
     if kind not in run.models or score not in run.metrics:
         return math.nan
     if over == "pooled":
-        told = [fact["summary"] for fact in run.rounds if fact.get("summary")]
+        told = _told(run.rounds, "summary")
         value = told[-1][kind][score].get("pooled") if told else None
         return math.nan if value is None else float(value)
     end = last(run, kind, score)
@@ -105,16 +114,8 @@ def cost(run: Run, name: str) -> float:
         sent = sum(ways.get(name, 0) for fact in played for ways in fact["bytes"].values())
         return sent / 1e6 / sum(fact["cohort"] for fact in played) if played else math.nan
     if name == "server":
-        spent = [fact["seconds"]["server"] for fact in played if "server" in fact["seconds"]]
-        return float(np.median(spent)) if spent else math.nan
-    told = [fact["info"][name] for fact in played if name in (fact.get("info") or {})]
-    return float(told[-1]) if told else math.nan
-
-
-def _paid(runs: Sequence[Run], name: str) -> float:
-    """The mean over seeds of those that tell it."""
-    values = [value for run in runs if not math.isnan(value := cost(run, name))]
-    return float(np.mean(values)) if values else math.nan
+        return _known((fact["seconds"].get(name, math.nan) for fact in played), np.median)
+    return float([math.nan, *(info[name] for info in _told(played, "info") if name in info)][-1])
 
 
 def _finished(runs: Sequence[Run]) -> list[Run]:
@@ -134,17 +135,14 @@ def cells(table: TableRuns) -> list[dict[str, Any]]:
         broke = f"broke down in {lost} of {len(begun)} seeds" if lost else ""
         some = 0 < len(runs) < len(row["runs"])
         got = [obtained(runs, row["model"], score, over) for score, over in table.columns]
-        text = [
-            _text(mean, std, score) for (mean, std, _), (score, _) in zip(got, table.columns, strict=True)
-        ]
-        reported = [str(value) for value in row["reported"]] or ["-"] * len(table.columns)
+        scored = zip(got, table.columns, strict=True)
         rows.append(
             {
                 "label": row["label"],
                 "model": row["model"] or (runs[0].models[0] if runs and runs[0].models else ""),
-                "reported": reported,
-                "obtained": text,
-                "costs": {name: _paid(runs, name) for name in table.costs},
+                "reported": [str(value) for value in row["reported"]] or ["-"] * len(table.columns),
+                "obtained": [_text(mean, std, score) for (mean, std, _), (score, _) in scored],
+                "costs": {name: _known(cost(run, name) for run in runs) for name in table.costs},
                 "numbers": [{"mean": mean, "std": std, "seeds": n} for mean, std, n in got],
                 "some": f"{len(runs)} of {len(row['runs'])} seeds" if some else "",
                 "seconds": seconds(runs),
@@ -165,8 +163,8 @@ def seconds(runs: Sequence[Run]) -> float:
     >>> math.isnan(seconds([]))
     True
     """
-    spent = [training_seconds(fact) for run in runs for fact in run.rounds if fact.get("cohort")]
-    return float(np.median(spent)) if spent else math.nan
+    facts = (fact for run in runs for fact in run.rounds if fact.get("cohort"))
+    return _known(map(training_seconds, facts), np.median)
 
 
 def notes(table: TableRuns, rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -178,18 +176,22 @@ def notes(table: TableRuns, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     told += [f"{row['label']}: {row['why']}" for row in rows if row["why"]]
     paid = [f"{row['label']} {', '.join(dict.fromkeys(row['rounds']))}" for row in rows if row["rounds"]]
     told += [f"rounds and what a start was worth: {'; '.join(paid)}"] if paid else []
-    runs = {row["label"]: tuple(row["runs"]) for row in table.facts["rows"]}
+    return [*told, *_times(rows, {row["label"]: tuple(row["runs"]) for row in table.facts["rows"]})]
+
+
+def _times(rows: Sequence[Mapping[str, Any]], runs: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """What a round of each run takes beside FedAvg, if that is there; rows that share a run say it once."""
     base = next((row for row in rows if row["label"] == BASE and row["seconds"] > 0), None)
     if base is None:
-        return told
+        return []
     once = {runs[row["label"]]: row for row in reversed(rows) if runs[row["label"]] != runs[BASE]}
     times = [
         f"{row['label']} {row['seconds']:.3g} ({row['seconds'] / base['seconds']:.2f} x)"
         for row in reversed(once.values())
         if not math.isnan(row["seconds"])
     ]
-    beside = f"{BASE} {base['seconds']:.3g}; {', '.join(times)}" if times else f"{BASE} {base['seconds']:.3g}"
-    return [*told, f"seconds a round, training only (median): {beside}"]
+    beside = "; ".join([f"{BASE} {base['seconds']:.3g}", *([", ".join(times)] if times else [])])
+    return [f"seconds a round, training only (median): {beside}"]
 
 
 def _text(mean: float, std: float, score: str) -> str:
@@ -198,7 +200,7 @@ def _text(mean: float, std: float, score: str) -> str:
     return shown(mean, score, std)
 
 
-def _told(row: Mapping[str, Any]) -> list[str]:
+def _costs(row: Mapping[str, Any]) -> list[str]:
     """Costs as text."""
     return ["-" if math.isnan(value) else f"{value:.3g}" for value in row["costs"].values()]
 
@@ -221,7 +223,7 @@ def terminal_table(table: TableRuns) -> Table:
     for head in [*_heads(table), *(COSTS[name] for name in table.costs)]:
         drawn.add_column(head, justify="right", no_wrap=True)
     for row in cells(table):
-        got = [row["model"], row["some"] or "obtained", *row["obtained"], *_told(row)]
+        got = [row["model"], row["some"] or "obtained", *row["obtained"], *_costs(row)]
         if any(value != "-" for value in row["reported"]):
             drawn.add_row(row["label"], "", "reported", *row["reported"], style="dim")
             drawn.add_row("", *got)
@@ -239,7 +241,7 @@ def markdown(table: TableRuns) -> str:
     for row in rows:
         both = [f"{a} / {b}" for a, b in zip(row["reported"], row["obtained"], strict=True)]
         label = f"{row['label']} ({row['some']})" if row["some"] else row["label"]
-        lines.append(f"| {label} | {row['model']} | " + " | ".join([*both, *_told(row)]) + " |")
+        lines.append(f"| {label} | {row['model']} | " + " | ".join([*both, *_costs(row)]) + " |")
     return "\n".join([*lines, "", *(f"- {note}" for note in notes(table, rows)), ""])
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,29 @@ Style = Literal["-", "--", ":"]
 STYLES: tuple[Style, ...] = ("-", "--", ":")  # a new one each time the colours run out
 INK, PALE = "#222222", "#8a8a8a"
 FORMATS = (".png", ".svg", ".pdf")
+# One look per method in all figures: (colour, style). Those that are often seen together differ in colour.
+LOOKS = {
+    "fedavg": (0, 0), "ifca": (1, 0), "fesem": (2, 0), "fedprox": (3, 0), "mdicfl": (4, 0),
+    "fedavg_tuned": (5, 0), "local": (6, 0), "fesem_shared": (2, 1), "fesem_ma": (2, 2), "slfed": (3, 1),
+    "slfed_similar": (3, 2), "hypcluster": (1, 1), "robust": (1, 2), "clustered_fl": (4, 1),
+    "clustered_hdbscan": (4, 2), "feddist": (5, 1), "feddws": (5, 2), "fedsgd": (0, 1), "feddane": (0, 2),
+    "fedfomo": (6, 1), "fedem": (6, 2),
+}  # fmt: skip
+
+
+def look(name: str, taken: Collection[tuple[int, int]] = ()) -> tuple[int, int]:
+    """The (colour, style) of a method: the same in every figure, unless another of the figure has it already.
+
+    A second series of one method, with other options, keeps the colour and takes another style.
+
+    >>> look("fesem"), look("fesem", taken=[(2, 0)]), look("mine") == look("mine")
+    ((2, 0), (2, 1), True)
+    """
+    styles, n = range(len(STYLES)), len(COLOURS)
+    first = LOOKS.get(name) or (zlib.crc32(name.encode()) % n, 0)
+    spare = [((first[0] + step) % n, style) for style in styles for step in range(n)]
+    own = [(first[0], style) for style in styles] if name in LOOKS else []
+    return next((one for one in [first, *own, *spare] if one not in taken), first)
 
 
 @dataclass(frozen=True)
@@ -43,6 +67,7 @@ class Series:
     label: str
     curve: pd.DataFrame  # by round: mean, std over seeds
     clients: pd.Series  # by client: the mean over seeds of the final score
+    worst: float  # the mean over seeds of each seed's worst client, as in tables
     seeds: int
     colour: str
     style: Style
@@ -71,6 +96,7 @@ def all_series(runs: Iterable[Run], score: str) -> list[Series]:
     # The kind of model is worth its place in the label only where it tells two series apart.
     named = len({model for _, model in kinds}) > 1
     found: list[Series] = []
+    taken: list[tuple[int, int]] = []
     for title, model in kinds:
         same = [run for run in groups[title] if model in run.models and len(final(run, model, score))]
         if not same:
@@ -78,9 +104,10 @@ def all_series(runs: Iterable[Run], score: str) -> list[Series]:
         label = model if named and len(groups) == 1 else f"{title} ({model})" if named else title
         ends = pd.concat([final(run, model, score) for run in same], axis=1)
         mean = ends.mean(axis=1).dropna()  # infinite if one seed is: a client that diverged is not fine
-        context, place = divmod(len(found), len(COLOURS))
-        look = (COLOURS[place], STYLES[context % len(STYLES)])
-        found.append(Series(label, mean_history(same, model, score), mean, len(same), *look))
+        worst = float((ends.max() if about(score).lower_is_better else ends.min()).mean())
+        taken.append(look(str(same[0].facts.get("algorithm", title)), taken))
+        colour, style = COLOURS[taken[-1][0]], STYLES[taken[-1][1]]
+        found.append(Series(label, mean_history(same, model, score), mean, worst, len(same), colour, style))
     return found
 
 
@@ -88,7 +115,7 @@ def comparison_figure(runs: Iterable[Run], path: str | Path, score: str | None =
     """Draw the mean over clients by round, and each client's final score, into an image file.
 
     Lines are means over seeds with a band of one sample standard deviation; dots are clients, each the
-    mean over its seeds, so the marked worst client is one client and not the worst of each seed.
+    mean over its seeds. The circle is the worst client as tables have it: that of each seed, in the mean.
 
     >>> import tempfile
     >>> run = Run.of({"title": "local", "seed": 0}, {"client": ["a", "b"], "value": [0.5, 0.75], "rows": 9})
@@ -102,7 +129,7 @@ def comparison_figure(runs: Iterable[Run], path: str | Path, score: str | None =
     score = check_score(runs, score)
     drawn = _ordered(all_series(runs, score))
     figure = Figure(figsize=(10, max(4.34, 1.5 + 0.29 * len(drawn))), dpi=150, facecolor="white")
-    left, right = figure.add_axes((0.065, 0.125, 0.355, 0.66)), figure.add_axes((0.615, 0.125, 0.32, 0.66))
+    left, right = figure.add_axes((0.075, 0.125, 0.345, 0.66)), figure.add_axes((0.615, 0.125, 0.32, 0.66))
     _curves(left, drawn, score)
     _strips(right, drawn, score)
     _leaders(figure, left, right, drawn)
@@ -168,17 +195,18 @@ def _curves(axes: Axes, drawn: Sequence[Series], score: str) -> None:
         reach += [*low.dropna(), *(mean + std).dropna()]
     _scale(axes, "y", reach, score)
     axes.set_xlabel("finished rounds", fontsize=9.5, color=INK)
+    axes.set_ylabel(about(score).title.lower(), fontsize=9.5, color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     longest = max((series.last for series in drawn), default=0)
     axes.set_xlim(-0.01 * longest, 1.01 * longest or 1)
     several = any(series.seeds > 1 for series in drawn)
-    _dress(axes, "Mean over clients, by round", "band: ± standard deviation over seeds" if several else "")
+    dress(axes, "Mean over clients, by round", "band: ± standard deviation over seeds" if several else "")
 
 
 def _strips(axes: Axes, drawn: Sequence[Series], score: str) -> None:
     """Each client's final score as a dot in the strip of its series."""
     lower = about(score).lower_is_better
-    every = [value for series in drawn for value in series.clients if np.isfinite(value)]
+    every = [value for series in drawn for value in [*series.clients, series.worst] if np.isfinite(value)]
     _scale(axes, "x", every, score, room="after" if lower else "before")
     for height, series in enumerate(drawn):
         axes.axhline(height, color="#ececec", lw=0.8, zorder=0)
@@ -194,8 +222,10 @@ def _strips(axes: Axes, drawn: Sequence[Series], score: str) -> None:
     axes.set_yticks([])
     hint = " (lower is better)" if lower else ""
     axes.set_xlabel(f"{about(score).title.lower()}{hint}", fontsize=9.5, color=INK)
-    _dress(axes, "Each client at the last evaluated round", "")
-    marks = {"client": ("o", 4.5, PALE), "mean": ("|", 10, INK), "worst client, by name": ("o", 7, INK)}
+    dress(axes, "Each client at the last evaluated round", "")
+    several = any(series.seeds > 1 for series in drawn)
+    least = "worst, mean of seeds" if several else "worst client, by name"
+    marks = {"client": ("o", 4.5, PALE), "mean": ("|", 10, INK), least: ("o", 7, INK)}
     handles = [
         Line2D(
             [], [], ls="", marker=m, ms=size, color=c, label=label, fillstyle="none" if size == 7 else "full"
@@ -218,8 +248,10 @@ def _strip(axes: Axes, height: int, series: Series, lower: bool) -> None:
         return  # where a client diverged, the others have neither the mean nor the worst
     axes.plot([series.end] * 2, [height - 0.33, height + 0.33], color=INK, lw=1.8, zorder=4)
     place = int(np.argmax(clients) if lower else np.argmin(clients))
-    worst, at = float(clients.iloc[place]), float(height + spread[place])
+    worst, at = series.worst, float(height + spread[place]) if series.seeds == 1 else float(height)
     axes.plot([worst], [at], marker="o", ms=7, color=INK, fillstyle="none", mew=1.0, zorder=4)
+    if series.seeds > 1:
+        return  # another client in each seed
     name = str(clients.index[place])
     name = name if len(name) <= 12 else name[:11] + "…"
     axes.annotate(
@@ -274,8 +306,14 @@ def _leaders(figure: Figure, left: Axes, right: Axes, drawn: Sequence[Series]) -
         )
 
 
-def _dress(axes: Axes, title: str, under: str) -> None:
-    """The common look: quiet frame, a title and a line in small print under it."""
+def dress(axes: Axes, title: str, under: str = "") -> None:
+    """The common look: quiet frame, a title and a line in small print under it.
+
+    >>> axes = Figure().subplots()
+    >>> dress(axes, "Rows")
+    >>> axes.texts[0].get_text()
+    'Rows'
+    """
     axes.text(0, 1.10, title, transform=axes.transAxes, fontsize=10.5, color=INK)
     axes.text(0, 1.025, under, transform=axes.transAxes, fontsize=8.5, color=PALE)
     for side in ("top", "right"):

@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.experiment.record import FORMAT, read_audit, read_rounds, read_scores
+from kinfolk.experiment.record import FORMAT, read_audit, read_client_facts, read_rounds, read_scores
 from kinfolk.scores import SCORES, about, summary
 
 
@@ -55,7 +55,9 @@ class Run:
         """
         run = Run(Path(f"{facts['title']}-seed{facts['seed']}"), facts)
         usual = {"round": 0, "client": "", "model": "centre", "split": "test", "score": "accuracy", "rows": 1}
+        usual |= {"group": None, "margin": math.nan}
         run.__dict__.update(scores=pd.DataFrame({**usual, **scores}), rounds=list(rounds), audit=[], spec={})
+        run.__dict__.update(client_facts=pd.DataFrame())
         return run
 
     @property
@@ -86,6 +88,28 @@ class Run:
     def audit(self) -> list[dict[str, Any]]:
         """What was rejected, absent or otherwise amiss."""
         return read_audit(self.path)
+
+    @cached_property
+    def client_facts(self) -> pd.DataFrame:
+        """What was recorded of the clients' data: a row for each client, a column for each fact."""
+        return read_client_facts(self.path)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the method puts clients into groups."""
+        return bool(self.scores["group"].notna().any())
+
+    @property
+    def groups(self) -> pd.DataFrame:
+        """The group of every client, and how sure that is; see `kinfolk groups`.
+
+        >>> scores = {"client": ["ann", "bob"], "value": [0.5, 1.0], "group": [0, 1]}
+        >>> Run.of({"title": "ifca", "seed": 0}, scores).groups["group"].to_dict()
+        {'ann': 0, 'bob': 1}
+        """
+        from kinfolk.report.groups import members
+
+        return members(self)
 
     @cached_property
     def spec(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import plain
+from kinfolk.report.groups import doubtful, named, switches
 from kinfolk.report.read import (
     Run,
     by_title,
@@ -35,6 +36,8 @@ _HEADS = {"macro": "macro", "micro": "micro", "worst": "worst\nclient", "p10": "
 _COST_HEADS = ("vs\nbest", "MB per\nclient,\nround", "s per\nround", "rounds", "seeds")
 # Two means are distinguishable beyond this many pooled deviations.
 CLEAR = 2.0
+# Clients of a group that `show` names.
+NAMED = 8
 # What may differ between runs that are compared.
 _FREE = ("algorithm.", "engine.", "run.seed", "run.checkpoint_every")
 
@@ -149,7 +152,9 @@ def comparison_table(
     seeds = sorted(set(frame["seeds"]))
     told = f", {seeds[0]} seed{'s' if seeds[0] != 1 else ''}" if len(seeds) == 1 else ""
     heads = _COST_HEADS if len(seeds) > 1 else _COST_HEADS[:-1]
-    table = _table(f"{about(score).title}{unit}, at the last evaluated round{told}", ["algorithm", "model"])
+    table = empty_table(
+        f"{about(score).title}{unit}, at the last evaluated round{told}", ["algorithm", "model"]
+    )
     table.padding = (0, 0, 0, 0)
     table.columns[1].no_wrap = True
     means = [over, *(name for name in ("macro", "micro", "worst") if name != over)]
@@ -246,7 +251,7 @@ def _unlike(runs: Sequence[Run]) -> list[str]:
     return notes
 
 
-def _table(title: str, wide: Sequence[str]) -> Table:
+def empty_table(title: str, wide: Sequence[str]) -> Table:
     """An empty table in the common style; the `wide` columns hold words and may fold."""
     table = Table(title=Text(title, style="bold"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.title_justify = table.caption_justify = "left"
@@ -312,7 +317,7 @@ def _scores(run: Run) -> RenderableType:
     """A row for each scored model and score, over the clients that have rows to be scored on."""
     if not run.models:
         return Text("no scores yet")
-    table = _table("", ["model", "score"])
+    table = empty_table("", ["model", "score"])
     for head in ("micro", "macro", "worst client", "", "10th percentile", "spread"):
         table.add_column(head, justify="left" if head == "" else "right")
     rounds, scored, everyone = set(), 0, 0
@@ -351,7 +356,7 @@ def _totals(
     for kind, way, amount in entries:
         row = sums.setdefault(kind, {})
         row[way] = row.get(way, 0) + amount
-    table = _table(title, [first])
+    table = empty_table(title, [first])
     for way in ways:
         table.add_column(Text(way), justify="right")
     for kind, row in sums.items():
@@ -367,9 +372,25 @@ def _groups(run: Run) -> list[RenderableType]:
     facts = told[-1]["groups"]
     words = {"ari": "ARI", "nmi": "NMI", "purity": "purity", "switch": "switched"}
     said = [f"{word} {facts[key]:.2f}" for key, word in words.items() if facts.get(key) is not None]
-    sizes = ", ".join(f"{group}: {number}" for group, number in (facts.get("sizes") or {}).items())
-    said += [f"clients per group {sizes}"] if sizes else []
-    return [Text(f"Groups after round {told[-1]['round']}: {'; '.join(said)}"), *_choices(told[-1])]
+    if not run.has_groups:  # records from before each client's group was in them
+        sizes = ", ".join(f"{group}: {number}" for group, number in (facts.get("sizes") or {}).items())
+        said += [f"clients per group {sizes}"] if sizes else []
+    head = f"Groups after round {told[-1]['round']}: {'; '.join(said)}"
+    return [Text(head), *_who_is_where(run), *_choices(told[-1])]
+
+
+def _who_is_where(run: Run) -> list[RenderableType]:
+    """The clients of each group by name, and whose group is in doubt."""
+    if not run.has_groups:
+        return []
+    frame = run.groups
+    lines = [
+        f"  group {group}, {len(part)} clients: {named(list(map(str, part.index)), NAMED)}"
+        for group, part in frame.groupby("group")
+    ]
+    unsure = doubtful(frame)
+    lines += [f"  in doubt: {named(unsure, NAMED)}"] if unsure else []
+    return [Text("\n".join(lines)), Text(f"  {switches(frame)}; more: kinfolk groups {run.path}")]
 
 
 def _choices(fact: Mapping[str, Any]) -> list[RenderableType]:

@@ -12,8 +12,7 @@ responding, all is void: abort, then ask a shorter list with fresh seeds (`.requ
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,14 +20,14 @@ import numpy as np
 from torch import Tensor
 
 from kinfolk.shares.commitments import Payload, checked_sums, commit, make_response, open_shares
-from kinfolk.shares.context import Context, check_secrecy, check_split
-from kinfolk.shares.fixed_point import SEED, Words, check_room, decode, encode, expand, fresh_seeds
+from kinfolk.shares.context import Context
+from kinfolk.shares.fixed_point import SEED, Hiding, Words, decode, expand, fresh_seeds
 from kinfolk.shares.scheme import Note, Response, Share, unheard
 from kinfolk.types import Client
 
 
 @dataclass(frozen=True)
-class Additive64:
+class Additive64(Hiding):
     """sum_i sigma_i * vec_i with an error of at most n * 2**-(bits + 1) in each coordinate.
 
     >>> import torch
@@ -40,22 +39,13 @@ class Additive64:
     tensor([3.], dtype=torch.float64)
     """
 
-    hides: ClassVar[bool] = True
-    bits: int = 32  # f
-    limit: float = 2.0**14  # V_max: largest |sigma * v|
-    min_members: int = 3
-    max_share: float = 0.5  # of the sum of sigma
-    # For simulations: a named stream's `bytes`, one stream for each (round, requester, member).
-    entropy: Callable[[int], bytes] = os.urandom
+    room: ClassVar[int] = 63
 
     def split(
         self, vec: Tensor, sigma: float, me: Client, members: Sequence[Client], ctx: Context
     ) -> dict[Client, Share]:
         """A seed for everybody else; for oneself the encoded model minus their masks."""
-        check_split(vec, sigma, me, members, ctx)
-        check_secrecy(ctx, me, self.min_members, self.max_share)
-        check_room(len(ctx.members), self.bits, self.limit, 63)
-        kept: Words = encode(vec, sigma, self.bits, self.limit, me).view(np.uint64)
+        kept: Words = self.encoded(vec, sigma, me, members, ctx).view(np.uint64)
         others = [m for m in ctx.members if m != me]
         payloads: dict[Client, Payload] = {}
         for to, seed in zip(others, fresh_seeds(len(others), self.entropy, me), strict=True):

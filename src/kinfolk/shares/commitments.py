@@ -29,6 +29,7 @@ from torch import Tensor
 from kinfolk.errors import KinfolkError
 from kinfolk.shares.context import Context
 from kinfolk.shares.fixed_point import SEED, Words, commitment, fresh_seeds, to_tensor, to_words
+from kinfolk.shares.messages import row
 from kinfolk.shares.plain import check_senders
 from kinfolk.shares.scheme import Note, Response, Share
 from kinfolk.types import Client
@@ -47,13 +48,13 @@ def commit(
     {'exchange': 32, 'salt': 32, 'seed': 32, 'commitments': 1}
     """
     salts = dict(zip(ctx.members, fresh_seeds(len(ctx.members), entropy, me), strict=True))
-    lines = [_row(commitment(ctx, me, to, salts[to], payloads[to])) for to in ctx.members]
+    lines = [row(commitment(ctx, me, to, salts[to], payloads[to])) for to in ctx.members]
     commitments = torch.stack(lines)
     shares: dict[Client, Share] = {}
     for to in ctx.members:
         payload = payloads[to]
-        held = {"seed": _row(payload)} if isinstance(payload, bytes) else {"part": to_tensor(payload)}
-        shares[to] = {"exchange": _row(ctx.id), "salt": _row(salts[to]), **held, "commitments": commitments}
+        held = {"seed": row(payload)} if isinstance(payload, bytes) else {"part": to_tensor(payload)}
+        shares[to] = {"exchange": row(ctx.id), "salt": row(salts[to]), **held, "commitments": commitments}
     return shares
 
 
@@ -72,7 +73,8 @@ def open_shares(
     first: dict[bytes, Client] = {}
     for sender in ctx.members:
         share, full = shares[sender], as_words(sender)
-        _check_form(share, f"share of {sender!r}", _share_form(ctx, full), ctx)
+        keys = ("exchange", "salt", "commitments", "part" if full else "seed")
+        _check_form(share, f"share of {sender!r}", keys, ctx)
         payload: Payload = to_words(share["part"]) if full else _bytes(share["seed"])
         made = commitment(ctx, sender, me, _bytes(share["salt"]), payload)
         if made != _bytes(share["commitments"][place]):
@@ -94,9 +96,9 @@ def make_response(total: Words, shares: Mapping[Client, Share], me: Client, ctx:
     >>> list(make_response(to_words(torch.zeros(0, dtype=torch.int64)), {"bob": share}, "bob", ctx))
     ['exchange', 'sum', 'seen', 'digest']
     """
-    seen = torch.stack([_row(hashlib.sha256(_bytes(shares[m]["commitments"])).digest()) for m in ctx.members])
+    seen = torch.stack([row(hashlib.sha256(_bytes(shares[m]["commitments"])).digest()) for m in ctx.members])
     made = commitment(ctx, me, ctx.requester, _bytes(seen), total)
-    return {"exchange": _row(ctx.id), "sum": to_tensor(total), "seen": seen, "digest": _row(made)}
+    return {"exchange": row(ctx.id), "sum": to_tensor(total), "seen": seen, "digest": row(made)}
 
 
 def checked_sums(
@@ -125,14 +127,7 @@ def checked_sums(
 
 
 def _checked(response: Response, sender: Client, ctx: Context) -> Words:
-    words, line = (torch.int64, (ctx.size,)), (torch.uint8, (SEED,))
-    seen = (torch.uint8, (len(ctx.members), SEED))
-    _check_form(
-        response,
-        f"response of {sender!r}",
-        {"exchange": line, "sum": words, "seen": seen, "digest": line},
-        ctx,
-    )
+    _check_form(response, f"response of {sender!r}", ("exchange", "sum", "seen", "digest"), ctx)
     found = to_words(response["sum"])
     if commitment(ctx, sender, ctx.requester, _bytes(response["seen"]), found) != _bytes(response["digest"]):
         raise KinfolkError(f"response of {sender!r}", None, "was damaged on its way; ask for it again")
@@ -158,28 +153,18 @@ def _disputes(reports: Mapping[Client, Tensor], ctx: Context) -> list[KinfolkErr
     return found
 
 
-_Form = dict[str, tuple[torch.dtype, tuple[int, ...]]]
-
-
-def _share_form(ctx: Context, full: bool) -> _Form:
-    line: tuple[torch.dtype, tuple[int, ...]] = (torch.uint8, (SEED,))
-    form: _Form = {"exchange": line, "salt": line, "commitments": (torch.uint8, (len(ctx.members), SEED))}
-    return {**form, "part": (torch.int64, (ctx.size,))} if full else {**form, "seed": line}
-
-
-def _check_form(message: Share, field: str, form: _Form, ctx: Context) -> None:
-    if set(message) != set(form):
-        raise KinfolkError(field, sorted(message), f"must hold {sorted(form)}")
-    for key, (dtype, shape) in form.items():
-        got = message[key]
+def _check_form(message: Share, field: str, keys: tuple[str, ...], ctx: Context) -> None:
+    """Refuse a message that has other entries, or entries of another type or shape, than were agreed."""
+    if set(message) != set(keys):
+        raise KinfolkError(field, sorted(message), f"must hold {sorted(keys)}")
+    words, hashes = (torch.int64, (ctx.size,)), (torch.uint8, (len(ctx.members), SEED))
+    forms = {"part": words, "sum": words, "seen": hashes, "commitments": hashes}
+    for key in keys:
+        got, (dtype, shape) = message[key], forms.get(key, (torch.uint8, (SEED,)))
         if not isinstance(got, Tensor) or got.dtype != dtype or tuple(got.shape) != shape:
             raise KinfolkError(field, key, f"must be {dtype} of shape {shape}")
     if _bytes(message["exchange"]) != ctx.id:
         raise KinfolkError(field, None, "belongs to another exchange; it is not used")
-
-
-def _row(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.shares.context import Context
+from kinfolk.shares.context import Context, check_secrecy, check_split
 from kinfolk.types import Client
 
 Words = NDArray[np.uint64]
@@ -128,3 +131,26 @@ def commitment(ctx: Context, sender: Client, receiver: Client, salt: bytes, payl
 def _route(sender: Client, receiver: Client) -> bytes:
     named = json.dumps([sender, receiver]).encode()
     return len(named).to_bytes(8, "little") + named
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """What the schemes that hide have in common: fixed-point numbers, and when a member refuses to share."""
+
+    hides: ClassVar[bool] = True
+    room: ClassVar[int]  # sums lie within 2**room
+    bits: int = 32  # f
+    limit: float = 2.0**14  # V_max: largest |sigma * v|
+    min_members: int = 3
+    max_share: float = 0.5  # of the sum of sigma
+    # For simulations: a named stream's `bytes`, one stream for each (round, requester, member).
+    entropy: Callable[[int], bytes] = os.urandom
+
+    def encoded(
+        self, vec: Tensor, sigma: float, me: Client, members: Sequence[Client], ctx: Context
+    ) -> NDArray[np.int64]:
+        """sigma * vec as whole numbers, once everything was checked that a member agrees to."""
+        check_split(vec, sigma, me, members, ctx)
+        check_secrecy(ctx, me, self.min_members, self.max_share)
+        check_room(len(ctx.members), self.bits, self.limit, self.room)
+        return encode(vec, sigma, self.bits, self.limit, me)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.shares.effective_members import levelled
 from kinfolk.types import Client, Message, Tree
 
 # What a requester says of its exchange: not at all, go, or the shorter list.
@@ -35,17 +34,6 @@ def request_message(mask: Tensor, sigma: Tensor) -> Message:
     tensor([0.5000, 0.0000], dtype=torch.float64)
     """
     return {"mask": mask.clone(), "sigma": torch.where(mask, sigma, 0.0)}
-
-
-def level_weights(mask: Tensor, sigma: Tensor, members: int) -> Tensor:
-    """The weights of those on a list, level enough to count for so many members, or for all of fewer.
-
-    >>> level_weights(torch.tensor([True, False, True]), torch.tensor([0.2, 0.9, 0.4]).double(), 3)
-    tensor([0.3000, 0.0000, 0.3000], dtype=torch.float64)
-    """
-    own, weights = sigma[mask].tolist(), torch.zeros_like(sigma)
-    weights[mask] = torch.tensor(levelled(own, min(len(own), members)), dtype=sigma.dtype)
-    return weights
 
 
 def read_request(message: object, peers: int, sender: str) -> tuple[Tensor, Tensor]:

@@ -1,26 +1,61 @@
-"""Who takes part in which sum: a client asks, others accept, and the list of those who did is confirmed."""
+"""Who takes part in which sum: a client asks, others accept, and the list of those who did is confirmed.
+
+What one client knows of everybody's exchanges in a round is read out of its memory and noted there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
+from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.shares.answer_log import model_digest, part_of
+from kinfolk.shares.answer_log import check_unanswered, model_digest, noted_answer, part_of
 from kinfolk.shares.context import Context, check_list, check_secrecy
+from kinfolk.shares.effective_members import levelled
 from kinfolk.shares.messages import ABORT, AGAIN, GO, entry, nothing_open, read_request, request_message, row
-from kinfolk.shares.session_base import Inbox, Outbox, SessionBase
-from kinfolk.types import Client, Message, tree_of
+from kinfolk.shares.rejections import Rejections
+from kinfolk.shares.request_log import RequestLog
+from kinfolk.shares.scheme import Scheme
+from kinfolk.shares.vector import layers_of
+from kinfolk.types import Client, Message, Tree, tree_of
+
+Outbox = dict[Client, Message]
+Inbox = Mapping[Client, Message]
 
 
-class Negotiation(SessionBase):
-    """Requests, and what a requester makes known of its list: go, not at all, or the shorter list."""
+@dataclass(frozen=True)
+class Negotiation:
+    """Where one client handles requests in one round.
+
+    In the memory: "asked" (the own request), "open" (those of others, by requester), "request_log",
+    "answered" (the log of answers), "digest" (of the model); for one wave "share.<requester>.<member>",
+    "answer.<requester>" and "sum"; "served" once there is a sum of one's own.
+    """
+
+    me: Client
+    names: tuple[Client, ...]  # of all peers, sorted
+    round: int
+    scheme: Callable[[Client, int], Scheme]  # for a requester and an attempt
+    rejections: Rejections  # whose messages could not be used
+    retries: int = 1  # how often an exchange that failed before any answer left is tried with a shorter list
+    waves: int = 1  # requesters are served in so many turns, each of which needs less memory at a time
+    order: Callable[[int], Sequence[int]] = range  # places of n peers, first whose request comes first
+
+    @cached_property
+    def rules(self) -> Scheme:
+        """The scheme for what it asks of lists and answers; only members draw from theirs."""
+        return self.scheme(self.me, 0)
 
     def ask(self, memory: Message) -> Outbox:
         """A request to everybody on the own list, if it is long enough."""
         mask = memory["asked"]["mask"]
         if int(mask.sum()) < self.rules.min_members:
             return {}
-        message = request_message(mask, self._weights(mask, memory["asked"]["sigma"]))
+        message = request_message(**self._list(mask, memory["asked"]["sigma"]))
         return {who: dict(message) for _, who in self._at(mask)}
 
     def accept(self, inbox: Inbox, memory: Message) -> Message:
@@ -96,9 +131,8 @@ class Negotiation(SessionBase):
             message = inbox.get(ctx.requester)
             word = ABORT
             with self.rejections.by(ctx.requester):
-                word = (
-                    ABORT if message is None else int(entry(message, "word", torch.int64, (), ctx.requester))
-                )
+                if message is not None:
+                    word = int(entry(message, "word", torch.int64, (), ctx.requester))
                 if word == GO and message is not None and (wave is None or f"answer.{i}" in memory):
                     self._same(memory, ctx, message)
                     memory = self._may_go(memory, i, go)
@@ -124,10 +158,10 @@ class Negotiation(SessionBase):
         )
         if within is not None and not set(ctx.members) < set(within.members):
             raise KinfolkError(f"request of {sender!r}", ctx.members, "must be a shorter list")
-        request_log = self._request_log(memory, sender).admit(ctx, self.me, self.names)
+        log = self._request_log(memory).admit(ctx, self.me)
         i, opened = self.names.index(sender), {key: t.clone() for key, t in memory["open"].items()}
         opened["mask"][i], opened["sigma"][i] = mask, sigma
-        return {**self._noted(memory, sender, request_log), "open": opened}
+        return {**memory, "request_log": log.tree, "open": opened}
 
     def _same(self, memory: Message, ctx: Context, message: object) -> None:
         asked = read_request(message, len(self.names), ctx.requester)
@@ -137,8 +171,55 @@ class Negotiation(SessionBase):
     def _closed(self, memory: Message, i: int, ctx: Context) -> Message:
         opened = {key: t.clone() for key, t in memory["open"].items()}
         opened["mask"][i], opened["lost"][i], opened["go"][i] = False, False, False
-        request_log, request = self._request_log(memory, ctx.requester), self._request(memory, ctx)
+        log = self._request_log(memory)
+        request = log.of(ctx.requester)
         if request.id == ctx.id and request.state == "open":  # what was answered cannot be taken back
-            request_log = request_log.abort(ctx)
+            log = log.abort(ctx)
         kept = {key: value for key, value in memory.items() if key != f"answer.{i}"}
-        return {**self._noted(kept, ctx.requester, request_log), "open": opened}
+        return {**kept, "request_log": log.tree, "open": opened}
+
+    def _awaits(self, memory: Message, word: str) -> bool:
+        """Whether the own request is of this wave and not given up."""
+        mine = self.names.index(self.me) % self.waves == int(memory["wave"])
+        return mine and int(memory["asked"][word]) != ABORT
+
+    def _own(self, memory: Message) -> Context:
+        return self._context(memory, self.me, **self._list(memory["asked"]["mask"], memory["asked"]["sigma"]))
+
+    def _open(self, memory: Message, wave: int | None = None) -> Iterator[tuple[int, Context]]:
+        """(place, context) of every request that is open; of one wave or of all."""
+        opened = memory["open"]
+        asking = opened["mask"].any(1).tolist()
+        for i, who in enumerate(self.names):
+            if asking[i] and (wave is None or i % self.waves == wave):
+                yield i, self._context(memory, who, opened["mask"][i], opened["sigma"][i])
+
+    def _context(self, memory: Message, requester: Client, mask: Tensor, sigma: Tensor) -> Context:
+        members, weights = tuple(who for _, who in self._at(mask)), tuple(sigma[mask].tolist())
+        return Context(requester, self.round, members, weights, layers_of(tree_of(memory, "model")))
+
+    def _list(self, mask: Tensor, sigma: Tensor) -> Tree:
+        """A list, its weights level enough to be accepted, and if it is long enough to be passed on."""
+        if self.rules.hides:
+            own, sigma = sigma[mask].tolist(), torch.zeros_like(sigma)
+            members = min(len(own), self.rules.min_members + 1)
+            sigma[mask] = torch.tensor(levelled(own, members), dtype=sigma.dtype)
+        return {"mask": mask, "sigma": sigma}
+
+    def _request_log(self, memory: Message) -> RequestLog:
+        # A list that is shorter since somebody did not accept is one more than those that are tried again.
+        return RequestLog(self.names, memory["request_log"], self.retries + 1)
+
+    def _logged(self, memory: Message, ctx: Context) -> Message:
+        """With the note that the model is part of this sum, before that can come true."""
+        if not self.rules.hides:
+            return memory
+        digest = bytes(memory["digest"].tolist())
+        check_unanswered(memory["answered"], ctx, digest)
+        return {**memory, "answered": noted_answer(memory["answered"], ctx, digest)}
+
+    def _at(self, mask: Tensor) -> list[tuple[int, Client]]:
+        return [(i, self.names[i]) for i in mask.nonzero()[:, 0].tolist()]
+
+    def _each(self, inbox: Inbox) -> list[tuple[Client, Message]]:
+        return [(sender, inbox[sender]) for sender in sorted(inbox) if sender in self.names]

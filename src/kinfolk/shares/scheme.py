@@ -16,7 +16,7 @@ Share = Message
 Response = Message
 
 # What is told of a message that could not be used, where the sum does without it.
-Note = Callable[[KinfolkError], None]
+Note = Callable[[KinfolkError], object]
 
 
 def unheard(error: KinfolkError) -> None:

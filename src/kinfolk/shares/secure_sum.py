@@ -16,12 +16,12 @@ from torch import Tensor
 
 from kinfolk.shares.answer_log import empty_log
 from kinfolk.shares.messages import no_request
+from kinfolk.shares.negotiation import Inbox, Outbox
 from kinfolk.shares.options import ShareOptions
 from kinfolk.shares.rejections import Rejections, no_rejections
 from kinfolk.shares.request_log import empty_request_log
 from kinfolk.shares.scheme import Scheme
 from kinfolk.shares.session import SecureSumSession
-from kinfolk.shares.session_base import Inbox, Outbox
 from kinfolk.task import Peer, PeerTask, Table, peer_step
 from kinfolk.types import Client, Message
 

@@ -11,7 +11,7 @@ passed on to its members, who take it if they have none of their own.
 
 Whoever does not accept (absent, not free, or it refuses) is left out; the shorter list is confirmed. Whoever
 accepts and then shares nothing of use makes the exchange void; if it needed all answers, a shorter list is
-tried with fresh seeds (`.disputes`). Once answers have left nothing is tried again.
+tried with fresh seeds (`.rejections`). Once answers have left nothing is tried again.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from __future__ import annotations
 import torch
 
 from kinfolk.errors import KinfolkError
-from kinfolk.shares.average import average, part_in
 from kinfolk.shares.context import Context
-from kinfolk.shares.disputes import find, note
 from kinfolk.shares.effective_members import enough
 from kinfolk.shares.messages import ABORT, AGAIN, GO, row, trees
-from kinfolk.shares.negotiation import Negotiation
+from kinfolk.shares.negotiation import Inbox, Negotiation, Outbox
+from kinfolk.shares.rejections import find_disputes, note_disputes
 from kinfolk.shares.scheme import Scheme
-from kinfolk.shares.session_base import Inbox, Outbox
-from kinfolk.shares.vector import to_vector
+from kinfolk.shares.vector import average, part_in, to_vector
 from kinfolk.types import Message, tree_of
 
 # What a memory holds for the session alone.
@@ -97,8 +95,8 @@ class SecureSumSession(Negotiation):
         if able >= needs:
             return {**memory, "asked": {**asked, "verdict": torch.tensor(GO)}}
         left = asked["mask"].clone()
-        found = find(reports, left.nonzero()[:, 0].tolist())
-        note(found, self.names, self.rejections)
+        found = find_disputes(reports, left.nonzero()[:, 0].tolist())
+        note_disputes(found, self.names, self.rejections)
         left[list(found.out)] = False
         if needs < n or not self.rules.min_members <= int(left.sum()) < n:
             return {**memory, "asked": {**asked, "verdict": torch.tensor(ABORT)}}
@@ -120,8 +118,7 @@ class SecureSumSession(Negotiation):
             with self.rejections.by(ctx.requester):
                 if f"answer.{i}" in memory and memory["open"]["go"][i]:
                     memory = self._logged(memory, ctx)
-                    request_log = self._request_log(memory, ctx.requester).answer(ctx)
-                    memory = self._noted(memory, ctx.requester, request_log)
+                    memory = {**memory, "request_log": self._request_log(memory).answer(ctx).tree}
                     continue
             memory = self._closed(memory, i, ctx)
         return memory
@@ -131,7 +128,7 @@ class SecureSumSession(Negotiation):
         return {
             ctx.requester: memory[f"answer.{i}"]
             for i, ctx in self._open(memory, int(memory["wave"]))
-            if f"answer.{i}" in memory and self._request(memory, ctx).state == "answered"
+            if f"answer.{i}" in memory and self._request_log(memory).of(ctx.requester).state == "answered"
         }
 
     def sum_up(self, inbox: Inbox, memory: Message) -> Message:
@@ -140,9 +137,8 @@ class SecureSumSession(Negotiation):
             ctx = self._own(memory)
             self.rejections.strangers(inbox, ctx.members)
             with self.rejections.by(None, ctx.members):
-                whole = self.rules.reconstruct(
-                    trees(inbox), ctx, lambda error: self.rejections.accuse(error, ctx.members)
-                )
+                note_fault = lambda error: self.rejections.blame(error, None, ctx.members)  # noqa: E731
+                whole = self.rules.reconstruct(trees(inbox), ctx, note_fault)
                 pam = average(tree_of(memory, "model"), whole, ctx.total)
                 memory = {**memory, "pam": pam, "sum": whole, "served": torch.tensor(True)}
         return memory if self.rules.hides else self._end_wave(memory)
@@ -195,4 +191,4 @@ class SecureSumSession(Negotiation):
         return memory
 
     def _scheme(self, memory: Message, ctx: Context) -> Scheme:
-        return self.scheme(ctx.requester, self._request(memory, ctx).attempt)
+        return self.scheme(ctx.requester, self._request_log(memory).of(ctx.requester).attempt)

@@ -9,14 +9,22 @@ others that are not the member's own travel as vectors: n(n - t) + n vectors ins
 
 Why coordinates, and not the seeds of masks: with shared seeds, survivors must be asked a second time, for
 the seeds of whoever vanished, and a requester who lies about that unmasks a member unless every vector is
-masked twice. Here a member answers once, and answers beyond t show a wrong response (`.decoding`).
+masked twice. Here a member answers once, and answers beyond t show a wrong response.
+
+A response is a vector, one point of as many polynomials as there are coordinates. A random combination of the
+coordinates, drawn after the responses are in, makes one number of each: wrong responses stay wrong but for
+one chance in 2**61, and the search is over numbers. Of m responses on polynomials of degree t - 1, a set of
+at least (m + t) / 2 that fit together is the right one whenever at most (m - t) / 2 are wrong: t of the set
+are right then, and t points determine a polynomial.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import comb
 from typing import ClassVar
 
 import numpy as np
@@ -25,12 +33,14 @@ from torch import Tensor
 
 from kinfolk.errors import KinfolkError
 from kinfolk.shares.commitments import Payload, checked_sums, commit, make_response, open_shares
-from kinfolk.shares.context import Context, check_secrecy, check_split
-from kinfolk.shares.decoding import fitting
-from kinfolk.shares.fixed_point import SEED, check_room, decode, encode, expand, fresh_seeds
-from kinfolk.shares.prime_field import Words, add_times, reduced, signed, unsigned, value_at, weights
+from kinfolk.shares.context import Context
+from kinfolk.shares.fixed_point import SEED, Hiding, decode, expand, fresh_seeds
+from kinfolk.shares.prime_field import PRIME, Words, add_times, reduced, signed, unsigned, value_at, weights
 from kinfolk.shares.scheme import Note, Response, Share, unheard
 from kinfolk.types import Client
+
+# Sets of responses that are tried. 25 responses of which 4 are wrong take 15,276.
+_MOST = 20_000
 
 
 def threshold_of(n: int) -> int:
@@ -43,7 +53,7 @@ def threshold_of(n: int) -> int:
 
 
 @dataclass(frozen=True)
-class Shamir61:
+class Shamir61(Hiding):
     """sum_i sigma_i * vec_i from any t of n responses; error at most n * 2**-(bits + 1).
 
     >>> import torch
@@ -55,22 +65,14 @@ class Shamir61:
     tensor([-4.], dtype=torch.float64)
     """
 
-    hides: ClassVar[bool] = True
-    bits: int = 24  # f
-    min_members: int = 3
-    max_share: float = 0.5
-    limit: float = 2.0**14
-    entropy: Callable[[int], bytes] = os.urandom
+    room: ClassVar[int] = 60
+    bits: int = 24
 
     def split(
         self, vec: Tensor, sigma: float, me: Client, members: Sequence[Client], ctx: Context
     ) -> dict[Client, Share]:
         """Seeds for t - 1 members; for the rest, oneself included, the values that follow from them."""
-        check_split(vec, sigma, me, members, ctx)
-        check_secrecy(ctx, me, self.min_members, self.max_share)
-        n = len(ctx.members)
-        check_room(n, self.bits, self.limit, 60)
-        secret = unsigned(encode(vec, sigma, self.bits, self.limit, me))
+        secret = unsigned(self.encoded(vec, sigma, me, members, ctx))
         full = [to for to in ctx.members if _in_full(me, to, ctx)]
         short = [to for to in ctx.members if to not in full]
         points = [0, *(ctx.place(to) + 1 for to in short)]
@@ -149,3 +151,69 @@ def _in_full(sender: Client, receiver: Client, ctx: Context) -> bool:
 def _value(payload: Payload, ctx: Context, sender: Client, receiver: Client) -> Words:
     """A share's words below the prime; a seed's are uniform up to 2**-61."""
     return reduced(expand(payload, ctx, sender, receiver) if isinstance(payload, bytes) else payload)
+
+
+def fitting(
+    responses: Mapping[Client, Words], points: Mapping[Client, int], t: int
+) -> Iterator[tuple[Client, ...]]:
+    """The largest sets of responses that lie on polynomials of degree t - 1: all those of the largest size.
+
+    >>> line = {Client(c): np.array([3 + 2 * x], dtype=np.uint64) for x, c in enumerate("abcde", 1)}
+    >>> points = {c: x for x, c in enumerate(line, 1)}
+    >>> list(fitting({**line, Client("b"): np.array([9], dtype=np.uint64)}, points, 2))
+    [('a', 'c', 'd', 'e')]
+    """
+    names = sorted(responses)
+    values = dict(zip(names, _numbers([responses[who] for who in names]), strict=True))
+    tried = 0
+    for wrong in range(len(names) - t + 1):
+        tried += comb(len(names), wrong)
+        if tried > _MOST:
+            return
+        found = [
+            kept
+            for kept in combinations(names, len(names) - wrong)
+            if _fit([points[who] for who in kept], [values[who] for who in kept], t)
+        ]
+        if found:
+            yield from found
+            return
+
+
+def _numbers(parts: Sequence[Words]) -> list[int]:
+    """The same random combination of each vector's coordinates, modulo the prime."""
+    if len(parts[0]) == 0:
+        return [0] * len(parts)
+    factors = np.frombuffer(secrets.token_bytes(8 * len(parts[0])), dtype=np.uint64) >> np.uint64(3)
+    return [_dot(part, factors) for part in parts]
+
+
+def _dot(words: Words, factors: Words) -> int:
+    """sum(words * factors) modulo the prime, by halves of the factors, which keep products below 2**64."""
+    total, half = 0, np.uint64(31)
+    low = factors & np.uint64(2**31 - 1)
+    for shift, factor in ((0, low), (31, factors >> half)):
+        # Words of 61 bits in two halves as well: 31 by 31 bits, summed as Python's whole numbers.
+        for up, part in ((0, words & np.uint64(2**31 - 1)), (31, words >> half)):
+            products = part * factor
+            low_sum = int((products & np.uint64(2**32 - 1)).sum(dtype=np.uint64))
+            high_sum = int((products >> np.uint64(32)).sum(dtype=np.uint64))
+            total += (low_sum + (high_sum << 32)) << (shift + up)
+    return total % PRIME
+
+
+def _fit(points: Sequence[int], values: Sequence[int], t: int) -> bool:
+    """Whether the values are those of a polynomial of degree below t: its higher differences vanish."""
+    weights = []
+    for x in points:
+        under = 1
+        for other in points:
+            if other != x:
+                under = under * (x - other) % PRIME
+        weights.append(pow(under, -1, PRIME))
+    terms = [w * v % PRIME for w, v in zip(weights, values, strict=True)]
+    for _ in range(len(points) - t):
+        if sum(terms) % PRIME:
+            return False
+        terms = [term * x % PRIME for term, x in zip(terms, points, strict=True)]
+    return True

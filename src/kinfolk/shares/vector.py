@@ -1,4 +1,8 @@
-"""A model as one vector and back: what is shared are its floating-point tensors, buffers included."""
+"""A model as one vector and back: what is shared are its floating-point tensors, buffers included.
+
+And what becomes of a sum of scaled models, the personal aggregated model (PAM): of who asked for it, or of a
+member.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.types import Tree
+from kinfolk.shares.context import Context
+from kinfolk.shares.messages import entry, row
+from kinfolk.types import Client, Tree
 
 
 def to_vector(tree: Tree) -> tuple[Tensor, tuple[tuple[str, int], ...]]:
@@ -48,3 +54,31 @@ def to_tree(vec: Tensor, like: Tree) -> Tree:
         else:
             tree[name] = leaf
     return tree
+
+
+def average(model: Tree, whole: Tensor, total: float) -> Tree:
+    """(M + sum_i sigma_i M_i) / (1 + sum_i sigma_i).
+
+    >>> average({"w": torch.tensor([1.0])}, torch.tensor([2.0]).double(), 1.0)
+    {'w': tensor([1.5000])}
+    """
+    own = to_vector(model)[0].detach().double()
+    return to_tree((own + whole.to(own.device)) / (1 + total), model)
+
+
+def part_in(message: object, model: Tree, me: Client, ctx: Context) -> Tree:
+    """The same for a member, out of the sum that its own model is part of: without its own term.
+
+    >>> ctx = Context("ann", 0, ("bob", "cyd"), (0.5, 0.5), (("w", 1),))
+    >>> message = {"id": row(ctx.id), "sum": torch.tensor([3.0]).double()}
+    >>> part_in(message, {"w": torch.tensor([2.0])}, "bob", ctx)  # (2 + 0.5 * 4) / 1.5
+    {'w': tensor([2.6667])}
+    """
+    whole = entry(message, "sum", torch.float64, (ctx.size,), ctx.requester)
+    if not torch.equal(entry(message, "id", torch.uint8, (32,), ctx.requester).cpu(), row(ctx.id)):
+        raise KinfolkError(f"sum of {ctx.requester!r}", None, "is of another exchange")
+    own, sigma = to_vector(model)[0].detach().double(), ctx.sigma[ctx.place(me)]
+    mixed = average(model, whole.to(own.device) - sigma * own, ctx.total - sigma)
+    if not all(bool(leaf.isfinite().all()) for leaf in mixed.values()):
+        raise KinfolkError(f"sum of {ctx.requester!r}", None, "holds values that are not finite")
+    return mixed

@@ -17,8 +17,8 @@ from kinfolk.algorithms.blocks.start import Start
 from kinfolk.algorithms.fesem.chain import chain_of
 from kinfolk.algorithms.fesem.fesem import FeSEM
 from kinfolk.algorithms.fesem.fesem_ma import FeSEMMA, Matching
-from kinfolk.algorithms.fesem.matched import match_next
-from kinfolk.algorithms.fesem.matching import Prior
+from kinfolk.algorithms.fesem.matched import units_of
+from kinfolk.algorithms.fesem.matching import match_layer
 from kinfolk.contract import toy
 from kinfolk.contract.checks import CHECKS
 from kinfolk.contract.compare import message_difference
@@ -196,12 +196,15 @@ def test_a_centre_keeps_the_widths_of_the_network():
     assert all(centre[n].shape == t.shape for n, t in learner.first.items())
     # By hand, the first layer: it grows to the cap and goes back to the units that most clients have.
     stack = {n: torch.stack([m[n] for m in models]) for n in models[0]}
-    seed = Seed(Seed(0).number("matching", 0, 0))
-    step = match_next(stack, chain_of(learner.module), 0, seed, Prior(gamma=50.0), growth=1.5)
-    assert len(step.shared["body.0.bias"]) == 12
-    counts = np.bincount(step.assignment.flatten().numpy())
-    kept = np.sort(np.argsort(-counts, kind="stable")[:8])
-    assert torch.equal(centre["body.0.weight"], step.shared["body.0.weight"][kept])
+    seed = Seed(Seed(Seed(0).number("matching", 0, 0)).number("layer", 0))
+    vectors = units_of(stack, chain_of(learner.module).layers[0])
+    place = match_layer(vectors, seed, method.matching).flatten()
+    counts = place.bincount()
+    assert len(counts) == 12
+    kept = np.sort(np.argsort(-counts.numpy(), kind="stable")[:8])
+    weight = stack["body.0.weight"]
+    mean = torch.zeros(12, weight.shape[2]).index_add(0, place, weight.flatten(0, 1)) / counts[:, None]
+    assert torch.allclose(centre["body.0.weight"], mean[kept], atol=1e-4)
 
 
 def test_retraining_asks_for_the_layers_above_once_per_layer_in_every_engine():

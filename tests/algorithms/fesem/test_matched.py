@@ -4,14 +4,9 @@ from torch import nn
 from torch.func import functional_call
 from whole_matching import matched_average, restore_width
 
-from kinfolk.algorithms.fesem.chain import Chain, chain_of
-from kinfolk.algorithms.fesem.matched import (
-    average_output,
-    common_model,
-    cut_back,
-    match_next,
-)
-from kinfolk.algorithms.fesem.matching import Prior
+from kinfolk.algorithms.fesem.chain import chain_of
+from kinfolk.algorithms.fesem.matched import common_model, match_next, units_of
+from kinfolk.algorithms.fesem.matching import Matching, match_layer
 from kinfolk.errors import KinfolkError
 from kinfolk.learning.models import (
     MLP,
@@ -97,14 +92,13 @@ def test_shuffled_copies_are_recovered_and_the_function_stays(name, growth):
     assert not torch.allclose(functional_call(network, plain, x), wanted, atol=1e-2)
 
 
-def test_nearly_aligned_networks_give_the_plain_weighted_mean():
+def test_nearly_aligned_networks_give_the_plain_mean():
     network, _ = _network("lenet")
     tree, draw = network.state_dict(), Seed(5).torch("near")
     others = [{n: v + 0.01 * torch.randn(v.shape, generator=draw) for n, v in tree.items()} for _ in range(3)]
-    weights = torch.tensor([1.0, 2.0, 5.0])
-    found = matched_average(_stack(*others), network, Seed(0), weights=weights)
+    found = matched_average(_stack(*others), network, Seed(0))
     for leaf in tree:
-        wanted = sum(w * other[leaf] for w, other in zip(weights / 8, others, strict=True))
+        wanted = sum(other[leaf] for other in others) / 3
         assert torch.allclose(found.model[leaf], wanted, atol=1e-6)
 
 
@@ -115,12 +109,11 @@ def test_steps_with_nothing_in_between_are_the_whole():
     chain, here = chain_of(network), models
     whole = matched_average(models, chain, Seed(4))
     for layer in range(len(chain.layers) - 1):
-        step = match_next(here, chain, layer, Seed(4))
-        here = step.models
-        assert all(torch.equal(here[n][2], leaf) for n, leaf in step.shared.items())
-        assert torch.equal(step.assignment, whole.assignments[layer])
-        assert not set(step.shared) & set(chain.after(layer))
-    last = average_output(here, chain)
+        here, assignment = match_next(here, chain, layer, Seed(4), Matching())
+        assert all(torch.equal(here[n][2], here[n][0]) for n in chain.layers[layer].leaves())
+        assert torch.equal(assignment, whole.assignments[layer])
+        assert not set(chain.layers[layer].leaves()) & set(chain.after(layer))
+    last = common_model(here, chain)
     assert all(torch.equal(leaf, whole.model[n]) for n, leaf in last.items())
 
 
@@ -128,29 +121,10 @@ def test_a_client_computes_the_same_with_its_inputs_put_in_order():
     """Before anything is averaged away: units matched exactly, the next layer only re-indexed."""
     network, x = _network("femnist")
     tree, chain = network.state_dict(), chain_of(network)
-    step = match_next(_stack(tree, _shuffled(tree, chain, 3)[0]), chain, 0, Seed(0))
+    models, _ = match_next(_stack(tree, _shuffled(tree, chain, 3)[0]), chain, 0, Seed(0), Matching())
     for row in range(2):
-        mine = {n: leaf[row] for n, leaf in step.models.items()}
+        mine = {n: leaf[row] for n, leaf in models.items()}
         assert torch.allclose(functional_call(network, mine, x), network(x), atol=1e-5)
-
-
-def test_layers_grow_no_further_than_allowed_and_rows_not_had_are_zero():
-    network = MLP(6, (8,), 3)
-    draw = Seed(7).torch("far")
-    models = {n: 10 * torch.randn(4, *v.shape, generator=draw) for n, v in network.state_dict().items()}
-    chain = chain_of(network)
-    step = match_next(models, chain, 0, Seed(0), Prior(gamma=50.0), growth=1.5)
-    assert step.shared["body.0.weight"].shape == (12, 6)
-    inputs = step.models["head.weight"]
-    assert inputs.shape == (4, 3, 12)
-    for row, place in enumerate(step.assignment):
-        assert torch.equal(inputs[row][:, place], models["head.weight"][row])
-        assert (inputs[row].abs().sum(0) > 0).sum() == 8
-    mean = torch.zeros(12, 6).index_add(0, step.assignment.flatten(), models["body.0.weight"].flatten(0, 1))
-    assert torch.allclose(
-        step.shared["body.0.weight"], mean / step.assignment.flatten().bincount()[:, None], atol=1e-4
-    )
-    assert match_next(models, chain, 0, Seed(0)).shared["body.0.weight"].shape == (8, 6)
 
 
 @pytest.mark.parametrize("name", ["mlp", "tiny", "femnist"])
@@ -166,23 +140,27 @@ def test_a_layer_that_grew_is_cut_back_to_the_units_that_most_clients_have(name)
     layer = len(chain.layers) - 2
     here, following = chain.layers[layer], chain.layers[layer + 1]
     units = models[here.weight].shape[1]
-    step = match_next(models, chain, layer, Seed(0), Prior(gamma=50.0), growth=1.5)
-    small = cut_back(step, chain, layer, units)
-    counts = [int((step.assignment == unit).sum()) for unit in range(int(1.5 * units))]
+    how = Matching(growth=1.5, gamma=50.0)
+    wide = match_layer(units_of(models, here), Seed(Seed(0).number("layer", layer)), how)
+    counts = wide.flatten().bincount().tolist()
+    assert len(counts) == int(1.5 * units)
     kept = sorted(sorted(range(len(counts)), key=lambda unit: (-counts[unit], unit))[:units])
-    for n in here.leaves():
-        assert torch.equal(small.shared[n], step.shared[n][kept])
-        assert torch.equal(small.models[n][3], step.shared[n][kept])
-    # What is left computes what the wide network does once it gets nothing from the units that were cut.
-    gone = [unit for unit in range(len(counts)) if unit not in kept]
-    wide = {n: leaf[1] for n, leaf in step.models.items()}
-    wide[following.weight] = wide[following.weight].clone()
-    wide[following.weight].unflatten(1, (len(counts), -1))[:, gone] = 0
-    narrow = {n: leaf[1] for n, leaf in small.models.items()}
-    assert torch.allclose(functional_call(network, narrow, x), functional_call(network, wide, x), rtol=1e-3)
-    for own, old in zip(small.assignment.flatten().tolist(), step.assignment.flatten().tolist(), strict=True):
+    small, assignment = match_next(models, chain, layer, Seed(0), how)
+    for own, old in zip(assignment.flatten().tolist(), wide.flatten().tolist(), strict=True):
         assert own == (kept.index(old) if old in kept else -1)
-    assert cut_back(step, chain, layer, 2 * units) is step
+    for n in here.leaves():
+        for unit in range(units):
+            mean = models[n][assignment == unit].double().mean(0)
+            assert torch.allclose(small[n][3, unit].double(), mean, rtol=1e-5)
+    # The next layer takes its inputs from the units that a client has, and nothing from those it has not.
+    old, new = (t[following.weight].unflatten(2, (units, -1)) for t in (models, small))
+    for row, place in enumerate(assignment):
+        has = place >= 0
+        assert torch.equal(new[row][:, place[has]], old[row][:, has])
+        assert (new[row].abs().flatten(2).sum((0, 2)) > 0).sum() == has.sum()
+    shapes = {n: v.shape for n, v in network.state_dict().items()}
+    assert {n: leaf.shape[1:] for n, leaf in small.items()} == shapes
+    assert functional_call(network, {n: leaf[1] for n, leaf in small.items()}, x).isfinite().all()
 
 
 def test_a_common_model_has_all_leaves_and_equal_rows_as_they_are():
@@ -203,11 +181,9 @@ def test_each_class_is_averaged_by_who_has_seen_it():
         "weight": torch.randn(2, 3, 2, generator=Seed(1).torch("w")),
         "bias": torch.tensor([[0.0] * 3, [1.0] * 3]),
     }
-    found = average_output(models, chain, torch.tensor([[3, 5, 0], [1, 0, 0]]))
+    found = common_model(models, chain, torch.tensor([[3, 5, 0], [1, 0, 0]]))
     assert found["bias"].tolist() == [0.25, 0.0, 0.5]
     assert torch.allclose(found["weight"][0], 0.75 * models["weight"][0, 0] + 0.25 * models["weight"][1, 0])
-    with pytest.raises(KinfolkError, match="class_counts"):
-        average_output(models, chain, torch.ones(2, 2))
 
 
 def test_a_chain_knows_blocks_norms_and_what_comes_after():
@@ -302,20 +278,6 @@ class _Turned(nn.Module):
 def test_a_network_that_is_no_chain_is_refused_by_name(build, words):
     with pytest.raises(KinfolkError, match=words):
         chain_of(build())
-
-
-def test_what_does_not_fit_is_refused():
-    network = MLP(2, (3,), 2)
-    chain, tree = chain_of(network), network.state_dict()
-    stack = _stack(tree, tree)
-    assert isinstance(chain, Chain)
-    with pytest.raises(KinfolkError, match="give 0 to 0"):
-        match_next(stack, chain, 1, Seed(0))
-    for growth in (0.9, 1.6):
-        with pytest.raises(KinfolkError, match=r"give 1 to 1\.5"):
-            match_next(stack, chain, 0, Seed(0), growth=growth)
-    with pytest.raises(KinfolkError, match="2 positive numbers"):
-        matched_average(stack, chain, Seed(0), weights=torch.tensor([1.0, 0.0]))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -15,8 +15,8 @@ from turned import turned
 from kinfolk.algorithms import build_algorithm
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.ifca import IFCA
+from kinfolk.algorithms.mdicfl.client_facts import row_shape
 from kinfolk.algorithms.mdicfl.merging import merged
-from kinfolk.algorithms.mdicfl.row_shape import row_shape
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference

@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from kinfolk.algorithms.slfed.opinion import Opinion
 from kinfolk.algorithms.slfed.peer_lists import least_uncertain, listed, most_similar
 from kinfolk.algorithms.slfed.trust import TrustOptions, add_contacts, add_hearsay, no_evidence
-from kinfolk.errors import KinfolkError
 from kinfolk.streams import Seed
 
 
@@ -89,9 +87,3 @@ def test_uncertainty_is_the_papers_rule():
         torch.tensor(v, dtype=torch.float64) for v in ([2 / 6] + [2 / 5] * 3, [1.2 / 6, 1.9 / 5, 0.3, 0.3])
     )
     assert listed(trust, NAMES, "uncertainty") == least_uncertain(u, s, NAMES[:4]) == ("a",)
-
-
-def test_refusals():
-    for bad in (torch.tensor([0.5, float("nan")]), torch.tensor([0.5]), torch.zeros(2, 1)):
-        with pytest.raises(KinfolkError, match="one finite number for each of 2"):
-            most_similar(bad, ["a", "b"])

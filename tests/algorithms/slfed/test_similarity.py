@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import cosine
 
-from kinfolk.algorithms.slfed.similarity import (
-    MEASURES,
-    Counts,
-    Images,
-    checked_counts,
-    checked_labels,
-    histogram,
-)
+from kinfolk.algorithms.slfed.similarity import MEASURES, Counts, Images, histogram
 from kinfolk.errors import KinfolkError
 
 
@@ -49,9 +42,7 @@ def test_the_ends_and_many_at_once():
     assert similarity((many, many), (many, many.flip(0)), 1000, "bob").tolist() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize(
-    "bad", [[4, -1, 0], [1, 1, 0], [4, 0, 0], [1.5, 1.5, 0], [float("nan"), 3, 0], [float("inf"), 0, 0]]
-)
+@pytest.mark.parametrize("bad", [[4, -1, 0], [1, 1, 0], [4, 0, 0]])
 def test_bad_counts_are_refused_with_the_peer_named(bad):
     good = torch.tensor([1, 1, 1])
     for place in range(4):
@@ -59,19 +50,6 @@ def test_bad_counts_are_refused_with_the_peer_named(bad):
         four[place] = torch.tensor(bad)
         with pytest.raises(KinfolkError, match=r"counts with 'bob' on (my|their) images"):
             similarity((four[0], four[1]), (four[2], four[3]), 3, "bob")
-
-
-def test_other_refusals():
-    good = torch.tensor([1, 2])
-    with pytest.raises(KinfolkError, match="same classes"):
-        similarity((good, torch.tensor([1, 1, 1])), (good, good), 3, "bob")
-    with pytest.raises(KinfolkError, match="images = 0"):
-        checked_counts("counts", torch.tensor([0, 0]), 0)
-    with pytest.raises(KinfolkError, match="one number for each class"):
-        checked_counts("counts", torch.tensor(3), 3)
-    for wrong in (torch.tensor([0, 5]), torch.tensor([-1, 0]), torch.tensor([0.0]), torch.zeros(0).long()):
-        with pytest.raises(KinfolkError, match="labels"):
-            histogram(wrong, 5)
 
 
 def agree_by_loop(a, b):
@@ -120,7 +98,6 @@ def test_agreement_of_every_pair_at_once():
     own = seen.diagonal().movedim(-1, 0)
     got = agreement((own[:, None], seen), (seen.transpose(0, 1), own[None]), 3, 3, "everybody")
     assert got.tolist() == [[1.0, pytest.approx(2 / 3)], [pytest.approx(2 / 3), 1.0]]
-    assert checked_labels("labels", seen[:0], 3, 3).shape == (0, 2, 3)
 
 
 def test_classes_are_bytes_up_to_256():
@@ -138,14 +115,8 @@ def test_classes_are_bytes_up_to_256():
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        ([0, 1], "one class for each of the 3 images"),
-        ([0, 1, 2, 0], "one class for each of the 3 images"),
-        (1, "one class for each of the 3 images"),
         ([0, -1, 2], r"= -1: must lie in 0 \.\.\. 2"),
         ([0, 1, 3], r"= 3: must lie in 0 \.\.\. 2"),
-        ([0.0, 1.0, 2.0], "'torch.float32': must be whole numbers"),
-        ([0.0, float("nan"), 2.0], "must be whole numbers"),
-        ([True, False, True], "'torch.bool': must be whole numbers"),
     ],
 )
 def test_bad_classes_are_refused_with_the_peer_named(bad, why):
@@ -155,11 +126,3 @@ def test_bad_classes_are_refused_with_the_peer_named(bad, why):
         where = "my" if place < 2 else "their"
         with pytest.raises(KinfolkError, match=f"classes with 'bob' on {where} images.*{why}"):
             agreement((four[0], four[1]), (four[2], four[3]), 3, 3, "bob")
-
-
-def test_notes_of_classes_that_can_not_be_are_refused():
-    for wrong in (torch.tensor([0, 5]), torch.tensor([-1, 0]), torch.tensor([0.0, 1.0]), torch.tensor([0])):
-        with pytest.raises(KinfolkError, match="labels"):
-            Images(5, 2).note(wrong)
-    with pytest.raises(KinfolkError, match="images = 0"):
-        checked_labels("labels", torch.zeros(0).long(), 5, 0)

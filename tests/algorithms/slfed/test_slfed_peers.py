@@ -9,7 +9,7 @@ from kinfolk.algorithms import ALGORITHMS, build_algorithm
 from kinfolk.algorithms.options import option_values
 from kinfolk.algorithms.slfed.comparison import partners
 from kinfolk.algorithms.slfed.personal_models import finite_or
-from kinfolk.algorithms.slfed.slfed_similar import SLFedSimilar
+from kinfolk.algorithms.slfed.slfed import SLFedSimilar
 from kinfolk.algorithms.slfed.trust import known, opinions
 from kinfolk.contract import toy
 from kinfolk.federation.own_data.arrays import from_arrays

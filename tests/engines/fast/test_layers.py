@@ -17,7 +17,7 @@ from torch.func import functional_call, vmap
 import kinfolk
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.fast import accelerated, conv, prepare
-from kinfolk.engines.fast.layers import FastReluPool2, Pool2, fast_linear, fast_pool, join_relu_and_pool
+from kinfolk.engines.fast.layers import FastReluPool2, Pool2, fast_layer, join_relu_and_pool
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
 from kinfolk.federation.own_data.arrays import from_arrays
@@ -142,7 +142,7 @@ def test_layers_that_are_not_plain_are_left_alone():
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_vmapped_linear_layer_gives_gradients_in_the_weights_own_layout(bias):
-    layer = fast_linear(nn.Linear(5, 3, bias=bias).to(DEVICE))
+    layer = fast_layer(nn.Linear(5, 3, bias=bias).to(DEVICE))
     x, w, b = (
         normal(4, 6, 5).requires_grad_(),
         normal(4, 3, 5).requires_grad_(),
@@ -164,12 +164,12 @@ def test_a_vmapped_linear_layer_gives_gradients_in_the_weights_own_layout(bias):
 @pytest.mark.parametrize("shape", [(3, 2, 8, 6), (2, 3, 7, 9)])
 def test_pooling_keeps_the_first_of_equals_and_what_is_not_a_number(shape):
     x = normal(*shape).round().requires_grad_()  # many are equal
-    relu_pool = fast_pool(ReluPool2())
+    relu_pool = fast_layer(ReluPool2())
     out, wanted = relu_pool(x), F.max_pool2d(F.relu(x), 2)
     weight = torch.sin(torch.arange(out.numel(), device=DEVICE).float()).reshape(out.shape)
     assert torch.equal(out, wanted)
     assert torch.equal(*(torch.autograd.grad((y * weight).sum(), x)[0] for y in (out, wanted)))
-    pool = fast_pool(nn.MaxPool2d(2))
+    pool = fast_layer(nn.MaxPool2d(2))
     assert type(pool) is Pool2
     assert torch.equal(pool(x), F.max_pool2d(x, 2))
     assert torch.equal(vmap(relu_pool)(x[None].expand(2, *shape))[1], wanted)
@@ -180,7 +180,7 @@ def test_pooling_keeps_the_first_of_equals_and_what_is_not_a_number(shape):
 
 def test_a_pool_on_a_cpu_answers_in_the_layout_of_convolutions():
     x = torch.randn(3, 4, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
-    for pool in (fast_pool(ReluPool2()), fast_pool(nn.MaxPool2d(2))):
+    for pool in (fast_layer(ReluPool2()), fast_layer(nn.MaxPool2d(2))):
         (got,) = torch.autograd.grad(pool(x).flatten(1).square().sum(), x)
         assert got.is_contiguous(memory_format=torch.channels_last)
 

@@ -52,7 +52,7 @@ def test_the_bits_are_the_same_and_buffers_move_once(name, whole):
         for by in (gradients, traces.gradients):
             mine = {n: t.clone() for n, t in model.items()}
             buffers = {n: t for n, t in mine.items() if n not in descent.names}
-            _, grads = by(descent, {"model": mine, "centre": centre}, buffers, rows, whole)
+            _, grads, _ = by(descent, {"model": mine, "centre": centre}, buffers, rows, whole)
             found.append([*grads.values(), *buffers.values()])
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)), step
     assert [made is not None for made in traces._made.values()] == [True]
@@ -71,9 +71,9 @@ def test_a_model_that_stands_for_all_clients_keeps_its_layout():
         {n: t.expand(3, *t.shape).clone() for n, t in teacher.items()},
     ):
         carry = {"model": model, "teacher": held}
-        _, wanted = gradients(descent, carry, {}, rows, True)
+        _, wanted, _ = gradients(descent, carry, {}, rows, True)
         for _ in range(WORTH_TRACING + 1):
-            _, got = traces.gradients(descent, carry, {}, rows, True)
+            _, got, _ = traces.gradients(descent, carry, {}, rows, True)
         assert all(torch.equal(got[n], wanted[n]) for n in wanted)
     assert [made is not None for made in traces._made.values()] == [True, True]
 
@@ -83,7 +83,7 @@ def test_what_can_not_be_traced_is_computed_as_ever(monkeypatch):
     monkeypatch.setattr(trace, "make_fx", lambda f: 1 / 0)
     traces = Traces()
     for _ in range(WORTH_TRACING + 1):
-        _, grads = traces.gradients(learner.descent(), {"model": model}, {}, rows, True)
+        _, grads, _ = traces.gradients(learner.descent(), {"model": model}, {}, rows, True)
         assert set(grads) == set(learner.names)
 
 
@@ -111,17 +111,17 @@ def test_a_learner_of_ones_own_layers_is_traced():
     model = {n: t.expand(3, *t.shape).clone() for n, t in learner.first.items()}
     traces, descent = Traces(), learner.descent()
     for _ in range(WORTH_TRACING + 1):
-        _, ours = traces.gradients(descent, {"model": model}, {}, rows, True)
-    _, theirs = gradients(descent, {"model": model}, {}, rows, True)
+        _, ours, _ = traces.gradients(descent, {"model": model}, {}, rows, True)
+    _, theirs, _ = gradients(descent, {"model": model}, {}, rows, True)
     assert all(torch.equal(ours[n], theirs[n]) for n in theirs)
 
 
 def one_step(descent, model, rows, traces, over):
-    """A plain step by the gradient, and the same by `moves`: (wanted, got, what was moved)."""
-    _, grads = gradients(descent, {"model": model}, {}, rows, True)
+    """A plain step by the gradient, and the same by moves: (wanted, got, what was moved)."""
+    _, grads, _ = gradients(descent, {"model": model}, {}, rows, True)
     wanted = {n: model[n] - 0.1 * g for n, g in grads.items()}
     mine = {n: t.clone() for n, t in model.items()} if over else model
-    params, left, moved = traces.moves(descent, {"model": mine}, {}, rows, True, 0.1, over)
+    params, left, moved = traces.gradients(descent, {"model": mine}, {}, rows, True, 0.1, over)
     assert all((moved[n] is mine[n]) == over for n in moved)
     return wanted, {**moved, **{n: params[n] - 0.1 * g for n, g in left.items()}}, set(moved)
 

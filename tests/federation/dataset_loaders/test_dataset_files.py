@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.datasets.files import Archive, checksum, corrupt, unpacked
-from kinfolk.federation.datasets.npz import read_compact, read_npz, undelta
+from kinfolk.federation.datasets.files import Archive, checksum, corrupt
+from kinfolk.federation.datasets.formats import read_compact, read_npz, undelta
 
 
 def test_files_on_disk_go_before_those_in_archives(tmp_path):
@@ -22,7 +22,6 @@ def test_files_on_disk_go_before_those_in_archives(tmp_path):
         assert archive.need("two.txt") == "inner/two.txt"
         assert archive.text("inner/two.txt") == "zipped"
         assert archive.names == ["a.zip", "inner/one.txt", "inner/two.txt", "one.txt"]
-        assert archive.beside("inner/two.txt") == ["inner/one.txt", "inner/two.txt"]
 
 
 def test_a_broken_archive_is_left_alone_unless_it_is_needed(tmp_path):
@@ -51,12 +50,15 @@ def test_members_of_tars_are_read_and_a_cut_tar_is_named(tmp_path, name):
 
 
 @pytest.mark.parametrize(("pack", "end"), [(gzip.compress, ".gz"), (bz2.compress, ".bz2")])
-def test_packed_files_are_unpacked_and_cut_ones_named(pack, end):
+def test_packed_files_are_unpacked_and_cut_ones_named(pack, end, tmp_path):
     packed = pack(b"rows" * 500)
-    assert unpacked(packed, "set/a" + end) == b"rows" * 500
-    for bad in (packed[:-5], b"no such thing"):
-        with pytest.raises(KinfolkError, match=f"'set/a{end}': not used"):
-            unpacked(bad, "set/a" + end)
+    (tmp_path / f"a{end}").write_bytes(packed)
+    with Archive(tmp_path) as archive:
+        assert archive.read(f"a{end}") == b"rows" * 500
+        for bad in (packed[:-5], b"no such thing"):
+            (tmp_path / f"a{end}").write_bytes(bad)
+            with pytest.raises(KinfolkError, match=f"/a{end}': not used"):
+                archive.read(f"a{end}")
 
 
 def test_an_error_names_folder_and_file_of_a_long_path_in_one_line(tmp_path):

@@ -7,7 +7,9 @@ import pytest
 from PIL import Image
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.datasets import imagenet
+from kinfolk.federation.datasets.catalogue import read_official
+from kinfolk.federation.datasets.files import Archive
+from kinfolk.federation.datasets.pictures import official_imagenet32
 from kinfolk.streams import Seed
 
 RNG = np.random.default_rng(3)
@@ -32,6 +34,11 @@ def small(tmp_path):
     return tmp_path, made, (x, y), (valid[1], valid[0])
 
 
+def imagenet32(folder, *options, **named):
+    with Archive(folder) as archive:
+        return official_imagenet32(archive, *options, **named)
+
+
 def put(folder, made, zipped=False):
     if zipped:
         for word in ("train", "val"):
@@ -48,7 +55,7 @@ def put(folder, made, zipped=False):
 def test_imagenet32_keeps_large_classes_only(small, zipped):
     folder, made, (x, y), (vx, vy) = small
     put(folder, made, zipped)
-    rows = imagenet.official_imagenet32(folder, classes=4, more_than=4)
+    rows = imagenet32(folder, classes=4, more_than=4)
     kept = sorted(int(name.removeprefix("class-")) for name in rows.class_names)
     assert kept == [15, 16, 17, 18]
     chosen, valid = np.isin(y, kept), np.isin(vy, kept)
@@ -61,12 +68,12 @@ def test_imagenet32_keeps_large_classes_only(small, zipped):
 def test_the_classes_follow_from_the_seed(small):
     folder, made, _, _ = small
     put(folder, made)
-    seen = [imagenet.official_imagenet32(folder, 3, 2, Seed(s)).class_names for s in (0, 0, 1, 2, 3)]
+    seen = [imagenet32(folder, 3, 2, Seed(s)).class_names for s in (0, 0, 1, 2, 3)]
     assert seen[0] == seen[1]
     assert len(set(seen)) > 1
     assert all(int(name[6:]) >= 13 and list(names) == sorted(names) for names in seen for name in names)
     with pytest.raises(KinfolkError, match="only 4 classes have more than 4 images"):
-        imagenet.official_imagenet32(folder, 5, 4)
+        imagenet32(folder, 5, 4)
 
 
 def test_bad_batches_of_imagenet32_are_named(small):
@@ -84,10 +91,10 @@ def test_bad_batches_of_imagenet32_are_named(small):
     ]:
         (folder / name).write_bytes(bad)
         with pytest.raises(KinfolkError, match=rf"train_data_batch_7\.npz': not used: .*{words}"):
-            imagenet.official_imagenet32(folder, 4, 4)
+            imagenet32(folder, 4, 4)
     (folder / name).unlink()
     with pytest.raises(KinfolkError, match=r"train_data_batch_7\.npz': is missing"):
-        imagenet.official_imagenet32(folder, 4, 4)
+        imagenet32(folder, 4, 4)
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -133,7 +140,7 @@ def shelve(folder, files, zipped):
 def test_tiny_imagenet_keeps_every_fifth_class_averaged(tiny, zipped):
     folder, files, pictures, wnids = tiny
     shelve(folder, files, zipped)
-    rows = imagenet.official_tiny(folder)
+    rows = read_official("tiny_imagenet40", folder)
     kept = [wnids[0], wnids[5]]
     assert rows.class_names == tuple(f"thing {w}, stuff" for w in kept)
     assert Counter(rows.y[~rows.test].tolist()) == {0: 2, 1: 2}
@@ -160,13 +167,13 @@ def test_bad_tiny_imagenet_is_named(tiny):
     ]:
         victim.write_bytes(data)
         with pytest.raises(KinfolkError, match=rf"{victim.name}': not used: .*{words}"):
-            imagenet.official_tiny(folder)
+            read_official("tiny_imagenet40", folder)
     for picture in (base / "train" / wnids[3] / "images").iterdir():
         picture.unlink()
     # A class that is not kept still shifts which ones are: all of them must be there.
     with pytest.raises(KinfolkError, match=f"train/{wnids[3]}': has no pictures"):
-        imagenet.official_tiny(folder)
+        read_official("tiny_imagenet40", folder)
     (base / "val" / "val_annotations.txt").unlink()
     (base / "words.txt").unlink()
     with pytest.raises(KinfolkError, match=r"words\.txt': is missing"):
-        imagenet.official_tiny(folder)
+        read_official("tiny_imagenet40", folder)

@@ -13,7 +13,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.datasets import cifar, idx, sign, svhn, usps
+from kinfolk.federation.datasets.catalogue import read_official
 
 RNG = np.random.default_rng(7)
 
@@ -45,7 +45,7 @@ def mnist(tmp_path):
 
 def test_idx_files_plain_and_packed(mnist):
     folder, made = mnist
-    rows = idx.official_mnist(folder)
+    rows = read_official("mnist", folder)
     assert np.array_equal(rows.x[:, 0], np.concatenate([made["train"][0], made["t10k"][0]]))
     assert rows.y.tolist() == [*made["train"][1].tolist(), 0, 1, 2, 3]
     assert rows.test.tolist() == [False] * 6 + [True] * 4
@@ -65,13 +65,12 @@ def test_writers_come_from_qmnist(mnist):
     packed = gzip.compress(qmnist(made["train"][1], writers))
     (folder / "qmnist-train-labels-idx2-int.gz").write_bytes(packed)
     with pytest.raises(KinfolkError, match="qmnist-test-labels-idx2-int': is missing"):
-        idx.official_mnist(folder)
+        read_official("mnist", folder)
     # QMNIST has more test rows than MNIST; the first ones are MNIST's.
     (folder / "qmnist-test-labels-idx2-int").write_bytes(qmnist(made["t10k"][1], [9, 9, 8, 8], more=5))
-    rows = idx.official_mnist(folder)
-    assert rows.extra["writer"].tolist() == [*writers, 9, 9, 8, 8]
-    assert set(rows.extra["hsf"].tolist()) == {4}
-    assert [rows.client_names[c] for c in rows.client] == [f"writer-{w:04d}" for w in rows.extra["writer"]]
+    rows = read_official("mnist", folder)
+    wanted = [f"writer-{w:04d}" for w in (*writers, 9, 9, 8, 8)]
+    assert [rows.client_names[c] for c in rows.client] == wanted
 
 
 @pytest.mark.parametrize("change", [lambda y: (y + 1) % 10, lambda y: y[:-1]])
@@ -80,7 +79,7 @@ def test_labels_of_other_digits_are_not_mnists(mnist, change):
     labels = change(made["train"][1])
     (folder / "qmnist-train-labels-idx2-int").write_bytes(qmnist(labels, labels))
     with pytest.raises(KinfolkError, match="labels are not MNIST's"):
-        idx.official_mnist(folder)
+        read_official("mnist", folder)
 
 
 def test_bad_idx_files_are_named(mnist):
@@ -99,15 +98,15 @@ def test_bad_idx_files_are_named(mnist):
     for data, words in cases:
         (folder / name).write_bytes(data)
         with pytest.raises(KinfolkError, match=words) as caught:
-            idx.official_mnist(folder)
+            read_official("mnist", folder)
         assert name in str(caught.value)
     (folder / name).unlink()
     with pytest.raises(KinfolkError, match=f"{name}': is missing"):
-        idx.official_mnist(folder)
+        read_official("mnist", folder)
     train = folder / "train-images-idx3-ubyte.gz"
     train.write_bytes(train.read_bytes()[:200])
     with pytest.raises(KinfolkError, match=r"train-images-idx3-ubyte\.gz': not used"):
-        idx.official_mnist(folder)
+        read_official("mnist", folder)
 
 
 def test_usps_as_libsvm_has_it(tmp_path):
@@ -121,7 +120,7 @@ def test_usps_as_libsvm_has_it(tmp_path):
     ]
     (tmp_path / "usps.bz2").write_bytes(bz2.compress("\n".join(lines[:3]).encode()))
     (tmp_path / "usps.t").write_text("\n".join(lines[3:]) + "\n")
-    rows = usps.official(tmp_path)
+    rows = read_official("usps", tmp_path)
     assert np.array_equal(rows.x.reshape(5, 256), levels)
     assert rows.y.tolist() == digits
     assert rows.test.tolist() == [False] * 3 + [True] * 2
@@ -136,7 +135,7 @@ def test_usps_as_the_book_has_it(tmp_path):
     ]
     (tmp_path / "zip.train.gz").write_bytes(gzip.compress("\n".join(lines[:3]).encode()))
     (tmp_path / "zip.test").write_text(lines[3])
-    rows = usps.official(tmp_path)
+    rows = read_official("usps", tmp_path)
     assert np.array_equal(rows.x.reshape(4, 256), levels)
     assert rows.y.tolist() == [6, 5, 0, 9]
     assert rows.test.tolist() == [False, False, False, True]
@@ -159,7 +158,7 @@ def test_bad_lines_of_usps_are_named(tmp_path, line, words):
     (tmp_path / "usps").write_text("1 1:0.5\n" + line)
     (tmp_path / "usps.t").write_text("1 1:0.5\n")
     with pytest.raises(KinfolkError, match=rf"usps': not used: {words}"):
-        usps.official(tmp_path)
+        read_official("usps", tmp_path)
 
 
 def mat(x: np.ndarray, y) -> dict[str, np.ndarray]:
@@ -170,7 +169,7 @@ def test_svhn_calls_ten_zero(tmp_path):
     train, test = bytes_of(4, 32, 32, 3), bytes_of(2, 32, 32, 3)
     savemat(tmp_path / "train_32x32.mat", mat(train, [1, 10, 9, 10]))
     savemat(tmp_path / "test_32x32.mat", mat(test, [5, 10]), do_compression=True)
-    rows = svhn.official(tmp_path)
+    rows = read_official("svhn", tmp_path)
     assert np.array_equal(rows.x.transpose(0, 2, 3, 1), np.concatenate([train, test]))
     assert rows.y.tolist() == [1, 0, 9, 0, 5, 0]
     assert rows.test.tolist() == [False] * 4 + [True] * 2
@@ -188,13 +187,13 @@ def test_bad_svhn_files_are_named(tmp_path):
     ]:
         savemat(path, bad)
         with pytest.raises(KinfolkError, match=rf"train_32x32\.mat': not used: .*{words}"):
-            svhn.official(tmp_path)
+            read_official("svhn", tmp_path)
     savemat(path, good)
     whole = path.read_bytes()
     for data in (whole[: len(whole) // 2], whole[:60], b"", b"no matrix" * 100):
         path.write_bytes(data)
         with pytest.raises(KinfolkError, match=r"train_32x32\.mat': not used"):
-            svhn.official(tmp_path)
+            read_official("svhn", tmp_path)
 
 
 def photo(grey: int, size: tuple[int, int]) -> bytes:
@@ -216,9 +215,8 @@ def test_sign_photos_by_folder(tmp_path, zipped):
         for name, data in made.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_bytes(data)
-    rows = sign.official(tmp_path)
+    rows = read_official("sign_digits", tmp_path)
     assert rows.y.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 9]
-    assert rows.extra["photo"].tolist() == [*range(1000, 1007), 31, *range(1007, 1010)]
     wanted = np.array([10, 30, 50, 70, 90, 110, 130, 99, 150, 170, 190])
     assert rows.x.shape == (11, 1, 64, 64)
     assert (np.abs(rows.x.astype(int) - wanted[:, None, None, None]) <= 1).all()
@@ -230,15 +228,15 @@ def test_sign_photos_that_lack_or_spoil_are_named(tmp_path):
         (tmp_path / str(d)).mkdir()
         (tmp_path / str(d) / "IMG_1.JPG").write_bytes(photo(50, (64, 64)))
     with pytest.raises(KinfolkError, match=r"/9/\*\.JPG': is missing"):
-        sign.official(tmp_path)
+        read_official("sign_digits", tmp_path)
     (tmp_path / "9").mkdir()
     (tmp_path / "9" / "IMG_2.JPG").write_bytes(photo(50, (640, 640))[:300])
     with pytest.raises(KinfolkError, match=r"/9/IMG_2\.JPG': not used"):
-        sign.official(tmp_path)
+        read_official("sign_digits", tmp_path)
     (tmp_path / "copy" / "3").mkdir(parents=True)
     (tmp_path / "copy" / "3" / "IMG_1.JPG").write_bytes(b"")
     with pytest.raises(KinfolkError, match="leave only one of them"):
-        sign.official(tmp_path)
+        read_official("sign_digits", tmp_path)
 
 
 def batches(rows: int = 3) -> dict[str, np.ndarray]:
@@ -260,13 +258,12 @@ def test_cifar_binary_batches(tmp_path, packed):
     else:
         for name, table in made.items():
             (tmp_path / name).write_bytes(table.tobytes())
-    rows = cifar.official(tmp_path)
+    rows = read_official("cifar10", tmp_path)
     table = np.concatenate(list(made.values()))
     assert rows.y.tolist() == table[:, 0].tolist()
     assert np.array_equal(rows.x.reshape(18, 3072), table[:, 1:])
     assert rows.x.shape == (18, 3, 32, 32)
     assert rows.test.tolist() == [False] * 15 + [True] * 3
-    assert rows.extra["index"].tolist() == [*range(15), 0, 1, 2]
 
 
 def test_bad_cifar_batches_are_named(tmp_path):
@@ -281,13 +278,13 @@ def test_bad_cifar_batches_are_named(tmp_path):
     ]:
         path.write_bytes(data)
         with pytest.raises(KinfolkError, match=rf"data_batch_4\.bin': not used: .*{words}"):
-            cifar.official(tmp_path)
+            read_official("cifar10", tmp_path)
     path.write_bytes(np.full((3, 3073), 10, np.uint8).tobytes())
     with pytest.raises(KinfolkError, match="labels run from 0 to 9"):
-        cifar.official(tmp_path)
+        read_official("cifar10", tmp_path)
     path.unlink()
     with pytest.raises(KinfolkError, match=r"data_batch_4\.bin': is missing"):
-        cifar.official(tmp_path)
+        read_official("cifar10", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["cifar-10-python.tar.gz", "cifar-10-batches-py/data_batch_1"])
@@ -295,4 +292,4 @@ def test_pickled_cifar_is_refused_with_the_reason(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"\x80\x04.")
     with pytest.raises(KinfolkError, match="pickled, which can run code; get the binary version"):
-        cifar.official(tmp_path)
+        read_official("cifar10", tmp_path)

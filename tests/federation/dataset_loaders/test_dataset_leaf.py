@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.datasets import leaf
+from kinfolk.federation.datasets.catalogue import read_official
 
 RNG = np.random.default_rng(5)
 
@@ -41,7 +41,7 @@ def test_femnist_from_its_split(tmp_path):
     )
     write(tmp_path / "data/test/all_data_0_niid_05_keep_0_test_9.json", document({"f0_01": held["f0_01"][1]}))
     write(tmp_path / "data/all_data/all_data_0.json", "not even json: the split is what counts")
-    rows = leaf.official_femnist(tmp_path)
+    rows = read_official("femnist", tmp_path)
     assert rows.client_names == ("f0_01", "f1_02")
     for name in rows.client_names:
         own = rows.client == rows.client_names.index(name)
@@ -58,7 +58,7 @@ def test_femnist_from_its_split(tmp_path):
 def test_femnist_unsplit_has_no_test_rows(tmp_path):
     pixels, pair = characters(4)
     write(tmp_path / "all_data_0.json", document({"f0_01": pair}))
-    rows = leaf.official_femnist(tmp_path)
+    rows = read_official("femnist", tmp_path)
     assert rows.test is None
     assert np.array_equal(rows.x.reshape(-1, 784), pixels)
 
@@ -69,21 +69,21 @@ def test_no_row_is_read_twice(tmp_path):
     # What LEAF leaves behind on its way to a split.
     write(tmp_path / "data/sampled_data/all_data_0_niid_05.json", document({"f0_01": pair}))
     write(tmp_path / "data/rem_user_data/all_data_0_niid_05_keep_0.json", document({"f0_01": pair}))
-    assert len(leaf.official_femnist(tmp_path).y) == 4
+    assert len(read_official("femnist", tmp_path).y) == 4
     write(tmp_path / "data/all_data/all_data_1.json", document({"f0_01": pair}))
     with pytest.raises(
         KinfolkError, match=r"all_data_1\.json': not used: user 'f0_01' is in another file as well"
     ):
-        leaf.official_femnist(tmp_path)
+        read_official("femnist", tmp_path)
 
 
 def test_half_a_split_is_not_used(tmp_path):
     write(tmp_path / "train/a.json", document({"f0_01": characters(2)[1]}))
     with pytest.raises(KinfolkError, match=r"test/\*\.json': is missing"):
-        leaf.official_femnist(tmp_path)
+        read_official("femnist", tmp_path)
     (tmp_path / "train").rename(tmp_path / "test")
     with pytest.raises(KinfolkError, match=r"train/\*\.json': is missing"):
-        leaf.official_femnist(tmp_path)
+        read_official("femnist", tmp_path)
 
 
 X, Y = characters(3)[1]
@@ -114,7 +114,7 @@ GOOD = {"bob": (X, Y)}
 def test_bad_json_is_named_with_its_user(tmp_path, text, words):
     write(tmp_path / "all_data_3.json", text)
     with pytest.raises(KinfolkError, match=words) as caught:
-        leaf.official_femnist(tmp_path)
+        read_official("femnist", tmp_path)
     assert "all_data_3.json" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -136,7 +136,7 @@ def test_celeba_reads_the_pictures_its_json_names(tmp_path, place):
         {"7": (["000002.jpg", "000000.jpg"], [1, 0]), "12": (["000001.jpg", "000009.jpg"], [1, 1])}
     )
     write(tmp_path / "data/all_data/all_data.json", text)
-    rows = leaf.official_celeba(tmp_path)
+    rows = read_official("celeba", tmp_path)
     assert [rows.client_names[c] for c in rows.client] == ["7", "7", "12", "12"]
     assert rows.y.tolist() == [1, 0, 1, 1]
     assert np.array_equal(rows.x[:3].transpose(0, 2, 3, 1), pixels[[2, 0, 1]])
@@ -149,7 +149,7 @@ def test_celeba_names_pictures_that_lack_or_spoil(tmp_path):
     with pytest.raises(
         KinfolkError, match=r"all_data\.json': not used: user '7' has picture '000001\.jpg', which"
     ):
-        leaf.official_celeba(tmp_path)
+        read_official("celeba", tmp_path)
     write(tmp_path / "raw/img_align_celeba/000001.jpg", "no picture")
     with pytest.raises(KinfolkError, match=r"img_align_celeba/000001\.jpg': not used"):
-        leaf.official_celeba(tmp_path)
+        read_official("celeba", tmp_path)

@@ -17,7 +17,7 @@ def test_sound_rows_come_back_as_they_are():
         client=np.array([1, 0, 1]),
         client_names=("ann", "bob"),
         class_names=("a", "b", "c"),
-        extra={"attr": np.zeros((3, 40))},
+        block=np.array([0, 0, 1]),
     )
     assert check_rows(full) is full
     assert check_rows(IMAGES) is IMAGES
@@ -43,7 +43,7 @@ def test_sound_rows_come_back_as_they_are():
         ),
         (replace(FEATURES, client_names=("ann", "ann")), "data.client_names", "twice"),
         (replace(FEATURES, class_names=("a", "b")), "data.class_names", "3 names or none"),
-        (replace(FEATURES, extra={"house": np.zeros(2)}), "data.house", "3 rows"),
+        (replace(FEATURES, block=np.zeros(2, int)), "data.block", "3 rows"),
         (replace(FEATURES, x=np.full((3, 5), np.nan, np.float32)), "data.x", "3 rows hold NaN"),
     ],
 )

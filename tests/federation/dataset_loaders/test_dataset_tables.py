@@ -7,8 +7,8 @@ import pytest
 from scipy.io import savemat
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.datasets import sensors, tabular
-from kinfolk.federation.datasets.table import filled, standardised
+from kinfolk.federation.datasets.catalogue import read_official
+from kinfolk.federation.datasets.tables import HOSPITALS, filled, standardised
 
 RNG = np.random.default_rng(11)
 
@@ -43,14 +43,14 @@ def test_a_constant_column_becomes_zero_even_if_it_is_not_exact():
 
 
 def test_a_column_without_any_value_can_not_be_filled():
-    with pytest.raises(KinfolkError, match="column 'b' has no value in any row"):
-        filled(np.array([[1, np.nan], [2, np.nan]]), np.array([0, 1]), ["a", "b"], "set/a.csv")
+    with pytest.raises(ValueError, match="column 'b' has no value in any row"):
+        filled(np.array([[1, np.nan], [2, np.nan]]), np.array([0, 1]), ["a", "b"])
 
 
 @pytest.fixture
 def hospitals(tmp_path):
     made = {}
-    for hospital, rows in zip(tabular.HOSPITALS, (12, 9, 5, 7), strict=True):
+    for hospital, rows in zip(HOSPITALS, (12, 9, 5, 7), strict=True):
         made[hospital] = holed(rows, 13), RNG.integers(0, 5, rows)
     made["switzerland"][0][:, 4] = np.nan  # a hospital that never measured it
     for hospital, (x, y) in made.items():
@@ -61,9 +61,9 @@ def hospitals(tmp_path):
 
 def test_heart_disease_by_hospital(hospitals):
     folder, made = hospitals
-    rows = tabular.official_heart(folder)
-    x, y = (np.concatenate([made[h][i] for h in tabular.HOSPITALS]) for i in (0, 1))
-    owner = [h for h in tabular.HOSPITALS for _ in made[h][1]]
+    rows = read_official("heart_disease", folder)
+    x, y = (np.concatenate([made[h][i] for h in HOSPITALS]) for i in (0, 1))
+    owner = [h for h in HOSPITALS for _ in made[h][1]]
     assert [rows.client_names[c] for c in rows.client] == owner
     assert np.allclose(rows.x, by_pandas(x, owner), atol=1e-5)
     assert rows.y.tolist() == (y > 0).astype(int).tolist()
@@ -86,17 +86,17 @@ def test_a_bad_line_is_named_by_row_and_column(hospitals, line, wanted):
     folder, _ = hospitals
     (folder / "processed.va.data").write_text("1,1,1,1,1,1,1,1,1,1,1,1,1,0\n" + line)
     with pytest.raises(KinfolkError, match=rf"processed\.va\.data': not used: {wanted}"):
-        tabular.official_heart(folder)
+        read_official("heart_disease", folder)
 
 
 def test_an_empty_or_missing_hospital_is_named(hospitals):
     folder, _ = hospitals
     (folder / "processed.va.data").write_text("\n")
     with pytest.raises(KinfolkError, match=r"processed\.va\.data': not used: it has no rows"):
-        tabular.official_heart(folder)
+        read_official("heart_disease", folder)
     (folder / "processed.va.data").unlink()
     with pytest.raises(KinfolkError, match=r"processed\.va\.data': is missing"):
-        tabular.official_heart(folder)
+        read_official("heart_disease", folder)
 
 
 def cellwise(parts: list[np.ndarray]) -> np.ndarray:
@@ -110,7 +110,7 @@ def test_landmine_fields(tmp_path):
     xs = [RNG.normal(3, 2, (n, 9)) for n in (4, 6, 3)]
     ys = [RNG.integers(0, 2, (n, 1)) for n in (4, 6, 3)]
     savemat(tmp_path / "LandmineData.mat", {"feature": cellwise(xs), "label": cellwise(ys)})
-    rows = tabular.official_landmine(tmp_path)
+    rows = read_official("landmine", tmp_path)
     assert rows.client.tolist() == [0] * 4 + [1] * 6 + [2] * 3
     assert rows.client_names == ("field-0", "field-1", "field-2")
     assert rows.y.tolist() == np.concatenate(ys).ravel().tolist()
@@ -128,13 +128,13 @@ def test_bad_landmine_files_are_named(tmp_path):
     ]:
         savemat(path, {"feature": cellwise(feature), "label": cellwise(label)})
         with pytest.raises(KinfolkError, match=rf"LandmineData\.mat': not used: .*{wanted}"):
-            tabular.official_landmine(tmp_path)
+            read_official("landmine", tmp_path)
     savemat(path, {"feature": cellwise([x])})
     with pytest.raises(KinfolkError, match="has no array 'label'"):
-        tabular.official_landmine(tmp_path)
+        read_official("landmine", tmp_path)
     path.write_bytes(path.read_bytes()[:150])
     with pytest.raises(KinfolkError, match=r"LandmineData\.mat': not used"):
-        tabular.official_landmine(tmp_path)
+        read_official("landmine", tmp_path)
 
 
 def test_pendigits(tmp_path):
@@ -143,7 +143,7 @@ def test_pendigits(tmp_path):
         table[:, -1] %= 10
         lines = [", ".join(f"{v:3d}" for v in row) for row in table.tolist()]
         (tmp_path / f"pendigits.{half}").write_text("\n".join(lines))
-    rows = tabular.official_pendigits(tmp_path)
+    rows = read_official("pendigits", tmp_path)
     whole = np.concatenate(list(tables.values()))
     assert np.allclose(rows.x, whole[:, :-1] / 50 - 1)
     assert rows.y.tolist() == whole[:, -1].tolist()
@@ -157,7 +157,7 @@ def test_pendigits(tmp_path):
     ]:
         path.write_text(line)
         with pytest.raises(KinfolkError, match=rf"pendigits\.tes': not used: .*{wanted}"):
-            tabular.official_pendigits(tmp_path)
+            read_official("pendigits", tmp_path)
 
 
 NAMES = [f"{axis}{i}" for axis in "XYZ" for i in range(10)] + [f"F{i}" for i in range(13)]
@@ -189,7 +189,7 @@ def test_wisdm_by_user(tmp_path, packed):
                 archive.addfile(info, io.BytesIO(body))
     else:
         (tmp_path / "WISDM_ar_v1.1_transformed.arff").write_text(text)
-    rows = sensors.official_wisdm(tmp_path)
+    rows = read_official("wisdm", tmp_path)
     assert np.allclose(rows.x, by_pandas(x, users), atol=1e-5)
     assert rows.client_names == ("user-02", "user-17", "user-33")
     assert [rows.client_names[c] for c in rows.client] == [f"user-{u:02d}" for u in users]
@@ -214,9 +214,4 @@ def test_bad_wisdm_files_are_named(tmp_path, change, wanted):
     text = arff(x, [33, 33], ["Walking", "Jogging"])
     (tmp_path / "WISDM_ar_v1.1_transformed.arff").write_text(change(text))
     with pytest.raises(KinfolkError, match=rf"transformed\.arff': not used: .*{wanted}"):
-        sensors.official_wisdm(tmp_path)
-
-
-def test_the_watch_pickle_is_refused_with_the_reason(tmp_path):
-    with pytest.raises(KinfolkError, match="a pickle"):
-        sensors.official_watch(tmp_path)
+        read_official("wisdm", tmp_path)

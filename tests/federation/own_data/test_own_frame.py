@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.own_data.frame import read_frame, read_table
 from kinfolk.federation.own_data.loaded import federate
+from kinfolk.federation.own_data.tables import read_frame, read_table
 
 
 def rows(n: int = 6) -> pd.DataFrame:

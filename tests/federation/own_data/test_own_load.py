@@ -77,8 +77,8 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_told(fault, tmp_path):
     name, options, message = FAULTS[fault]
-    federation, _ = load_own(folder(tmp_path / "clients"))
-    write_store(federation, tmp_path / "store")
+    federation, report = load_own(folder(tmp_path / "clients"))
+    write_store(federation, tmp_path / "store", report)
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(KinfolkError, match=message):
         load_own(tmp_path / name, **options)

@@ -4,8 +4,8 @@ import pytest
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.own_data.folder import read_folder
-from kinfolk.federation.own_data.frame import read_frame
 from kinfolk.federation.own_data.loaded import MissingValue, federate
+from kinfolk.federation.own_data.tables import read_frame
 
 NAN = np.nan
 

@@ -7,11 +7,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from kinfolk.errors import KinfolkError
-from kinfolk.federation.own_data.arrays import from_arrays
-from kinfolk.federation.own_data.frame import read_frame
-from kinfolk.federation.own_data.loaded import LoadedClients, loaded_of
+from kinfolk.federation.own_data.loaded import LoadedClients
 from kinfolk.federation.own_data.report import Report, inspect, report_table
+from kinfolk.federation.own_data.tables import read_frame
 
 
 def drawn(n, seed, classes=2, width=3):
@@ -164,18 +162,3 @@ def test_what_was_left_out_is_shown():
     Console(file=file, width=100).print(report_table(inspect(read_frame(frame, "who", "y", missing="drop"))))
     line = next(line for line in file.getvalue().splitlines() if "rows with a missing value" in line)
     assert line.split()[-1] == "1"
-
-
-def test_any_federation_can_be_inspected():
-    x, y = drawn(10, 1)
-    report = inspect(
-        loaded_of(from_arrays({"ann": (x, y), "bob": (x + 1, y)}, valid=0.25, test_fraction=0.2))
-    )
-    assert report.sizes == {"ann": 8, "bob": 8}
-    assert any("test rows" in note for note in report.notes)
-
-
-def test_rows_that_are_yet_to_be_made_can_not_be_inspected():
-    made = replace(from_arrays([drawn(4, 1)]), maker=lambda i: {})
-    with pytest.raises(KinfolkError, match="its rows are made when a client is asked"):
-        loaded_of(made)

@@ -13,7 +13,7 @@ from kinfolk.federation.own_data import store as stores
 from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.own_data.loaded import LoadedClients, federate
 from kinfolk.federation.own_data.report import inspect
-from kinfolk.federation.own_data.store import read_manifest, read_store, store_report, write_store
+from kinfolk.federation.own_data.store import read_manifest, read_store, store_report
 from kinfolk.streams import Seed
 
 
@@ -31,6 +31,12 @@ FOUND = LoadedClients(
     feature_names=("age", "size"),
     kind="csv",
 )
+
+
+def stored(data, folder, **options):
+    """A store of loaded rows, or of a federation, whose report then is of no account."""
+    federation = federate(data, **options) if isinstance(data, LoadedClients) else data
+    return stores.write_store(federation, folder, inspect(FOUND))
 
 
 def resealed(store, change):
@@ -58,7 +64,7 @@ def resealed(store, change):
     ids=["classes", "groups", "regression", "no test", "bytes"],
 )
 def test_a_store_gives_back_every_bit(tmp_path, federation):
-    back = read_store(write_store(federation, tmp_path / "store"), verify=True)
+    back = read_store(stored(federation, tmp_path / "store"), verify=True)
     assert back.fingerprint() == federation.fingerprint()
     assert back.clients == federation.clients
     assert (back.truth is None) == (federation.truth is None)
@@ -67,7 +73,7 @@ def test_a_store_gives_back_every_bit(tmp_path, federation):
 
 def test_what_was_found_is_split_by_seed_and_client(tmp_path):
     options = {"test_fraction": 0.3, "valid": 0.2, "seed": Seed(4)}
-    store = write_store(FOUND, tmp_path / "store", **options)
+    store = stored(FOUND, tmp_path / "store", **options)
     assert read_store(store).fingerprint() == federate(FOUND, **options).fingerprint()
     manifest = read_manifest(store)
     assert manifest["class_names"] == ["a", "b", "c"]
@@ -77,7 +83,7 @@ def test_what_was_found_is_split_by_seed_and_client(tmp_path):
 
 
 def test_checksums_and_sizes_are_those_of_the_files(tmp_path):
-    store = write_store(FOUND, tmp_path / "store")
+    store = stored(FOUND, tmp_path / "store")
     files = read_manifest(store)["files"]
     assert {path.name for path in store.iterdir()} == {*files, "manifest.json"}
     for name, facts in files.items():
@@ -88,17 +94,8 @@ def test_checksums_and_sizes_are_those_of_the_files(tmp_path):
     assert x.tolist() == federate(FOUND).x.tolist()
 
 
-def test_a_report_can_be_kept_with_a_federation_or_made_from_it(tmp_path):
-    report = inspect(FOUND)
-    kept = write_store(federate(FOUND), tmp_path / "kept", report=report)
-    assert store_report(kept) == report
-    assert read_manifest(kept)["class_names"] == ["a", "b", "c"]
-    bare = write_store(made(), tmp_path / "bare")
-    assert store_report(bare).sizes == {"ann": 6, "one": 1, "zoë": 8}
-
-
 def test_changing_what_was_read_does_not_change_the_file(tmp_path):
-    store = write_store(FOUND, tmp_path / "store")
+    store = stored(FOUND, tmp_path / "store")
     before = (store / "x.npy").read_bytes()
     federation = read_store(store)
     federation.x.mul_(0)  # and torch does not warn of memory that cannot be written
@@ -112,7 +109,7 @@ def test_a_store_of_a_gigabyte_opens_at_once(tmp_path):
     n, shape = 2**18, (1, 32, 32)
     store = tmp_path / "store"
     x = np.zeros((n, 1), dtype=np.float32)
-    write_store(
+    stored(
         from_arrays({"ann": (x[: n // 2], x[: n // 2, 0] > 1), "bob": (x[n // 2 :], x[n // 2 :, 0] > 1)}),
         store,
     )
@@ -139,7 +136,7 @@ def test_a_store_of_a_gigabyte_opens_at_once(tmp_path):
 
 
 def test_every_cut_or_missing_file_is_named(tmp_path):
-    store = write_store(replace(made(), truth=torch.tensor([1, 0, 1])), tmp_path / "store")
+    store = stored(replace(made(), truth=torch.tensor([1, 0, 1])), tmp_path / "store")
     for path in sorted(store.iterdir()):
         raw = path.read_bytes()
         for size in (len(raw) - 1, len(raw) + 1):
@@ -158,7 +155,7 @@ def test_every_cut_or_missing_file_is_named(tmp_path):
 
 
 def test_every_altered_file_is_named_when_asked_to_verify(tmp_path):
-    store = write_store(FOUND, tmp_path / "store")
+    store = stored(FOUND, tmp_path / "store")
     for path in sorted(store.iterdir()):
         raw = path.read_bytes()
         path.write_bytes(raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:])
@@ -169,7 +166,7 @@ def test_every_altered_file_is_named_when_asked_to_verify(tmp_path):
 
 
 def test_an_altered_label_or_manifest_is_not_sound(tmp_path):
-    store = write_store(FOUND, tmp_path / "store")
+    store = stored(FOUND, tmp_path / "store")
     path = store / "manifest.json"
     good = path.read_text()
     path.write_text(good.replace('"classes": 3', '"classes": 2'))
@@ -203,7 +200,7 @@ def put(store, name, raw):
 
 
 def test_foreign_files_are_named(tmp_path):
-    store = write_store(FOUND, tmp_path / "store")
+    store = stored(FOUND, tmp_path / "store")
     (store / ".DS_Store").write_bytes(b"")  # hidden ones do no harm
     read_store(store)
     (store / "notes.txt").write_text("mine")
@@ -219,7 +216,7 @@ def test_foreign_files_are_named(tmp_path):
 
 
 def test_offsets_that_do_not_fit_are_named(tmp_path):
-    store = write_store(FOUND, tmp_path / "store")
+    store = stored(FOUND, tmp_path / "store")
     path = store / "train-start.npy"
     good = path.read_bytes()
     for values in ([0, 99, 14], [0, 6, 13], [1, 6, 14], [0, -2, 14]):
@@ -233,7 +230,7 @@ def test_offsets_that_do_not_fit_are_named(tmp_path):
 
 
 def test_a_report_that_is_none_is_named(tmp_path):
-    store = write_store(FOUND, tmp_path / "store")
+    store = stored(FOUND, tmp_path / "store")
     for raw in (b"[]", b"{}", b'{"kind": 1, "shape": 3}'):
         put(store, "report.json", raw)
         with pytest.raises(KinfolkError, match=r"report\.json': is not the report of a store"):
@@ -241,25 +238,25 @@ def test_a_report_that_is_none_is_named(tmp_path):
 
 
 def test_nothing_is_overwritten_and_nothing_half_written_stays(tmp_path, monkeypatch):
-    store = write_store(FOUND, tmp_path / "store")
+    store = stored(FOUND, tmp_path / "store")
     with pytest.raises(KinfolkError, match=r"store': is there already; choose another name"):
-        write_store(FOUND, store)
+        stored(FOUND, store)
     (tmp_path / "file").write_text("")
     with pytest.raises(KinfolkError, match="is there already"):
-        write_store(FOUND, tmp_path / "file")
+        stored(FOUND, tmp_path / "file")
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(stores, "_text", full)
+    monkeypatch.setattr(stores, "_written", full)
     with pytest.raises(
         KinfolkError, match=r"new': cannot be written \(No space left on device\); free space"
     ):
-        write_store(FOUND, tmp_path / "new")
+        stored(FOUND, tmp_path / "new")
     monkeypatch.undo()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "store"]
     (tmp_path / "new").mkdir()  # an empty folder is as good as none
-    read_store(write_store(FOUND, tmp_path / "new"), verify=True)
+    read_store(stored(FOUND, tmp_path / "new"), verify=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "new", "store"]
 
 
@@ -269,10 +266,10 @@ def test_a_kill_in_the_middle_leaves_no_store(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        write_store(FOUND, tmp_path / "store")
+        stored(FOUND, tmp_path / "store")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_rows_that_are_yet_to_be_made_are_not_stored(tmp_path):
     with pytest.raises(KinfolkError, match="made when a client is asked; nothing to store"):
-        write_store(replace(made(), maker=lambda i: {}), tmp_path / "store")
+        stored(replace(made(), maker=lambda i: {}), tmp_path / "store")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -42,7 +41,7 @@ class RobustMean:
     def centre(self) -> CentreOf | None:
         """What is taken in place of a mean, coordinate by coordinate."""
         if self.name == "trimmed":
-            return partial(_trimmed, self.trim)
+            return lambda models, weights: trimmed_mean(models, self.trim, weights)
         return median if self.name == "median" else None
 
 
@@ -62,21 +61,17 @@ class Aggregator(RobustMean):
 
         What the script receives: (models [K, ...], group of each client that replied, weight of each group).
 
-        >>> Aggregator().fold({}, len) == GroupMeans("model", {}, "uniform", len)
+        >>> Aggregator().fold({}, len) == GroupMeans({}, "uniform", len)
         True
         """
         if self.centre is None:
-            return GroupMeans("model", keep, self.weights, group)
-        return RobustGroupMean("model", keep, self.weights, group, self.centre)
+            return GroupMeans(keep, self.weights, group)
+        return RobustGroupMean(keep, self.weights, group, self.centre)
 
     def of(self, got: Stack, keep: Tree, group: GroupOf) -> Tree:
         """The models of groups out of replies that are all there."""
         by = self.fold(keep, group)
         return by.end(by.add(by.begin(), got))[0]
-
-
-def _trimmed(trim: float, models: Tensor, weights: Tensor | None = None) -> Tensor:
-    return trimmed_mean(models, trim, weights)
 
 
 def check_trim(field: str, value: float) -> None:
@@ -98,14 +93,13 @@ class RobustGroupMean:
     held until the end: cohort x model numbers, where sums would take groups x model.
 
     >>> ones = lambda chunk: torch.ones(3).long()
-    >>> fold = RobustGroupMean("model", {"w": torch.zeros(2, 1)}, "uniform", ones, median)
+    >>> fold = RobustGroupMean({"w": torch.zeros(2, 1)}, "uniform", ones, median)
     >>> replies = {c: (1, {"model": {"w": torch.tensor([v])}}) for c, v in zip("abc", (2.0, 3.0, 99.0))}
     >>> fold.end(fold.add(fold.begin(), Stack.of(replies)))[0]
     {'w': tensor([[0.],
             [3.]])}
     """
 
-    key: str
     keep: Tree  # the models of the groups as they are, [K, ...]
     weights: Weights
     group: GroupOf
@@ -117,7 +111,7 @@ class RobustGroupMean:
 
     def add(self, total: Any, chunk: Stack) -> Any:
         """Hold the models of a chunk, and who belongs where."""
-        models = Stack(chunk.clients, chunk.size, {self.key: chunk.tree(self.key)})
+        models = Stack(chunk.clients, chunk.size, {"model": chunk.tree("model")})
         return *total, (models, self.group(chunk).cpu())
 
     def end(self, total: Any) -> tuple[Tree, dict[Client, int], Tensor]:
@@ -133,7 +127,7 @@ class RobustGroupMean:
         shares = weights if self.weights == "size" else None
         models = {}
         for name, old in self.keep.items():  # leaf by leaf: all models are never there twice
-            leaf = torch.cat([chunk.tree(self.key)[name] for chunk, _ in total])[order.to(old.device)]
+            leaf = torch.cat([chunk.tree("model")[name] for chunk, _ in total])[order.to(old.device)]
             models[name] = leaf_centres(leaf, group, old, self.centre, shares)
         member = {who[i]: g for i, g in zip(order.tolist(), group.tolist(), strict=True)}
         return models, member, mass.index_add(0, group, weights)

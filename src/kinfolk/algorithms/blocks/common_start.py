@@ -2,7 +2,7 @@
 
 Before a network looks at its rows it learns how frequent labels are, and its loss stays for a while at what a
 constant answer costs. What clients do to such a model is about their labels, whatever their rows look like:
-they are not to be parted by it. With every update of the common model a client therefore tells one number,
+they are not to be split by it. With every update of the common model a client therefore tells one number,
 
     blind_i = F_i(w_i) / F_i(w_i's own mean answer on the client's rows, given to every row),
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from kinfolk.streams import Seed
 from kinfolk.task import Table, Task
 from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tree
 
+# In place of a margin, which lies in [-1, 1]: what a state holds is finite.
+UNKNOWN = -2.0
 # (chunk of replies) -> the group of each, [replies] int64
 GroupOf = Callable[[Stack], Tensor]
 
@@ -26,6 +28,9 @@ class State:
     centres: Tree  # c_k: every leaf [K, ...]
     member: Tensor  # s_i: [clients] int64, in sorted order of names
     clients: tuple[str, ...]  # the names, sorted
+    # [clients]: how clearly each belongs to its group (`clustering.margin`), or UNKNOWN; empty in methods
+    # whose server does not see it.
+    margin: Tensor = field(default_factory=lambda: torch.zeros(0), kw_only=True)
 
     @property
     def k(self) -> int:
@@ -34,8 +39,7 @@ class State:
 
     def of(self, who: Sequence[Client]) -> Tensor:
         """The groups of some clients, in the order they are named."""
-        place = {c: i for i, c in enumerate(self.clients)}
-        return self.member.cpu()[torch.tensor([place[c] for c in who], dtype=torch.int64)]
+        return self.member.cpu()[self.places(who)]
 
     def group_of(self, chunk: Stack) -> Tensor:
         """The groups of those who replied: how replies are put into the groups that stand."""
@@ -43,10 +47,19 @@ class State:
 
     def moved(self, who: Sequence[Client], groups: Tensor) -> Tensor:
         """Memberships with those of `who` changed."""
+        member = self.member.cpu()
+        return member.index_copy(0, self.places(who), groups.to(member))
+
+    def places(self, who: Sequence[Client]) -> Tensor:
+        """The positions of some clients among all."""
         place = {c: i for i, c in enumerate(self.clients)}
-        member = self.member.cpu().clone()
-        member[torch.tensor([place[c] for c in who], dtype=torch.int64)] = groups.to(member)
-        return member
+        return torch.tensor([place[c] for c in who], dtype=torch.int64)
+
+    def margins(self, new: Mapping[Client, float]) -> Tensor:
+        """Margins with some changed."""
+        held = self.margin.tolist() or [UNKNOWN] * len(self.clients)
+        both = [new.get(Client(c), old) for c, old in zip(self.clients, held, strict=True)]
+        return torch.tensor(both).nan_to_num(nan=UNKNOWN)
 
 
 def in_use(saved: Message) -> tuple[Tree, tuple[int, ...]]:
@@ -78,9 +91,9 @@ def copies(model: Tree, k: int) -> Tree:
 
 
 def distinct(centres: Tree, names: Sequence[str], seed: Seed) -> Tree:
-    """Different starts: the weights of all but the first model drawn anew, as large as they were.
+    """Different starts: the weights of all but the first model drawn again, as large as they were.
 
-    Every matrix is shuffled, which keeps the law its entries were drawn from.
+    Every matrix is shuffled, which keeps the distribution its entries were drawn from.
 
     >>> start = copies({"w": torch.arange(6.0).reshape(2, 3)}, 2)
     >>> other = distinct(start, ["w"], Seed(0))["w"]
@@ -123,15 +136,21 @@ def groups(self: Any, state: State) -> Tensor:
     return state.member
 
 
+def margins(self: Any, state: State) -> Tensor:
+    """How clearly every client belongs to its group."""
+    known = state.margins({})
+    return known.masked_fill(known == UNKNOWN, torch.nan)
+
+
 @dataclass(frozen=True)
 class GroupMeans:
-    """A fold: the weighted mean of one tree of the replies in every group; an empty group keeps its model.
+    """A fold: the weighted mean of the models that came, in every group; an empty group keeps its model.
 
     `group` says of a chunk of replies which group each belongs to, so that a method can decide it from
     the replies themselves. What the script receives: (means, every leaf [K, ...]; group of each client
     that replied; total weight of each group).
 
-    >>> fold = GroupMeans("model", {"w": torch.zeros(2, 1)}, "uniform", lambda chunk: torch.tensor([1, 1]))
+    >>> fold = GroupMeans({"w": torch.zeros(2, 1)}, "uniform", lambda chunk: torch.tensor([1, 1]))
     >>> reply = lambda v: {"model": {"w": torch.tensor([v])}}
     >>> chunk = Stack.of({Client("a"): (1, reply(2.0)), Client("b"): (3, reply(4.0))})
     >>> fold.end(fold.add(fold.begin(), chunk))[0]
@@ -139,7 +158,6 @@ class GroupMeans:
             [3.]])}
     """
 
-    key: str
     keep: Tree  # the models of the groups as they are, [K, ...]
     weights: Weights
     group: GroupOf
@@ -157,7 +175,7 @@ class GroupMeans:
         share = torch.zeros(len(mass), len(chunk), dtype=torch.float64)
         share[group, torch.arange(len(chunk))] = weights
         joined = {}
-        for name, leaf in chunk.tree(self.key).items():
+        for name, leaf in chunk.tree("model").items():
             if leaf.is_floating_point():
                 new = weighted_sum(share, leaf)
                 joined[name] = sums[name] + new if name in sums else new

@@ -14,13 +14,13 @@ know of it, and momentum is stable as well. For small lr lambda_i both steps agr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfolk.task import Batch, Carry, ClientInfo, Task
+from kinfolk.task import Batch, Carry, ClientInfo, Fit, Task
 from kinfolk.types import Message, Tree, tree_of
 
 # The number of rows comes with every reply; there is nothing else to say.
@@ -52,6 +52,16 @@ def implicit(self: Any, model: Tree, batch: Batch, carry: Carry) -> Tensor:
     """The objective over 1 + 2 lr lambda_i: a step along its gradient is implicit in the penalty."""
     value: Tensor = self.objective(model, batch, carry)
     return value / carry["shorter"] if self.lam else value
+
+
+def eval_tasks(self: Any) -> Mapping[str, Task]:
+    """c_{s_i} as it is; w_i, which the local update makes of it; c_{s_i} after one plain epoch."""
+    update = Fit((self.learner.descent(self.implicit),), self.learner.plan)
+    return {
+        "centre": self.learner.score(),
+        "personal": self.learner.score(self.begin, update, stream="batch"),
+        "fine-tuned": self.learner.score(tune=self.learner.tuning(1)),
+    }
 
 
 def squared_distances(models: Tree, centres: Tree, names: Sequence[str]) -> Tensor:

@@ -8,7 +8,7 @@ whose handling of units is not known is refused by name.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from torch import fx, nn
@@ -17,48 +17,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from kinfolk.errors import KinfolkError
 from kinfolk.learning.network import ReluPool2
 
-# Functions and methods that treat every unit alike and keep their order; `flatten` makes blocks of them.
-EVEN = {
-    *(
-        "relu",
-        "relu_",
-        "relu6",
-        "leaky_relu",
-        "elu",
-        "gelu",
-        "silu",
-        "tanh",
-        "sigmoid",
-        "softplus",
-        "hardtanh",
-    ),
-    *(
-        "dropout",
-        "dropout2d",
-        "max_pool2d",
-        "avg_pool2d",
-        "adaptive_avg_pool2d",
-        "adaptive_max_pool2d",
-        "pad",
-    ),
-    *("flatten", "reshape", "view", "squeeze", "mean", "contiguous", "float", "softmax", "log_softmax"),
-}
+# Activations, pools and the like, which treat every unit alike and keep their order: as modules, and as
+# functions and methods; `flatten` makes blocks of units.
 EVEN_MODULES = (
-    *(
-        nn.ReLU,
-        nn.ReLU6,
-        nn.LeakyReLU,
-        nn.ELU,
-        nn.GELU,
-        nn.SiLU,
-        nn.Tanh,
-        nn.Sigmoid,
-        nn.Softplus,
-        nn.Hardtanh,
-    ),
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus),
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.ZeroPad2d, nn.Flatten),
-    *(nn.Dropout, nn.Dropout2d, nn.Identity, nn.Softmax, nn.LogSoftmax, ReluPool2),
+    *(nn.Hardtanh, nn.Dropout, nn.Dropout2d, nn.Identity, nn.Softmax, nn.LogSoftmax, ReluPool2),
 )
+EVEN = {
+    *("relu", "relu_", "relu6", "leaky_relu", "elu", "gelu", "silu", "tanh", "sigmoid", "softplus"),
+    *("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "pad", "flatten"),
+    *("hardtanh", "dropout", "dropout2d", "softmax", "log_softmax"),
+    *("reshape", "view", "squeeze", "mean", "contiguous", "float"),
+}
 
 
 @dataclass(frozen=True)
@@ -104,8 +75,7 @@ def chain_of(network: nn.Module) -> Chain:
             layers.append(Layer(f"{prefix}weight", bias, (), block))
             units, flat = module.weight.shape[0], isinstance(module, nn.Linear)
         elif (carried := _norm_leaves(name, module, units)) and layers:
-            latest = layers[-1]
-            layers[-1] = Layer(latest.weight, latest.bias, (*latest.carried, *carried), latest.block)
+            layers[-1] = replace(layers[-1], carried=(*layers[-1].carried, *carried))
     if not layers:
         _refuse("", network, "there is no linear or convolution layer in it")
     return Chain(tuple(layers))
@@ -156,15 +126,12 @@ def _calls(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _traced(network: nn.Module) -> fx.Graph:
     tracer = fx.Tracer()
     # Norms of the project's own have no children either: they are looked at, not into.
-    tracer.is_leaf_module = _childless  # type: ignore[assignment, method-assign]
+    childless = lambda module, name: next(module.children(), None) is None  # noqa: E731
+    tracer.is_leaf_module = childless  # type: ignore[method-assign]
     try:
         return tracer.trace(network)
     except Exception as error:  # a network of the user's own can fail in any way
         _refuse("", network, f"its forward cannot be traced ({type(error).__name__})")
-
-
-def _childless(module: nn.Module, name: str) -> bool:
-    return next(module.children(), None) is None
 
 
 def _is_shape(node: fx.Node, shapes: set[fx.Node]) -> bool:

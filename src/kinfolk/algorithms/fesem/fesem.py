@@ -26,11 +26,12 @@ from kinfolk.algorithms.blocks.lowest_loss import where
 from kinfolk.algorithms.blocks.many_models import GroupMeans, copies, model_of_group
 from kinfolk.algorithms.blocks.near_centre import squared_distances
 from kinfolk.algorithms.blocks.start import Start
+from kinfolk.clustering.margin import margins
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.script import AssignBy, Request, Script, ask, fold
 from kinfolk.streams import RoundContext, Seed
-from kinfolk.task import Fit, Table, Task
+from kinfolk.task import Table
 from kinfolk.types import Client, Message, PerClient, Stack, Tree
 
 # Memberships are stable once the spread changes by no more than this part of itself.
@@ -71,9 +72,10 @@ class FeSEM:
             remedy = "the network has no layer called 'head'; name its last layer so, or use 'all'"
             raise KinfolkError("algorithm.cluster_on", self.cluster_on, remedy)
 
-    groups = many_models.groups
+    groups, margins = many_models.groups, many_models.margins
     assign_by: ClassVar[AssignBy] = "distance"
     begin, objective, implicit = near_centre.begin, near_centre.objective, near_centre.implicit
+    eval_tasks = near_centre.eval_tasks
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """K centres, as the start has them."""
@@ -98,6 +100,7 @@ class FeSEM:
         stable = torch.equal(member, state.member) and drift <= STABLE * state.spread
         new = replace(
             state, centres=centres, member=member, idle=torch.where(moved, 0, idle), spread=found.spread,
+            margin=state.margins(found.margin),
             stable_rounds=state.stable_rounds + 1 if stable else 0,
         )  # fmt: skip
         return new, {"spread": found.spread, "reseeded": int(moved.sum())}
@@ -180,15 +183,6 @@ class FeSEM:
         """Everyone is served the centre of its group, and how strongly that pulls."""
         return self._sent(state, who)
 
-    def eval_tasks(self) -> Mapping[str, Task]:
-        """c_{s_i} as it is; w_i, which the local update makes of it; c_{s_i} after one plain epoch."""
-        update = Fit((self.learner.descent(self.implicit),), self.learner.plan)
-        return {
-            "centre": self.learner.score(),
-            "personal": self.learner.score(self.begin, update, stream="batch"),
-            "fine-tuned": self.learner.score(tune=self.learner.tuning(1)),
-        }
-
 
 @dataclass(frozen=True)
 class FeSEMShared(FeSEM):
@@ -215,6 +209,7 @@ class Found:
     count: dict[int, int]  # members of each group
     spread: float  # mean |w_i - c_{s_i}|^2, before the centres move
     farthest: dict[int, tuple[float, Tree]]  # of each group: its worst fit and that model
+    margin: dict[Client, float]  # how clearly each belongs to its group
 
 
 @dataclass(frozen=True)
@@ -229,7 +224,7 @@ class EM:
 
     def begin(self) -> dict[str, Any]:
         """Nobody yet."""
-        return {"means": self._means(None).begin(), "spread": 0.0, "farthest": {}}
+        return {"means": self._means(None).begin(), "spread": 0.0, "farthest": {}, "margin": {}}
 
     def add(self, total: dict[str, Any], chunk: Stack) -> dict[str, Any]:
         """E: the nearest centre, ties to the lowest; M: add to its sum."""
@@ -246,13 +241,20 @@ class EM:
             if float(distance[worst]) > farthest.get(k, (-1.0, {}))[0]:
                 farthest[k] = float(distance[worst]), {n: t[worst] for n, t in models.items()}
         means = self._means(group).add(total["means"], chunk)
-        return {"means": means, "spread": total["spread"] + float(distance.sum()), "farthest": farthest}
+        clear = dict(zip(chunk.clients, margins(distances.sqrt(), group).tolist(), strict=True))
+        return {
+            "means": means,
+            "spread": total["spread"] + float(distance.sum()),
+            "farthest": farthest,
+            "margin": total["margin"] | clear,
+        }
 
     def end(self, total: dict[str, Any]) -> Found:
         """The new centres and memberships."""
         centres, member, mass = self._means(None).end(total["means"])
         count = {k: sum(g == k for g in member.values()) for k in range(len(mass))}
-        return Found(centres, member, count, total["spread"] / max(len(member), 1), total["farthest"])
+        spread = total["spread"] / max(len(member), 1)
+        return Found(centres, member, count, spread, total["farthest"], total["margin"])
 
     def _means(self, group: Any) -> GroupMeans | RobustGroupMean:
         return self.aggregate.fold(self.centres, lambda chunk: group)

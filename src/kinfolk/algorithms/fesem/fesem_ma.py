@@ -39,8 +39,9 @@ from kinfolk.algorithms.blocks.lowest_loss import where
 from kinfolk.algorithms.blocks.many_models import model_of_group
 from kinfolk.algorithms.blocks.start import Start
 from kinfolk.algorithms.fesem.chain import Chain, chain_of
-from kinfolk.algorithms.fesem.matched import Middle, common_model, cut_back, match_next
-from kinfolk.algorithms.fesem.matching import Prior
+from kinfolk.algorithms.fesem.matched import Middle, common_model, match_next
+from kinfolk.algorithms.fesem.matching import Matching
+from kinfolk.clustering.margin import margins
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.script import AssignBy, Request, Script, ask
@@ -57,30 +58,6 @@ class State(many_models.State):
     labels: Tensor  # [clients, C] float64: training rows of each class, n_jc
     split: bool  # whether clients have been split into groups
     counted: int  # common rounds that counted: see `Start`
-
-
-@dataclass(frozen=True)
-class Matching:
-    """Options `[algorithm.matching]`: how the units of a group's members are matched."""
-
-    retrain_epochs: int = 0  # of every member after each matched layer; 0: the server matches alone
-    sweeps: int = 8  # times that every member may be matched again
-    growth: float = 1.0  # how far a layer may widen while it is matched, before it is cut back
-    gamma: float = 1.0  # mass of the buffet: how readily a new unit appears
-    sigma: float = 1.0  # of a member's unit around the common one
-    sigma0: float = 1.0  # of common units around 0
-    kappa: float = 2.0  # weight of a unit's popularity
-
-    def __post_init__(self) -> None:
-        for name in ("retrain_epochs", "sweeps", "kappa"):
-            at_least(f"algorithm.matching.{name}", getattr(self, name), 0)
-        for name in ("gamma", "sigma", "sigma0"):
-            if not getattr(self, name) > 0:
-                raise KinfolkError(f"algorithm.matching.{name}", getattr(self, name), "give a number above 0")
-        if not 1 <= self.growth <= 1.5:
-            raise KinfolkError(
-                "algorithm.matching.growth", self.growth, "give 1 to 1.5, the factor of a width"
-            )
 
 
 @dataclass(frozen=True)
@@ -112,9 +89,10 @@ class FeSEMMA:
                 "network", units, f"its last layer must have one unit for each of {outputs} outputs"
             )
 
-    groups = many_models.groups
+    groups, margins = many_models.groups, many_models.margins
     assign_by: ClassVar[AssignBy] = "distance"
     begin, objective, implicit = near_centre.begin, near_centre.objective, near_centre.implicit
+    eval_tasks = near_centre.eval_tasks
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """K centres and memberships as the start has them."""
@@ -145,8 +123,9 @@ class FeSEMMA:
         parts = {g: got.at([c for c in member if member[c] == g]) for g in sorted(set(member.values()))}
         parts, moved = yield from self._match(parts, context)
         new = replace(
-            state, centres=self._means(state, parts), member=state.moved(tuple(member), where(member))
-        )
+            state, centres=self._means(state, parts), member=state.moved(tuple(member), where(member)),
+            margin=state.margins(dict(zip(got.clients, margins(apart.sqrt(), group).tolist(), strict=True))),
+        )  # fmt: skip
         return new, {"spread": spread, "reordered": moved}
 
     def _count_labels(self, state: State, cohort: Sequence[Client]) -> Generator[Request, Any, State]:
@@ -176,20 +155,16 @@ class FeSEMMA:
         self, parts: dict[int, Stack], context: RoundContext
     ) -> Generator[Request, Any, tuple[dict[int, Stack], float]]:
         """Make the hidden layers of every group common; also the share of units that changed their place."""
-        how, moved = self.matching, []
-        prior = Prior(how.sigma, how.sigma0, how.gamma, kappa=how.kappa)
-        for layer, here in enumerate(self.chain.layers[:-1]):
-            matched = {}
+        moved = []
+        for layer in range(len(self.chain.layers) - 1):
             for g, part in parts.items():
-                models, seed = part.tree("model"), Seed(context.seed.number("matching", context.round, g))
-                step = match_next(
-                    models, self.chain, layer, seed, prior, how.sweeps, how.growth, middle=self._middle
+                seed = Seed(context.seed.number("matching", context.round, g))
+                models, place = match_next(
+                    part.tree("model"), self.chain, layer, seed, self.matching, self._middle
                 )
-                step = cut_back(step, self.chain, layer, models[here.weight].shape[1])
-                moved.append((step.assignment != torch.arange(step.assignment.shape[1])).flatten())
-                matched[g] = replace(part, body={"model": step.models})
-            parts = matched
-            if how.retrain_epochs:
+                moved.append((place != torch.arange(place.shape[1])).flatten())
+                parts = {**parts, g: replace(part, body={"model": models})}
+            if self.matching.retrain_epochs:
                 everyone = Stack.join(list(parts.values()))
                 got = yield from ask(f"retrain.{layer}", everyone.clients, each=everyone)
                 parts = {g: _updated(part, got) for g, part in parts.items()}
@@ -208,8 +183,7 @@ class FeSEMMA:
         return None if centre is None else lambda leaf: centre(leaf, None)
 
     def _classes(self, state: State, who: Sequence[Client]) -> Tensor | None:
-        place = {c: i for i, c in enumerate(state.clients)}
-        return state.labels.cpu()[[place[c] for c in who]] if self.learner.loss.classification else None
+        return state.labels.cpu()[state.places(who)] if self.learner.loss.classification else None
 
     def tasks(self) -> Table:
         """Count labels once; train from the centre with the penalty; train what is above a matched layer."""
@@ -241,22 +215,10 @@ class FeSEMMA:
         """The centre of the client's group, and how strongly it pulls."""
         return {"pull": self._pull(state)}, model_of_group(state, who)
 
-    def eval_tasks(self) -> Mapping[str, Task]:
-        """As in FeSEM: the centre, what the local update makes of it, and what one plain epoch does."""
-        learner = self.learner
-        local = Fit((learner.descent(self.implicit),), learner.plan)
-        personal = learner.score(self.begin, local, stream="batch")
-        return {
-            "centre": learner.score(),
-            "personal": personal,
-            "fine-tuned": learner.score(tune=learner.tuning(1)),
-        }
-
 
 def _told(state: State, got: Stack) -> State:
     """With the rows and labels of those who told them."""
-    place = {c: i for i, c in enumerate(state.clients)}
-    at = torch.tensor([place[c] for c in got.clients], dtype=torch.int64)
+    at = state.places(got.clients)
     rows, labels = state.rows.cpu().index_copy(0, at, got.size.cpu()), state.labels.cpu()
     if "labels" in got.body:
         labels = labels.index_copy(0, at, got.tensor("labels").cpu().to(labels))

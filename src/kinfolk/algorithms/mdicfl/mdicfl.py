@@ -29,15 +29,15 @@ from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.blocks.lowest_loss import where
 from kinfolk.algorithms.blocks.many_models import model_of_group
 from kinfolk.algorithms.mdicfl.back_search import BackSearch
+from kinfolk.algorithms.mdicfl.client_facts import SHAPE, distribution_task, hear_labels, row_shape
 from kinfolk.algorithms.mdicfl.generator import Generator
-from kinfolk.algorithms.mdicfl.label_distribution import distribution_task, hear_labels
 from kinfolk.algorithms.mdicfl.merging import merged
-from kinfolk.algorithms.mdicfl.output_distance import Probe, nearest_cluster
+from kinfolk.algorithms.mdicfl.output_distance import Probe, cluster_cost
 from kinfolk.algorithms.mdicfl.pseudo import PseudoRows
 from kinfolk.algorithms.mdicfl.randomised_response import choose_task, coin_tasks, no_coin
-from kinfolk.algorithms.mdicfl.row_shape import SHAPE, row_shape
 from kinfolk.algorithms.mdicfl.start import HeldStart
 from kinfolk.algorithms.mdicfl.state import State
+from kinfolk.clustering.margin import margins
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.norm import by_the_batch
@@ -80,7 +80,7 @@ class MDICFL:
             remedy = "with weak privacy clients give no answers to randomise; set privacy = 'strong'"
             raise KinfolkError("algorithm.epsilon", self.epsilon, remedy)
 
-    eval_inputs, groups = many_models.eval_inputs, many_models.groups
+    eval_inputs, groups, margins = many_models.eval_inputs, many_models.groups, many_models.margins
 
     def eval_tasks(self) -> Mapping[str, Task]:
         """The model of the client's cluster; by class only where the server knows label distributions."""
@@ -163,18 +163,23 @@ class MDICFL:
         if probe is not None and self.privacy == "strong":
             return (yield from self.chosen(state, able, probe))
 
+        one_with, clear = state.one_with.cpu(), dict[Client, float]()
+
         def group(chunk: Stack) -> Tensor:
             if probe is None:
                 return state.of(chunk.clients)
             apart = probe.distances(self.learner, chunk.tree("model"))
-            near = nearest_cluster(apart, state.labels_of(chunk.clients).to(apart.device))
+            cost = cluster_cost(apart, state.labels_of(chunk.clients).to(apart.device)).cpu()
             # Of clusters that were merged the first: the others are as near but for the last bit.
-            return state.one_with.cpu()[near.cpu()]
+            near = one_with[cost.argmin(-1)]
+            rivals = cost.masked_fill(one_with != torch.arange(len(one_with)), torch.inf)
+            clear.update(zip(chunk.clients, margins(rivals, near).tolist(), strict=True))
+            return near
 
         # Chunk by chunk: no more than K + a chunk of models are held.
         means = self.aggregate.fold(state.centres, group)
         centres, member, _ = yield from fold(means, "update", able, each=model_of_group(state, able))
-        return state, centres, member
+        return replace(state, margin=state.margins(clear)), centres, member
 
     def chosen(
         self, state: State, able: tuple[Client, ...], probe: Probe

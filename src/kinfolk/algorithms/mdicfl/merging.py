@@ -44,7 +44,7 @@ def as_one(state: State, to: Tensor) -> State:
     held = torch.nonzero(count)[:, 0]
     models = {n: t[held.to(t.device)] for n, t in state.centres.items()}
     stack = Stack(tuple(Client(str(k)) for k in held.tolist()), count[held], {"model": models})
-    means = GroupMeans("model", state.centres, "size", lambda chunk: to[held])
+    means = GroupMeans(state.centres, "size", lambda chunk: to[held])
     centres, _, _ = means.end(means.add(means.begin(), stack))
     centres = {n: t[to.to(t.device)] for n, t in centres.items()}
     return replace(state, centres=centres, member=to[state.member.cpu()], one_with=to)

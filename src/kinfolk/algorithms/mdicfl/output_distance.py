@@ -68,6 +68,14 @@ def class_distances(clients: Tensor, clusters: Tensor, classes: int) -> Tensor:
     return apart.reshape(*apart.shape[:2], classes, -1).mean(-1)
 
 
+def cluster_cost(distances: Tensor, labels: Tensor) -> Tensor:
+    """sum_c p_c d_kc [..., K] of distances [..., K, C] and label distributions [..., C]; NaN is infinite."""
+    # In float64 from float32: server and client make the same choice from the same numbers.
+    cost = (distances.double() * labels.double().unsqueeze(-2)).sum(-1)
+    # argmin would take NaN for the nearest.
+    return cost.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
 def nearest_cluster(distances: Tensor, labels: Tensor) -> Tensor:
     """argmin_k sum_c p_c d_kc of distances [..., K, C] and label distributions [..., C]; ties to the lowest.
 
@@ -78,10 +86,7 @@ def nearest_cluster(distances: Tensor, labels: Tensor) -> Tensor:
     >>> nearest_cluster(torch.tensor([[torch.nan, 0.0], [1.0, 0.5]]), torch.tensor([0.9, 0.1]))
     tensor(1)
     """
-    # In float64 from float32: server and client make the same choice from the same numbers.
-    cost = (distances.double() * labels.double().unsqueeze(-2)).sum(-1)
-    # argmin would take NaN for the nearest.
-    return cost.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin(-1)
+    return cluster_cost(distances, labels).argmin(-1)
 
 
 def confidence(own: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks.label_counts import label_scan, no_labels
-from kinfolk.algorithms.mdicfl.label_distribution import distribution
+from kinfolk.algorithms.mdicfl.client_facts import distribution
 from kinfolk.algorithms.mdicfl.output_distance import nearest_cluster
 from kinfolk.task import Carry, ClientInfo, IntSpec, Peer, PeerTask, Task
 from kinfolk.types import Message

@@ -46,8 +46,3 @@ class State(many_models.State):
         """Of which of them the label distribution is known."""
         known: list[bool] = self.labels_of(who).any(1).tolist()
         return known
-
-    def places(self, who: Sequence[Client]) -> Tensor:
-        """Where clients stand among all."""
-        place = {c: i for i, c in enumerate(self.clients)}
-        return torch.tensor([place[c] for c in who], dtype=torch.int64)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms.slfed.trust import Rank, TrustOptions, direct_evidence, known, opinions
-from kinfolk.errors import KinfolkError
 from kinfolk.task import Peer
 from kinfolk.types import Client, Tree
 
@@ -87,8 +86,6 @@ def most_similar(values: Tensor, names: Sequence[Client]) -> tuple[Client, ...]:
     >>> most_similar(torch.tensor([0.1, 0.9, 0.55, 0.8, 0.2, 0.5]), list(map(Client, "abcdef")))
     ('b', 'd')
     """
-    if values.dim() != 1 or len(values) != len(names) or not bool(values.isfinite().all()):
-        raise KinfolkError("values", tuple(values.shape), f"give one finite number for each of {len(names)}")
     # Rounded, so that the order of a sum does not decide between names.
     ranked = sorted((-round(v, 9), name) for v, name in zip(values.double().tolist(), names, strict=True))
     ranked = ranked[: len(ranked) // 2 + 1]
@@ -105,16 +102,14 @@ def most_similar(values: Tensor, names: Sequence[Client]) -> tuple[Client, ...]:
 def threshold(uncertainty: Tensor) -> float:
     """The mean of the known peers' uncertainty if it lies below their median, else that of the lower half.
 
-    The lower half of n are floor(n/2) peers, at least one; of nobody there is no threshold.
+    The lower half of n are floor(n/2) peers, at least one.
 
     >>> import torch
     >>> threshold(torch.tensor([0.125, 0.75, 1.0])), threshold(torch.tensor([0.25, 0.5, 1.0, 1.0]))
     (0.625, 0.6875)
     """
-    ranked = _numbers("uncertainty", uncertainty).sort().values
+    ranked = uncertainty.double().sort().values
     n = len(ranked)
-    if not n:
-        raise KinfolkError("uncertainty", [], "knows nobody; there is no threshold")
     median = (ranked[(n - 1) // 2] + ranked[n // 2]) / 2
     mean = ranked.mean()
     # A mean that is the median but for rounding is not below it: the list must not hang on the last bit.
@@ -131,20 +126,10 @@ def least_uncertain(uncertainty: Tensor, similarity: Tensor, names: Sequence[Cli
     >>> least_uncertain(u, s, ["a", "b", "c", "d"])
     ('b', 'd')
     """
-    u, s = _numbers("uncertainty", uncertainty).tolist(), _numbers("similarity", similarity).tolist()
-    if not len(u) == len(s) == len(set(names)) == len(names):
-        raise KinfolkError("names", len(names), f"give one name each for {len(u)} uncertainties")
+    u, s = uncertainty.tolist(), similarity.tolist()
     if not u:
         return ()
     limit = threshold(uncertainty) + SLACK
     # Differences that are only rounding do not decide before similarity does.
     ranked = sorted((round(u[i], 9), -s[i], names[i]) for i in range(len(u)) if u[i] <= limit)
     return tuple(sorted(name for _, _, name in ranked[: len(u) // 2]))
-
-
-def _numbers(field: str, values: Tensor) -> Tensor:
-    values = values.detach().double().cpu()
-    inside = (values >= 0) & (values <= 1)
-    if values.dim() != 1 or not bool(inside.all()):
-        raise KinfolkError(field, values.tolist(), "give a list of numbers in [0, 1]")
-    return values

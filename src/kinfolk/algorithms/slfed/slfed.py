@@ -148,5 +148,19 @@ class SLFed:
         return SecureSum(self.shares, sum(length for _, length in layers_of(self.learner.first)))
 
 
+@dataclass(frozen=True)
+class SLFedSimilar(SLFed):
+    """SLFed with lists of the most similar peers (ours): finds groups where the published lists do not.
+
+    After rounds alone clients compare, image by image, what their models see in rows that were searched for
+    in a model, and list those who stand out. Every option of SLFed can still be set; these have new defaults.
+    """
+
+    images: ImageOptions = field(default_factory=lambda: ImageOptions("back_search", 200))
+    compare: Compare = "images"
+    trust: TrustOptions = field(default_factory=lambda: TrustOptions(rank="similarity"))
+    local_rounds: int = 12
+
+
 def _pam(message: Message, memory: Message, facts: ClientInfo) -> Carry:
     return {"model": memory["pam"]}

@@ -122,13 +122,13 @@ def checked_told(told: object, peers: int, teller: str) -> Opinion:
     return checked(Opinion(*told.unbind()), f"opinions of {teller!r}")
 
 
-def capped(evidence: Evidence, cap: float = CAP) -> Evidence:
-    """The evidence, of each peer scaled down to a total of `cap` where it is more.
+def capped(evidence: Evidence) -> Evidence:
+    """The evidence, of each peer scaled down to a total of CAP where it is more.
 
     >>> capped(Evidence(torch.tensor([3.0, 0.25]), torch.tensor([1.0, 0.25])))
     Evidence(alpha=tensor([0.7500, 0.2500]), beta=tensor([0.2500, 0.2500]))
     """
-    scale = (cap / (evidence.alpha + evidence.beta)).clamp(max=1)  # of nothing: 1
+    scale = (CAP / (evidence.alpha + evidence.beta)).clamp(max=1)  # of nothing: 1
     return Evidence(evidence.alpha * scale, evidence.beta * scale)
 
 

@@ -17,20 +17,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kinfolk.engines.fast.graph_passes import clone_as_laid_out
 from kinfolk.engines.fast.lanes import CudaLane
-from kinfolk.engines.fast.steps import (
-    first_states,
-    fit_in_place,
-    fit_step,
-    gradients,
-    scan_step,
-    writes_over,
-)
+from kinfolk.engines.fast.steps import Step, fit_step, gradients, scan_step
+from kinfolk.engines.one import first_states
 from kinfolk.engines.padded import Padded, seen
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.recording import recorded, warm_up
 from kinfolk.task import Carry, Fit, Scan
-from kinfolk.types import Message
+from kinfolk.types import Message, leaves, map_leaves
 
 # Runs before a step is recorded: libraries choose and load their kernels in them.
 _WARM_UP = 2
@@ -103,7 +98,8 @@ class Recorded:
             whole.replay()
         else:
             self._one_by_one(pattern)
-        return _clone(self.carry), [_clone(state) for state in self.states]
+        ends = [map_leaves(clone_as_laid_out, part) for part in (self.carry, *self.states)]
+        return ends[0], ends[1:]
 
     def _whole(self, pattern: tuple[Kind, ...]) -> torch.cuda.CUDAGraph | None:
         """The recording of all steps of such a pass, if they came often and there is room for it."""
@@ -155,7 +151,7 @@ class Recorded:
 
     def _fixed_tensors(self) -> Iterator[Tensor]:
         for part in (self.carry, *self.states):
-            yield from _leaves(part)
+            yield from (_base(t) for _, _, t in leaves(part))
         yield self.step
 
     def _body(self, whole: bool, everyone: bool) -> None:
@@ -165,12 +161,9 @@ class Recorded:
         idle = None if everyone else active
         if isinstance(self.one, Scan):
             _copy(self.carry, scan_step(self.one, self.carry, rows, idle, whole))
-        elif everyone and writes_over(self.one):
-            fit_in_place(self.one, self.carry, self.states, rows, whole, self.step, self.rates, gradients)
         else:
-            carry, states = fit_step(
-                self.one, self.carry, self.states, rows, idle, whole, self.step, self.rates, gradients
-            )
+            step = Step(rows, idle, whole, self.step, self.rates)
+            carry, states = fit_step(self.one, self.carry, self.states, step, gradients, over=True)
             _copy(self.carry, carry)
             for mine, new in zip(self.states, states, strict=True):
                 _copy(mine, new)
@@ -203,22 +196,16 @@ def _fixed(carry: Carry, changed: set[str]) -> Carry:
     What one tensor holds for all clients is held once, unless it is changed and they part.
     """
 
-    def fixed(t: Tensor, parts: bool) -> Tensor:
-        if _base(t) is not t and not parts:
-            return _base(t).clone().expand_as(t)
+    def own(t: Tensor) -> Tensor:
         return t.clone(memory_format=torch.contiguous_format)
 
-    return {
-        key: {n: fixed(t, key in changed) for n, t in value.items()}
-        if isinstance(value, dict)
-        else fixed(value, key in changed)
-        for key, value in carry.items()
-    }
+    def once(t: Tensor) -> Tensor:
+        return own(t) if _base(t) is t else clone_as_laid_out(t)
 
-
-def _leaves(part: Message) -> Iterator[Tensor]:
-    for value in part.values():
-        yield from (_base(t) for t in (value.values() if isinstance(value, dict) else [value]))
+    held: Carry = {}
+    for key, value in carry.items():
+        held |= map_leaves(own if key in changed else once, {key: value})
+    return held
 
 
 def _base(t: Tensor) -> Tensor:
@@ -227,19 +214,7 @@ def _base(t: Tensor) -> Tensor:
 
 def _copy(to: Message, new: Message) -> None:
     """Write what differs; a part that a step adds cannot be kept at a fixed address."""
-    for key, value in new.items():
-        mine = to[key]
-        pairs = [(mine[n], t) for n, t in value.items()] if isinstance(value, dict) else [(mine, value)]
-        for old, t in pairs:
-            if old.data_ptr() != t.data_ptr():
-                _base(old).copy_(t[: len(_base(old))] if old.dim() else t)
-
-
-def _clone(part: Message) -> Message:
-    def clone(t: Tensor) -> Tensor:
-        return _base(t).clone().expand_as(t)
-
-    return {
-        key: {n: clone(t) for n, t in value.items()} if isinstance(value, dict) else clone(value)
-        for key, value in part.items()
-    }
+    for key, name, t in leaves(new):
+        old = to[key] if name is None else to[key][name]
+        if old.data_ptr() != t.data_ptr():
+            _base(old).copy_(t[: len(_base(old))] if old.dim() else t)

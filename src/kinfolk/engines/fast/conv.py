@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kinfolk.engines.fast.choices import KERNELS
+from kinfolk.engines.fast.layers import in_front
 from kinfolk.learning.recording import recorded, warm_up
 
 Form = Callable[[Tensor, Tensor, Tensor | None, int, int], Tensor]
@@ -121,17 +122,11 @@ class _ManyClients(torch.autograd.Function):
         info: Any, in_dims: Any, x: Tensor, w: Tensor, bias: Tensor | None, stride: int, pad: int
     ) -> Any:
         """All clients' rows at once."""
-
-        def in_front(t: Tensor | None, dim: int | None) -> Any:
-            if t is None:
-                return None
-            return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-
         if in_dims[1] is None and (bias is None or in_dims[2] is None):  # one model for all clients
             rows = x.movedim(in_dims[0], 0)
             out = _plain(rows.flatten(0, 1), w, bias, stride, pad)
             return out.reshape(*rows.shape[:2], *out.shape[1:]), 0
-        x, w, bias = in_front(x, in_dims[0]), in_front(w, in_dims[1]), in_front(bias, in_dims[2])
+        x, w, bias = in_front(info, in_dims[:3], x, w, bias)
         return client_conv(x, w, bias, stride, pad), 0
 
 

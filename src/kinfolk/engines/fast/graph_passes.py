@@ -64,26 +64,12 @@ class _Watched(Interpreter):
 
 def keep_constants(made: GraphModule, given: Sequence[Tensor]) -> None:
     """Work out once what depends on shapes alone: the slope of a mean, zeros to add to."""
-    constant: set[Node] = set()
-    written = {
-        shown(arg)
-        for node in made.graph.nodes
-        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-        for arg in node.all_input_nodes
-    }
-    for node in made.graph.nodes:
-        if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
-            continue
-        if torch.Tag.nondeterministic_seeded in node.target.tags or shown(node) in written:
-            continue
-        inputs = node.all_input_nodes
-        if node.target in _MAKERS or (inputs and all(n in constant for n in inputs)):
-            constant.add(node)
+    constant = _constants(made.graph)
+    outside = {node: [u for u in node.users if u not in constant and u.op != "output"] for node in constant}
     values: dict[Node, Tensor] = {}
 
     def note(node: Node, args: Any, kwargs: Any, value: Any) -> None:
-        used = any(user not in constant and user.op != "output" for user in node.users)
-        if node in constant and used and isinstance(value, Tensor) and value.numel() <= _MOST_KEPT:
+        if outside.get(node) and isinstance(value, Tensor) and value.numel() <= _MOST_KEPT:
             values[node] = value  # as it lies in memory: its layout may decide that of a result
 
     with torch.no_grad():
@@ -93,9 +79,24 @@ def keep_constants(made: GraphModule, given: Sequence[Tensor]) -> None:
         setattr(made, f"kept{number}", value)
         with made.graph.inserting_before(node):
             kept = made.graph.create_node("get_attr", f"kept{number}")
-        for user in [u for u in node.users if u not in constant and u.op != "output"]:
+        for user in outside[node]:
             user.replace_input_with(node, kept)
     made.graph.eliminate_dead_code()
+
+
+def _constants(graph: Graph) -> set[Node]:
+    """The operations that see shapes but no numbers of the inputs, and whose results nobody writes to."""
+    ours = [node for node in graph.nodes if isinstance(node.target, OpOverload)]
+    written = {shown(arg) for node in ours if node.target._schema.is_mutable for arg in node.all_input_nodes}
+    constant: set[Node] = set()
+    for node in ours:
+        drawn = torch.Tag.nondeterministic_seeded in node.target.tags
+        if node.target._schema.is_mutable or drawn or shown(node) in written:
+            continue
+        inputs = node.all_input_nodes
+        if node.target in _MAKERS or (inputs and constant.issuperset(inputs)):
+            constant.add(node)
+    return constant
 
 
 def copied(made: GraphModule) -> GraphModule:
@@ -114,24 +115,9 @@ def by_methods(made: GraphModule, given: Sequence[Any]) -> None:
     swaps: dict[Node, Callable[..., Any] | str] = {}
 
     def tried(node: Node, args: Any, kwargs: Any, value: Any) -> None:
-        if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
-            return
-        name = node.target._schema.name.split("::")[1]
-        # As a method, `where` has its arguments in another order, which one trial may not show.
-        method = name != "where" and hasattr(Tensor, name) and args and isinstance(args[0], Tensor)
-        short = getattr(Tensor if method else torch, name, None)
-        if short is None or not isinstance(value, Tensor):
-            return
-        try:
-            other = short(*args, **kwargs)
-        except (TypeError, RuntimeError):
-            return
-        if (
-            isinstance(other, Tensor)
-            and (other.stride(), other.dtype) == (value.stride(), value.dtype)
-            and torch.equal(other.nan_to_num(), value.nan_to_num())
-        ):
-            swaps[node] = name if method else short
+        short = _shorter(node.target, args, kwargs, value)
+        if short is not None:
+            swaps[node] = short
 
     with torch.no_grad():
         _Watched(made, tried).run(*(clone_as_laid_out(t) if isinstance(t, Tensor) else t for t in given))
@@ -142,6 +128,26 @@ def by_methods(made: GraphModule, given: Sequence[Any]) -> None:
         node.replace_all_uses_with(new)
         made.graph.erase_node(node)
     made.recompile()
+
+
+def _shorter(target: Any, args: Any, kwargs: Any, value: Any) -> Callable[..., Any] | str | None:
+    """The name of a method, or a function, that gives the very same `value`, if there is one."""
+    if not isinstance(target, OpOverload) or target._schema.is_mutable or not isinstance(value, Tensor):
+        return None
+    name = target._schema.name.split("::")[1]
+    # As a method, `where` has its arguments in another order, which one trial may not show.
+    method = name != "where" and hasattr(Tensor, name) and args and isinstance(args[0], Tensor)
+    short: Callable[..., Any] | None = getattr(Tensor if method else torch, name, None)
+    try:
+        other = short(*args, **kwargs) if short is not None else None
+    except (TypeError, RuntimeError):
+        return None
+    same = (
+        isinstance(other, Tensor)
+        and (other.stride(), other.dtype) == (value.stride(), value.dtype)
+        and torch.equal(other.nan_to_num(), value.nan_to_num())
+    )
+    return (name if method else short) if same else None
 
 
 def shown(node: Any) -> Any:

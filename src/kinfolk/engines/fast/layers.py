@@ -8,6 +8,7 @@ writes another takes several times as long as one that runs straight through mem
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -24,19 +25,6 @@ class Pool2(nn.MaxPool2d):
     def forward(self, x: Tensor) -> Tensor:
         """The largest of every two by two values."""
         return _pooled(x, False) if x.is_cuda and _kernels() else _innermost(super().forward(x))
-
-
-def fast_pool(layer: nn.Module) -> nn.Module:
-    """The layer, or if it pools by two, with a ReLU or not, one that is fast.
-
-    >>> fast_pool(nn.MaxPool2d(2))
-    Pool2(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)
-    """
-    if type(layer) is ReluPool2:
-        layer.__class__ = FastReluPool2
-    if _by_two(layer):
-        layer.__class__ = Pool2
-    return layer
 
 
 class FastReluPool2(ReluPool2):
@@ -156,15 +144,12 @@ class ClientLinear(nn.Linear):
         return out
 
 
-def fast_linear(layer: nn.Module) -> nn.Module:
-    """The layer, or if it is fully connected one for many clients; it keeps its numbers and names.
-
-    >>> fast_linear(nn.Linear(2, 3))
-    ClientLinear(in_features=2, out_features=3, bias=True)
-    """
-    if type(layer) is nn.Linear:
-        layer.__class__ = ClientLinear
-    return layer
+def in_front(info: Any, dims: Sequence[int | None], *given: Tensor | None) -> Any:
+    """What a rule for vmap is given, with clients in front of every tensor."""
+    return (
+        t if t is None else t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(given, dims, strict=True)
+    )
 
 
 class _ManyLinear(torch.autograd.Function):
@@ -181,12 +166,7 @@ class _ManyLinear(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
         """All clients' rows at once."""
-
-        def in_front(t: Tensor, dim: int | None) -> Tensor:
-            return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-
-        shift = None if bias is None else in_front(bias, in_dims[2])
-        return _Products.apply(in_front(x, in_dims[0]), in_front(w, in_dims[1]), shift), 0  # type: ignore[no-untyped-call]
+        return _Products.apply(*in_front(info, in_dims, x, w, bias)), 0  # type: ignore[no-untyped-call]
 
 
 class _Products(torch.autograd.Function):
@@ -217,12 +197,17 @@ class OrderedGroupNorm(nn.GroupNorm):
         return super().forward(x.contiguous())
 
 
-def in_any_order(layer: nn.Module) -> nn.Module:
-    """The layer, or if it is a GroupNorm one that takes any layout; it keeps its numbers and names.
+_FAST = {nn.Linear: ClientLinear, nn.GroupNorm: OrderedGroupNorm, ReluPool2: FastReluPool2}
 
-    >>> type(in_any_order(nn.GroupNorm(2, 4))).__name__
-    'OrderedGroupNorm'
+
+def fast_layer(layer: nn.Module) -> nn.Module:
+    """The layer, or if one here is its equal, that one; it keeps its numbers and names.
+
+    >>> [fast_layer(layer) for layer in (nn.MaxPool2d(2), nn.Linear(2, 3))]  # doctest: +NORMALIZE_WHITESPACE
+    [Pool2(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False),
+     ClientLinear(in_features=2, out_features=3, bias=True)]
     """
-    if type(layer) is nn.GroupNorm:
-        layer.__class__ = OrderedGroupNorm
+    kind = Pool2 if _by_two(layer) else _FAST.get(type(layer))
+    if kind is not None:
+        layer.__class__ = kind
     return layer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.engines.fast.conv import ClientConv2d, fast_conv
-from kinfolk.engines.fast.layers import fast_linear, fast_pool, in_any_order, join_relu_and_pool
+from kinfolk.engines.fast.layers import fast_layer, join_relu_and_pool
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.network import exchange_layers
 from kinfolk.learning.norm import without_padding
@@ -25,16 +25,13 @@ def prepare(network: nn.Module, usual_layout: bool = False) -> nn.Module:
       (0): ClientLinear(in_features=2, out_features=3, bias=True)
     )
     """
-    network = exchange_layers(network, _fast)
+    network = exchange_layers(
+        network, lambda layer: fast_conv(fast_layer(join_relu_and_pool(without_padding(layer))))
+    )
     for layer in network.modules():
         if isinstance(layer, ClientConv2d):
             layer.usual_layout = usual_layout
     return network
-
-
-def _fast(layer: nn.Module) -> nn.Module:
-    normed = in_any_order(without_padding(layer))
-    return fast_linear(fast_conv(fast_pool(join_relu_and_pool(normed))))
 
 
 def accelerated(learner: Learner, rows: Tensor) -> Learner:

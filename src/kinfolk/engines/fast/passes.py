@@ -8,17 +8,9 @@ import torch
 
 from kinfolk.engines.fast.capture import Recorded
 from kinfolk.engines.fast.lanes import CudaLane
-from kinfolk.engines.fast.steps import (
-    Gradients,
-    first_states,
-    fit_in_place,
-    fit_step,
-    gradients,
-    scan_step,
-    writes_over,
-)
+from kinfolk.engines.fast.steps import Gradients, Step, fit_step, gradients, scan_step
 from kinfolk.engines.fast.trace import Traces
-from kinfolk.engines.one import optimiser_parts
+from kinfolk.engines.one import first_states, optimiser_parts
 from kinfolk.engines.padded import Padded
 from kinfolk.task import Carry, Fit, Scan
 from kinfolk.types import Tree, leaves
@@ -33,9 +25,7 @@ class Passes:
 
     def __init__(self, device: torch.device, record: bool = True) -> None:
         self._record = record and device.type == "cuda"
-        traces = Traces() if device.type == "cpu" else None
-        self._gradients: Gradients = traces.gradients if traces else gradients
-        self._moves = traces.moves if traces else None
+        self._gradients: Gradients = Traces().gradients if device.type == "cpu" else gradients
 
     def run(
         self, one: Fit | Scan, carry: Carry, plan: Padded, round: int, lane: CudaLane, made: bool
@@ -52,20 +42,17 @@ class Passes:
 
     def _step_by_step(self, one: Fit | Scan, carry: Carry, plan: Padded, rates: list[float]) -> Carry:
         states = first_states(one, carry) if isinstance(one, Fit) else []
-        for step in range(len(plan)):
-            rows, whole = plan.batch(step), plan.whole[step]
-            active = None if plan.everyone[step] else plan.active[step]
-            # The first step makes the clients' own models out of one that they may all have been given.
-            if isinstance(one, Fit) and step and active is None and writes_over(one):
-                fit_in_place(one, carry, states, rows, whole, step, rates, self._gradients, self._moves)
-            elif isinstance(one, Fit):
-                carry, states = fit_step(
-                    one, carry, states, rows, active, whole, step, rates, self._gradients, self._moves
-                )
-                # A sum of two layouts may have either.
-                carry |= {d.part: _contiguous(carry[d.part]) for d in one.descents if not step}
-            else:
+        for number in range(len(plan)):
+            rows, whole = plan.batch(number), plan.whole[number]
+            active = None if plan.everyone[number] else plan.active[number]
+            if isinstance(one, Scan):
                 carry = scan_step(one, carry, rows, active, whole)
+                continue
+            # The first step makes the clients' own models out of one that they may all have been given.
+            step = Step(rows, active, whole, number, rates)
+            carry, states = fit_step(one, carry, states, step, self._gradients, over=number > 0)
+            if not number:  # a sum of two layouts may have either
+                carry |= {d.part: _contiguous(carry[d.part]) for d in one.descents}
         return {**carry, **optimiser_parts(states)}
 
 

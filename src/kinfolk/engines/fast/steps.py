@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,78 +11,56 @@ from torch.func import vmap
 
 from kinfolk.engines.padded import Rows
 from kinfolk.learning.optim import SGD, clip
-from kinfolk.task import Batch, Carry, Fit, Optimiser, Scan, TrainStep
+from kinfolk.task import Batch, Carry, Fit, Scan, TrainStep
 from kinfolk.types import Message, Tree
 
-# (descent, carry, buffers, rows, whole) -> (parameters, gradients): `gradients`, or a faster way to the same.
-Gradients = Callable[[TrainStep, Carry, Tree, Rows, bool], tuple[Tree, Tree]]
-# The same, a rate, and whether to write over parameters: some may be moved at once and come third.
-Moves = Callable[[TrainStep, Carry, Tree, Rows, bool, float, bool], tuple[Tree, Tree, Tree]]
+# (descent, carry, buffers, rows, whole, rate or None, whether to write over parameters) -> (parameters,
+# gradients, moved): `gradients`, or a faster way to the same. Where a rate is given, some parameters may be
+# moved at once: they come third, and the first two tell of the rest.
+Gradients = Callable[[TrainStep, Carry, Tree, Rows, bool, float | None, bool], tuple[Tree, Tree, Tree]]
 
 
-def first_states(fit: Fit, carry: Carry) -> list[Message]:
-    """The optimisers' states before the first step."""
-    return [d.optimiser.init({n: carry[d.part][n] for n in d.names}) for d in fit.descents]
+class Step(NamedTuple):
+    """What all clients of a chunk do at once."""
+
+    rows: Rows
+    active: Tensor | None  # who takes the step; None: everyone
+    whole: bool  # no row is padding
+    number: int | Tensor
+    rates: Sequence[float | Tensor]  # of each descent
 
 
 def fit_step(
-    fit: Fit,
-    carry: Carry,
-    states: Sequence[Message],
-    rows: Rows,
-    active: Tensor | None,
-    whole: bool,
-    step: int | Tensor,
-    rates: Sequence[float | Tensor],
-    by: Gradients,
-    moves: Moves | None = None,
+    fit: Fit, carry: Carry, states: Sequence[Message], step: Step, by: Gradients, over: bool
 ) -> tuple[Carry, list[Message]]:
-    """Each descent in turn. `active`: who takes the step (None: everyone); `whole`: no row is padding.
+    """Each descent in turn.
 
-    Nothing given is written to, so whoever is idle can be kept as it was.
+    Nothing given is written to, so whoever is idle can be kept as it was. With `over`, models and states are
+    written over where everyone takes the step, since nobody's old values are needed, and all optimisers can.
     """
+    over = over and step.active is None and all(type(d.optimiser) in IN_PLACE for d in fit.descents)
     carry, states = dict(carry), list(states)
     for i, descent in enumerate(fit.descents):
-        old_model, old_state = carry[descent.part], states[i]
-        buffers = {n: t.clone() for n, t in old_model.items() if n not in descent.names}
-        given = (descent, carry, buffers, rows, whole)
-        params, grads, moved = _towards(*given, rates[i], False, by, moves)
+        rate, old_model, old_state = step.rates[i], carry[descent.part], states[i]
+        buffers = {n: t if over else t.clone() for n, t in old_model.items() if n not in descent.names}
+        at_once = None if isinstance(rate, Tensor) or not _only_subtracts(descent) else rate
+        params, grads, moved = by(descent, carry, buffers, step.rows, step.whole, at_once, over)
+        if over:
+            if params:
+                with torch.no_grad():
+                    IN_PLACE[type(descent.optimiser)](descent.optimiser, params, grads, old_state, rate)
+            continue
         new, state = moved, old_state
         if params:
-            new, state = descent.optimiser.update(params, grads, old_state, step, rates[i], rows[3].sum(1))
+            count = step.rows[3].sum(1)
+            new, state = descent.optimiser.update(params, grads, old_state, step.number, rate, count)
         new = {**buffers, **new, **moved}
         model = {n: new[n] for n in old_model}
-        if active is not None:
-            model = _keep_idle(active, model, old_model)
-            state = {k: _keep_idle(active, v, old_state[k]) for k, v in state.items()}
+        if step.active is not None:
+            model = _keep_idle(step.active, model, old_model)
+            state = _keep_idle(step.active, state, old_state)
         carry[descent.part], states[i] = model, state
     return carry, states
-
-
-def fit_in_place(
-    fit: Fit,
-    carry: Carry,
-    states: Sequence[Message],
-    rows: Rows,
-    whole: bool,
-    step: int | Tensor,
-    rates: Sequence[float | Tensor],
-    by: Gradients,
-    moves: Moves | None = None,
-) -> None:
-    """The same where everyone takes the step: nobody's old values are needed, so models are written over."""
-    for descent, state, rate in zip(fit.descents, states, rates, strict=True):
-        model = carry[descent.part]
-        buffers = {n: t for n, t in model.items() if n not in descent.names}
-        params, grads, _ = _towards(descent, carry, buffers, rows, whole, rate, True, by, moves)
-        if params:
-            with torch.no_grad():
-                IN_PLACE[type(descent.optimiser)](descent.optimiser, params, grads, state, rate)
-
-
-def writes_over(fit: Fit) -> bool:
-    """Whether all optimisers of a loop can work in place."""
-    return all(type(d.optimiser) in IN_PLACE for d in fit.descents)
 
 
 def _sgd_in_place(sgd: SGD, params: Tree, grads: Tree, state: Message, rate: float | Tensor) -> None:
@@ -103,32 +81,24 @@ def _sgd_in_place(sgd: SGD, params: Tree, grads: Tree, state: Message, rate: flo
 IN_PLACE: dict[type, Callable[[Any, Tree, Tree, Message, float | Tensor], None]] = {SGD: _sgd_in_place}
 
 
-def _only_subtracts(optimiser: Optimiser) -> bool:
+def _only_subtracts(descent: TrainStep) -> bool:
     """Whether a step takes the gradient times the rate off the parameters and does nothing else."""
-    return type(optimiser) is SGD and not (optimiser.momentum or optimiser.weight_decay)
+    how = descent.optimiser
+    return type(how) is SGD and not (how.momentum or how.weight_decay or descent.clip)
 
 
-def _towards(
+def gradients(
     descent: TrainStep,
     carry: Carry,
     buffers: Tree,
     rows: Rows,
     whole: bool,
-    rate: float | Tensor,
-    over: bool,
-    by: Gradients,
-    moves: Moves | None,
+    rate: float | None = None,
+    over: bool = False,
 ) -> tuple[Tree, Tree, Tree]:
-    """(parameters, gradients, parameters that are moved already, if a step is so plain that they can be)."""
-    if moves is None or isinstance(rate, Tensor) or descent.clip or not _only_subtracts(descent.optimiser):
-        return *by(descent, carry, buffers, rows, whole), {}
-    return moves(descent, carry, buffers, rows, whole, rate, over)
+    """(parameters, gradients, nothing) of all clients; nothing is moved here, whatever the rate.
 
-
-def gradients(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: bool) -> tuple[Tree, Tree]:
-    """(parameters, gradients) of all clients; they do not mix, so the sum's gradient is each one's own.
-
-    `buffers` are updated on the way.
+    Clients do not mix, so the sum's gradient is each one's own. `buffers` are updated on the way.
     """
     params = {n: carry[descent.part][n] for n in descent.names}
     leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
@@ -144,7 +114,7 @@ def gradients(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole
     named = dict(zip(leaves, grads, strict=True))
     if descent.clip:
         named = vmap(lambda g: clip(g, descent.clip))(named)
-    return params, named
+    return params, named, {}
 
 
 def _for_all(one: Callable[..., Any], rows: Rows, in_dims: Any = 0) -> Callable[..., Any]:
@@ -177,8 +147,8 @@ def scan_step(scan: Scan, carry: Carry, rows: Rows, active: Tensor | None, whole
         return scan.step(carry, Batch(x, y, row, None if whole else weight))
 
     shared = {key: _shared(value) for key, value in carry.items()}
-    given = {key: _one(value, shared[key]) for key, value in carry.items()}
-    dims = {key: _dims(value, shared[key]) for key, value in carry.items()}
+    given = {key: _each(lambda t: t[0], value) if shared[key] else value for key, value in carry.items()}
+    dims = {key: None if shared[key] else 0 for key in carry}
     with torch.no_grad():
         new: Carry = _for_all(one, rows, (dims, 0, 0, 0, 0))(given, *rows)
     # What was the same for all clients and came back untouched stays one tensor.
@@ -186,7 +156,7 @@ def scan_step(scan: Scan, carry: Carry, rows: Rows, active: Tensor | None, whole
         key: carry[key] if shared.get(key) and _same(value, given[key]) else value
         for key, value in new.items()
     }
-    return new if active is None else _keep_idle_parts(active, new, carry)
+    return new if active is None else _keep_idle(active, new, carry)
 
 
 def _leaves(value: Tree | Tensor) -> list[Tensor]:
@@ -199,36 +169,13 @@ def _shared(value: Tree | Tensor) -> bool:
     return bool(leaves) and all(t.dim() > 0 and t.shape[0] > 1 and t.stride(0) == 0 for t in leaves)
 
 
-def _one(value: Tree | Tensor, shared: bool) -> Any:
-    if not shared:
-        return value
-    return {n: t[0] for n, t in value.items()} if isinstance(value, dict) else value[0]
-
-
-def _dims(value: Tree | Tensor, shared: bool) -> Any:
-    dim = None if shared else 0
-    return dict.fromkeys(value, dim) if isinstance(value, dict) else dim
-
-
 def _same(new: Tree | Tensor, old: Tree | Tensor) -> bool:
     a, b = _leaves(new), _leaves(old)
     return len(a) == len(b) and all(x.data_ptr() == y.data_ptr() for x, y in zip(a, b, strict=True))
 
 
-def _keep_idle(active: Tensor, new: Tree, old: Tree) -> Tree:
+def _keep_idle(active: Tensor, new: Any, old: Any) -> Any:
     """The new values where a client took the step, the old ones where it had finished."""
-    return {
-        n: torch.where(active.reshape(-1, *[1] * (t.dim() - 1)), t, old[n]) if t is not old[n] else t
-        for n, t in new.items()
-    }
-
-
-def _keep_idle_parts(active: Tensor, new: Carry, old: Carry) -> Carry:
-    return {
-        key: value  # a part that this step added: idle clients have no older one
-        if key not in old
-        else _keep_idle(active, value, old[key])
-        if isinstance(value, dict)
-        else _keep_idle(active, {key: value}, {key: old[key]})[key]
-        for key, value in new.items()
-    }
+    if isinstance(new, dict):  # of a part that this step added idle clients have no older one
+        return {n: _keep_idle(active, t, old[n]) if n in old else t for n, t in new.items()}
+    return new if new is old else torch.where(active.reshape(-1, *[1] * (new.dim() - 1)), new, old)

@@ -60,67 +60,54 @@ class Traces:
         self._known: dict[Any, Traced | None] = {}
 
     def gradients(
-        self, descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: bool
-    ) -> tuple[Tree, Tree]:
-        """As `steps.gradients`."""
-        return self._run(descent, carry, buffers, rows, whole, None, False)[:2]
-
-    def moves(
         self,
         descent: TrainStep,
         carry: Carry,
         buffers: Tree,
         rows: Rows,
         whole: bool,
-        rate: float,
-        over: bool,
+        rate: float | None = None,
+        over: bool = False,
     ) -> tuple[Tree, Tree, Tree]:
-        """(parameters, gradients, moved): some parameters are already moved, the first two tell of the rest.
+        """As `steps.gradients`; with a rate, some parameters are moved, and the first two tell of the rest.
 
         A gradient that is a product of two matrices is added to its parameter while it is made, and is never
         written down; `over`: into the parameter itself.
         """
         model = carry[descent.part]
-        if sum(model[n].numel() // len(model[n]) for n in descent.names) < WORTH_MOVING:
-            return *self.gradients(descent, carry, buffers, rows, whole), {}
-        return self._run(descent, carry, buffers, rows, whole, rate, over)
-
-    def _run(
-        self,
-        descent: TrainStep,
-        carry: Carry,
-        buffers: Tree,
-        rows: Rows,
-        whole: bool,
-        rate: float | None,
-        over: bool,
-    ) -> tuple[Tree, Tree, Tree]:
+        if rate is not None and sum(model[n].numel() // len(model[n]) for n in descent.names) < WORTH_MOVING:
+            rate = None
         # Of what is consulted the strides too: a view that one layout allows another may not.
         held = list(leaves(carry))
         parts = ((k, n, t.shape, None if k == descent.part else t.stride()) for k, n, t in held)
         key = (id(descent), whole, *parts, *(t.shape for t in rows))
         self._asked[key] = self._asked.get(key, 0) + 1
         if rate is None and self._asked[key] < WORTH_TRACING:
-            return *gradients(descent, carry, buffers, rows, whole), {}
+            return gradients(descent, carry, buffers, rows, whole)
+        how = None if rate is None else over
+        inputs = [*buffers.values(), *(t for _, _, t in held), *rows]
+        way = (key, how, *(t.stride() for t in carry[descent.part].values()))
+        if way not in self._known:
+            made = self._trace(key, descent, carry, buffers, rows, whole)
+            self._known[way] = _fitted(made, descent, carry, inputs, how)
+        traced = self._known[way]
+        if traced is None:
+            return gradients(descent, carry, buffers, rows, whole)
+        with torch.no_grad():
+            given = traced.run(*inputs) if rate is None else traced.run(*inputs, -rate)
+        count = len(traced.moved)
+        grads = dict(zip(traced.left, given[count:], strict=True))
+        return {n: model[n] for n in grads}, grads, dict(zip(traced.moved, given[:count], strict=True))
+
+    def _trace(self, key: Any, *given: Any) -> GraphModule | None:
+        """The trace of a key, made if it is new; the oldest gives way where there are many."""
         if key not in self._made:
             while len(self._made) >= MOST_TRACES:
                 oldest = next(iter(self._made))
                 self._made.pop(oldest)
                 self._known = {known: way for known, way in self._known.items() if known[0] != oldest}
-            self._made[key] = _trace(descent, carry, buffers, rows, whole)
-        how = None if rate is None else over
-        inputs = [*buffers.values(), *(t for _, _, t in held), *rows]
-        way = (key, how, *(t.stride() for t in carry[descent.part].values()))
-        if way not in self._known:
-            self._known[way] = _fitted(self._made[key], descent, carry, inputs, how)
-        traced = self._known[way]
-        if traced is None:
-            return *gradients(descent, carry, buffers, rows, whole), {}
-        with torch.no_grad():
-            given = traced.run(*inputs) if rate is None else traced.run(*inputs, -rate)
-        model, count = carry[descent.part], len(traced.moved)
-        grads = dict(zip(traced.left, given[count:], strict=True))
-        return {n: model[n] for n in grads}, grads, dict(zip(traced.moved, given[:count], strict=True))
+            self._made[key] = _trace(*given)
+        return self._made[key]
 
 
 def _trace(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: bool) -> GraphModule | None:
@@ -136,8 +123,7 @@ def _trace(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: b
             else:
                 held.setdefault(key, {})[name] = t
         x, y, row, weight = given[-4:]
-        _, grads = gradients(descent, held, mine, (x, y, row, weight), whole)
-        return list(grads.values())
+        return list(gradients(descent, held, mine, (x, y, row, weight), whole)[1].values())
 
     # On copies: buffers are written to on the way, and that must not count twice. What is trained is in order
     # after its first step, however it came.

@@ -9,13 +9,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.federation.datasets import cifar, idx, imagenet, leaf, sensors, sign, svhn, tabular, usps
-from kinfolk.federation.datasets.files import checksum, corrupt, reading
-from kinfolk.federation.datasets.idx import DIGITS
-from kinfolk.federation.datasets.npz import compact_rows, read_compact
+from kinfolk.federation.datasets import digits, leaf, pictures, tables
+from kinfolk.federation.datasets.digits import DIGITS
+from kinfolk.federation.datasets.files import Archive, checksum, corrupt, reading
+from kinfolk.federation.datasets.formats import compact_rows, read_compact
 from kinfolk.federation.datasets.rows import CENTRED, UNIT, Array, Rows
-
-Load = Callable[[Path], Rows]
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Entry:
 
     line: str
     licence: str
-    official: Load  # reads the published files from a folder
+    official: Callable[[Archive], Rows] | None  # reads the published files; None: they are never opened
     files: tuple[str, ...]  # names, any of which tells that the folder holds the published files; (): never
     compact: Callable[[Mapping[str, Array]], Rows] | None = None  # rows from the arrays of the compact .npz
     npz: str = ""
@@ -50,7 +48,7 @@ _IDX = tuple(
 )
 _PACKED = (".gz", ".bz2", ".zip")
 _UNCHECKED = "no checksum is published: fetch prints the sha256 it got."
-_HEART_FILES = tuple(f"processed.{hospital}.data" for hospital in tabular.HOSPITALS)
+_HEART_FILES = tuple(f"processed.{hospital}.data" for hospital in tables.HOSPITALS)
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
 _SIGN = "https://github.com/ardamavi/Sign-Language-Digits-Dataset/archive/4b09433ef9d5c60602e8805bb54b8aa2428527f8.zip"
 _MINES = "https://raw.githubusercontent.com/daizhongxiang/Federated_Bayesian_Optimization/"
@@ -59,9 +57,9 @@ CATALOGUE: dict[str, Entry] = {
     "mnist": Entry(
         "MNIST: 70,000 grey digits of 28 by 28, by writer if QMNIST's labels are there",
         "CC BY-SA 3.0; QMNIST's labels BSD 3-clause",
-        idx.official_mnist,
+        digits.official_mnist,
         _IDX,
-        idx.compact_mnist,
+        digits.compact_mnist,
         "mnist.npz",
         _remotes(
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -83,7 +81,7 @@ CATALOGUE: dict[str, Entry] = {
     "usps": Entry(
         "USPS: 9,298 grey digits of 16 by 16 from envelopes",
         "none stated; research use",
-        usps.official,
+        digits.official_usps,
         ("usps", "usps.t", "usps.bz2", "usps.t.bz2", "zip.train*", "zip.test*"),
         lambda found: compact_rows(found, DIGITS, CENTRED),
         "usps.npz",
@@ -99,9 +97,9 @@ CATALOGUE: dict[str, Entry] = {
     "svhn": Entry(
         "SVHN: 99,289 colour digits of 32 by 32 from house numbers",
         "non-commercial use only",
-        svhn.official,
+        digits.official_svhn,
         ("train_32x32.mat", "test_32x32.mat"),
-        lambda found: compact_rows(found, DIGITS, CENTRED, "house"),
+        lambda found: compact_rows(found, DIGITS, CENTRED),
         "svhn.npz",
         _remotes(
             "http://ufldl.stanford.edu/housenumbers/",
@@ -114,9 +112,9 @@ CATALOGUE: dict[str, Entry] = {
     "sign_digits": Entry(
         "SIGN: 2,062 photos of sign-language digits, grey, 64 by 64; no official test rows",
         "Apache-2.0",
-        sign.official,
+        digits.official_sign,
         ("*.jpg", "*.jpeg", "*.zip"),
-        lambda found: compact_rows(found, DIGITS, CENTRED, "photo"),
+        lambda found: compact_rows(found, DIGITS, CENTRED),
         "sign_digits.npz",
         (Remote(_SIGN, "Sign-Language-Digits-Dataset.zip"),),
         "the repository at a fixed commit; " + _UNCHECKED,
@@ -124,9 +122,9 @@ CATALOGUE: dict[str, Entry] = {
     "cifar10": Entry(
         "CIFAR-10: 60,000 colour pictures of 32 by 32, ten classes",
         "none stated; cite Krizhevsky 2009",
-        cifar.official,
+        pictures.official_cifar,
         ("data_batch_*", "test_batch.bin", "cifar-10-*.tar.gz"),
-        lambda found: compact_rows(found, cifar.CLASSES, CENTRED, "index"),
+        lambda found: compact_rows(found, pictures.CIFAR, CENTRED),
         "cifar10.npz",
         _remotes(
             "https://www.cs.toronto.edu/~kriz/",
@@ -137,7 +135,7 @@ CATALOGUE: dict[str, Entry] = {
     "imagenet32": Entry(
         "ImageNet32: 40 classes with more than 1,000 pictures, 32 by 32",
         "ImageNet's terms: non-commercial research and education",
-        imagenet.official_imagenet32,
+        pictures.official_imagenet32,
         ("train_data_batch_*.npz", "val_data.npz", "Imagenet32_*.zip"),
         note="register at image-net.org, download Imagenet32_train_npz.zip and Imagenet32_val_npz.zip "
         "(downsampled data, npz format) and put both zips, or what is in them, there.",
@@ -145,7 +143,7 @@ CATALOGUE: dict[str, Entry] = {
     "tiny_imagenet40": Entry(
         "Tiny ImageNet: 40 of its 200 classes, averaged to 32 by 32",
         "ImageNet's terms: non-commercial research and education",
-        imagenet.official_tiny,
+        pictures.official_tiny,
         ("wnids.txt", "tiny-imagenet-200.zip"),
         lambda found: compact_rows(found, found["class_name"].tolist(), CENTRED),
         "tiny_imagenet40.npz",
@@ -179,9 +177,9 @@ CATALOGUE: dict[str, Entry] = {
     "wisdm": Entry(
         "WISDM v1.1: six activities by user, 43 features of a telephone's 10 s windows",
         "free; cite Kwapisz, Weiss and Moore 2010, keep its readme with it",
-        sensors.official_wisdm,
+        tables.official_wisdm,
         ("*transformed.arff", "WISDM_ar*.tar.gz"),
-        sensors.compact_wisdm,
+        tables.compact_wisdm,
         "wisdm.npz",
         _remotes(
             "https://www.cis.fordham.edu/wisdm/includes/datasets/latest/",
@@ -192,18 +190,18 @@ CATALOGUE: dict[str, Entry] = {
     "watch_har": Entry(
         "Watch: seven shoulder exercises by subject, 2 s of six channels",
         "BSD 3-clause (seglearn)",
-        sensors.official_watch,
+        None,
         (),
-        sensors.compact_watch,
+        tables.compact_watch,
         "watch_har.npz",
         note="seglearn publishes a pickle, which is never opened here; use the compact watch_har.npz.",
     ),
     "heart_disease": Entry(
         "Heart disease: 920 patients of four hospitals, 13 features",
         "CC BY 4.0 (UCI)",
-        tabular.official_heart,
+        tables.official_heart,
         _HEART_FILES,
-        tabular.compact_heart,
+        tables.compact_heart,
         "heart_disease.npz",
         _remotes(_UCI + "heart-disease/", dict.fromkeys(_HEART_FILES, "")),
         _UNCHECKED,
@@ -211,9 +209,9 @@ CATALOGUE: dict[str, Entry] = {
     "landmine": Entry(
         "Landmines: 14,820 radar signatures of 29 fields, 9 features",
         "none stated; research use (Duke)",
-        tabular.official_landmine,
+        tables.official_landmine,
         ("LandmineData.mat",),
-        tabular.compact_landmine,
+        tables.compact_landmine,
         "landmine.npz",
         _remotes(_MINES + "30a4548606f2ae9bc62c6bf0eb4110177aa3876a/", {"LandmineData.mat": ""}),
         "a copy at a fixed commit of a public repository (Duke's own page could not be confirmed); "
@@ -222,9 +220,9 @@ CATALOGUE: dict[str, Entry] = {
     "pendigits": Entry(
         "Pendigits: 10,992 digits as 16 pen coordinates; test rows by other writers",
         "CC BY 4.0 (UCI)",
-        tabular.official_pendigits,
+        tables.official_pendigits,
         ("pendigits.tra", "pendigits.tes"),
-        tabular.compact_pendigits,
+        tables.compact_pendigits,
         "pendigits.npz",
         _remotes(_UCI + "pendigits/", {"pendigits.tra": "", "pendigits.tes": ""}),
         _UNCHECKED,
@@ -300,10 +298,24 @@ def find(name: str, root: Path | None = None) -> Rows:
         raise KinfolkError("data.name", name, f"not in {root}; {_how(name, entry, root)}")
     if path == root / name:
         verify(path, entry.remote)
-        return entry.official(path)
+        return read_official(name, path)
     assert entry.compact is not None
     with reading(path):
         return entry.compact(read_compact(path))
+
+
+def read_official(name: str, folder: Path) -> Rows:
+    """A data set from its published files in a folder, plain or inside their archives.
+
+    >>> read_official("mnist", Path("none"))
+    Traceback (most recent call last):
+    ...
+    kinfolk.errors.KinfolkError: data.file = 'none/train-images-idx3-ubyte': is missing; fetch it or add it
+    """
+    official = known(name).official
+    assert official is not None, "files that are never opened are never found"
+    with Archive(folder) as archive, reading(folder):
+        return official(archive)
 
 
 def _how(name: str, entry: Entry, root: Path) -> str:

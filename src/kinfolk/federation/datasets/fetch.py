@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.datasets.catalogue import Entry, Remote, data_root, known
+from kinfolk.federation.datasets.catalogue import Remote, data_root, known
 from kinfolk.federation.datasets.files import checksum, corrupt
 
 PATIENCE = 30.0  # seconds without an answer before a location counts as out of reach
@@ -111,17 +111,7 @@ def fetch(
     entry, root = known(name), data_root() if root is None else Path(root)
     if not entry.remote:
         raise KinfolkError("data.name", name, f"cannot be fetched: {entry.note}")
-    return fetch_entry(entry, root / name, progress, say)
-
-
-def fetch_entry(entry: Entry, folder: Path, progress: bool, say: Callable[[str], None]) -> list[Path]:
-    """Download the files of an entry into `folder`; see `fetch`.
-
-    >>> from kinfolk.federation.datasets.catalogue import CATALOGUE
-    >>> fetch_entry(CATALOGUE["watch_har"], Path("none"), False, print)
-    []
-    """
-    paths = []
+    folder, paths = root / name, []
     with _bars(progress) as drawn:
         for remote in entry.remote:
             there = (folder / remote.name).is_file()

@@ -85,18 +85,6 @@ def reading(path: Path | str) -> Iterator[None]:
         raise corrupt(path, reason) from error
 
 
-def unpacked(data: bytes, name: str) -> bytes:
-    """The bytes of a .gz or .bz2 file, told by its name; any other file as it is.
-
-    >>> unpacked(gzip.compress(b"rows"), "mnist/train.gz"), unpacked(b"rows", "train")
-    (b'rows', b'rows')
-    """
-    with reading(name):
-        if name.endswith(".gz"):
-            return gzip.decompress(data)
-        return bz2.decompress(data) if name.endswith(".bz2") else data
-
-
 def checksum(path: Path, algorithm: str) -> str:
     """The digest of a file in hexadecimal.
 
@@ -178,12 +166,6 @@ class Archive:
             raise missing_file(self.folder / patterns[0])
         return found
 
-    def beside(self, name: str) -> list[str]:
-        """The files in the folder of `name` and below it."""
-        base = name.rpartition("/")[0]
-        names = self.plain if name in self.plain else self.names
-        return [other for other in names if not base or other.startswith(base + "/")]
-
     def read(self, name: str) -> bytes:
         """The bytes of a file, .gz and .bz2 unpacked."""
         with reading(self.folder / name):
@@ -193,7 +175,9 @@ class Archive:
                 if name not in self.names:
                     raise FileNotFoundError(name)
                 data = self._zipped[name].read(name) if name in self._zipped else self._tarred[name]
-        return unpacked(data, f"{self.folder.name}/{name}")
+            if name.endswith(".gz"):
+                return gzip.decompress(data)
+            return bz2.decompress(data) if name.endswith(".bz2") else data
 
     def text(self, name: str) -> str:
         """A text file, UTF-8."""

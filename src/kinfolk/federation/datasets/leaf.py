@@ -13,8 +13,7 @@ import numpy as np
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import Archive, corrupt, missing_file, reading
-from kinfolk.federation.datasets.npz import compact_rows
-from kinfolk.federation.datasets.pictures import picture, planes
+from kinfolk.federation.datasets.formats import compact_rows, picture, planes
 from kinfolk.federation.datasets.rows import UNIT, Array, Rows, check_rows
 
 _FACE = 84
@@ -91,7 +90,7 @@ def _files(archive: Archive) -> list[tuple[str, bool | None]]:
 
 
 def _read(
-    folder: Path, shape: tuple[int, int, int], classes: int, images: Callable[[Archive, User], Array]
+    archive: Archive, shape: tuple[int, int, int], classes: int, images: Callable[[Archive, User], Array]
 ) -> Rows:
     """All users of all files, file by file, so that only one file of numbers as text is held at a time."""
     xs: list[Array] = [np.zeros((0, *shape), np.uint8)]
@@ -99,17 +98,16 @@ def _read(
     owner: list[str] = []
     tests: list[bool] = []
     seen: set[tuple[str, bool]] = set()
-    with Archive(folder) as archive:
-        files = _files(archive)
-        for name, test in files:
-            for user in users(archive.read(name), archive.folder / name, bool(test)):
-                if (user.name, user.test) in seen:
-                    raise user.bad("is in another file as well")
-                seen.add((user.name, user.test))
-                ys.append(_labels(user, classes))
-                xs.append(images(archive, user))
-                owner += [user.name] * len(user.y)
-                tests += [user.test] * len(user.y)
+    files = _files(archive)
+    for name, test in files:
+        for user in users(archive.read(name), archive.folder / name, bool(test)):
+            if (user.name, user.test) in seen:
+                raise user.bad("is in another file as well")
+            seen.add((user.name, user.test))
+            ys.append(_labels(user, classes))
+            xs.append(images(archive, user))
+            owner += [user.name] * len(user.y)
+            tests += [user.test] * len(user.y)
     names, client = np.unique(np.array(owner), return_inverse=True)
     mask = np.array(tests) if files[0][1] is not None else None
     own = client.astype(np.int64)
@@ -148,29 +146,17 @@ def _faces(archive: Archive, user: User) -> Array:
     return x
 
 
-def official_femnist(folder: Path) -> Rows:
-    """FEMNIST by writer from LEAF's json: train/ and test/ if they are there, else all_data files.
-
-    >>> official_femnist(Path("none"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/all_data_*.json': is missing; fetch it or add it
-    """
-    return _read(folder, (1, 28, 28), len(CHARACTERS), _characters)
+def official_femnist(archive: Archive) -> Rows:
+    """FEMNIST by writer from LEAF's json: train/ and test/ if they are there, else all_data files."""
+    return _read(archive, (1, 28, 28), len(CHARACTERS), _characters)
 
 
-def official_celeba(folder: Path) -> Rows:
-    """CelebA by celebrity, smiling or not, from LEAF's json and the pictures in raw/img_align_celeba.
-
-    >>> official_celeba(Path("none"))
-    Traceback (most recent call last):
-    ...
-    kinfolk.errors.KinfolkError: data.file = 'none/all_data_*.json': is missing; fetch it or add it
-    """
-    return _read(folder, (3, _FACE, _FACE), 2, _faces)
+def official_celeba(archive: Archive) -> Rows:
+    """CelebA by celebrity, smiling or not, from LEAF's json and the pictures in raw/img_align_celeba."""
+    return _read(archive, (3, _FACE, _FACE), 2, _faces)
 
 
 def compact_celeba(found: Mapping[str, Array]) -> Rows:
-    """CelebA from the compact file: faces of 48 by 48 from the unaligned pictures, all 40 attributes."""
+    """CelebA from the compact file: faces of 48 by 48 from the unaligned pictures."""
     names = np.array([f"{number:05d}" for number in found["celeb_id"].tolist()])
-    return compact_rows({**found, "client_name": names}, SMILING, UNIT, "image", "attr")
+    return compact_rows({**found, "client_name": names}, SMILING, UNIT)

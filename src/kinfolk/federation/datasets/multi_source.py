@@ -11,8 +11,7 @@ from torch import Tensor
 from kinfolk.federation.assemble import from_groups
 from kinfolk.federation.datasets.rows import Rows
 from kinfolk.federation.federation import Federation
-from kinfolk.federation.partition.natural import pool_of
-from kinfolk.federation.pool import Pool
+from kinfolk.federation.pool import pool_of
 from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
 
@@ -40,18 +39,6 @@ def pictures(x: Tensor, channels: int = 1, side: int = SIDE) -> Tensor:
     return out
 
 
-def source_pool(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
-    """One origin as a pool: its published test rows, or some of every class where there are none.
-
-    >>> import numpy as np
-    >>> rows = Rows(np.zeros((4, 1, 64, 64), np.uint8), np.array([0, 0, 1, 1]), 10, (1 / 127.5, -1.0))
-    >>> source_pool(rows, DataSpec(), Seed(0)).x.shape
-    torch.Size([4, 1, 32, 32])
-    """
-    pool = pool_of(rows, spec, seed)
-    return replace(pool, x=pictures(pool.x, spec.channels))
-
-
 def multi_source(spec: DataSpec, seed: Seed, find: Callable[[str], Rows]) -> Federation:
     """The first `groups` of the four origins, one to each group; `find` loads an origin by name.
 
@@ -62,5 +49,5 @@ def multi_source(spec: DataSpec, seed: Seed, find: Callable[[str], Rows]) -> Fed
     >>> multi_source(spec, Seed(0), zeros).shape
     (1, 32, 32)
     """
-    pools = [source_pool(find(name), spec, seed) for name in DIGIT_SOURCES[: spec.groups]]
-    return from_groups(pools, spec, seed)
+    pools = [pool_of(find(name), spec, seed) for name in DIGIT_SOURCES[: spec.groups]]
+    return from_groups([replace(pool, x=pictures(pool.x, spec.channels)) for pool in pools], spec, seed)

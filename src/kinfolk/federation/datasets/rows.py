@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,15 +21,13 @@ CENTRED = (1 / 127.5, -1.0)  # bytes to [-1, 1]
 UNIT = (1 / 255, 0.0)  # bytes to [0, 1], as LEAF has them
 PLAIN = (1.0, 0.0)  # features, already what they should be
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
-
 
 @dataclass(frozen=True, eq=False)
 class Rows:
     """The rows of one data set, as small as they are stored: images stay bytes until they are dealt.
 
     >>> Rows(np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1]), 2, CENTRED).left_out
-    mappingproxy({})
+    {}
     """
 
     x: Array  # uint8 images [n, c, h, w], or float32 features [n, ...]
@@ -41,11 +38,9 @@ class Rows:
     client: Ints | None = None  # [n]: natural owner, a place in client_names
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
-    extra: Mapping[str, Array] = field(
-        default_factory=lambda: _NONE
-    )  # more about each row: writer, house, ...
-    left_out: Mapping[str, int] = field(default_factory=lambda: _NONE)  # reason -> rows left out
-    filled: Mapping[str, int] = field(default_factory=lambda: _NONE)  # column -> missing values filled in
+    block: Ints | None = None  # [n]: rows that resemble one another, such as windows of one recording
+    left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> rows left out
+    filled: Mapping[str, int] = field(default_factory=dict)  # column -> missing values filled in
 
 
 def check_rows(rows: Rows) -> Rows:
@@ -85,7 +80,7 @@ def _types(rows: Rows) -> None:
 
 
 def _lengths(rows: Rows) -> None:
-    parts = {"y": rows.y, "test": rows.test, "client": rows.client, **rows.extra}
+    parts = {"y": rows.y, "test": rows.test, "client": rows.client, "block": rows.block}
     for name, values in parts.items():
         if values is not None and len(values) != len(rows.x):
             raise KinfolkError(
@@ -101,12 +96,12 @@ def _range(field: str, values: Ints, end: int, what: str) -> None:
         raise KinfolkError(field, int(values[bad[0]]), f"row {bad[0]}; {what} run from 0 to {end - 1}")
 
 
-def halves(train: tuple[Array, Array], test: tuple[Array, Array]) -> tuple[Array, Ints, Bools]:
-    """Join training and official test rows, training rows first: x, y and which rows are test rows.
+def halves(train: tuple[Array, Array], test: tuple[Array, Array]) -> dict[str, Array]:
+    """Join training and official test rows, training rows first: "x", "y" and "test", which rows are tests.
 
     >>> one, two = (np.zeros((1, 3)), np.array([4], np.uint8)), (np.ones((2, 3)), np.array([5, 6], np.uint8))
-    >>> x, y, test = halves(one, two)
-    >>> y.tolist(), test.tolist()
+    >>> found = halves(one, two)
+    >>> found["y"].tolist(), found["test"].tolist()
     ([4, 5, 6], [False, True, True])
     """
     if train[0].shape[1:] != test[0].shape[1:]:
@@ -114,7 +109,7 @@ def halves(train: tuple[Array, Array], test: tuple[Array, Array]) -> tuple[Array
         raise KinfolkError("data.x", f"test rows {list(test[0].shape[1:])}", remedy)
     x = np.concatenate([train[0], test[0]])
     y = np.concatenate([train[1], test[1]]).astype(np.int64)
-    return x, y, np.arange(len(x)) >= len(train[0])
+    return {"x": x, "y": y, "test": np.arange(len(x)) >= len(train[0])}
 
 
 def owners(ids: Array, word: str) -> tuple[Ints, tuple[str, ...]]:

@@ -13,9 +13,8 @@ from torch.utils.data import Dataset
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.federation import Federation, client_names
-from kinfolk.federation.own_data.gather import as_float32, check_present, client_rows, gather
-from kinfolk.federation.own_data.labels import kind_of
-from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients, federate
+from kinfolk.federation.own_data.gather import as_float32, check_present, client_rows, gather, kind_of
+from kinfolk.federation.own_data.loaded import Array, ClientRows, federate
 from kinfolk.streams import Seed
 
 # What a user may hand in: by position or by name, pairs (x, y) or map-style data sets.
@@ -43,22 +42,6 @@ def from_arrays(
     >>> f.clients, f.classes, f.splits["train"].counts(), f.splits["test"].counts()
     (('ann', 'bob'), 3, tensor([4, 1]), tensor([1, 0]))
     """
-    loaded = read_arrays(clients, test, classes, missing, seed)
-    return federate(loaded, test_fraction=test_fraction, valid=valid, seed=seed)
-
-
-def read_arrays(
-    clients: Given,
-    test: Given | None = None,
-    classes: int | None = None,
-    missing: str = "refuse",
-    seed: Seed = Seed(0),  # noqa: B008 - a Seed never changes
-) -> LoadedClients:
-    """The rows of each client, its test rows behind the others where `test` is given; see `from_arrays`.
-
-    >>> read_arrays([(np.zeros((2, 1)), [0, 1])], test={}).tests["client-000"]
-    array([False, False])
-    """
     named = _named(clients, "data.clients")
     parts = {who: _read(item, who, seed) for who, item in named.items()}
     check_present(parts)
@@ -69,7 +52,8 @@ def read_arrays(
         parts = {who: _with_tests(part, tests.get(who)) for who, part in parts.items()}
     # Always float32: bytes handed over in Python are numbers, not images to be scaled.
     floats = {who: as_float32(part) for who, part in parts.items()}
-    return gather(floats, kind="arrays", missing=missing, classes=_classes(parts, classes))
+    loaded = gather(floats, kind="arrays", missing=missing, classes=_classes(parts, classes))
+    return federate(loaded, test_fraction=test_fraction, valid=valid, seed=seed)
 
 
 def _named(given: Given, field: str) -> dict[str, Any]:

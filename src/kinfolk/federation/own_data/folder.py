@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import short
-from kinfolk.federation.datasets.npz import npz_names, read_npz
-from kinfolk.federation.own_data.columns import choose_label, column_kind, table_part
-from kinfolk.federation.own_data.files import TABLES, inside, read_table_file
+from kinfolk.federation.datasets.formats import npz_names, read_npz
 from kinfolk.federation.own_data.gather import check_name, client_rows, gather
-from kinfolk.federation.own_data.images import read_images
+from kinfolk.federation.own_data.images import inside, read_images
 from kinfolk.federation.own_data.loaded import LoadedClients
 from kinfolk.federation.own_data.missing import listed
+from kinfolk.federation.own_data.tables import (
+    TABLES,
+    choose_label,
+    column_kind,
+    column_types,
+    read_table_file,
+    table_part,
+)
 
 KINDS = (".npz", *TABLES)
 
@@ -130,16 +136,3 @@ def _same_text(frames: dict[str, pd.DataFrame], clients: Mapping[str, Path], lab
             and clients[who].suffix.lower() == ".csv"
         ):
             frames[who], _ = read_table_file(clients[who], text=[label])
-
-
-def column_types(frames: Sequence[pd.DataFrame]) -> dict[str, str]:
-    """The types of every column as they were given; several where clients differ.
-
-    >>> column_types([pd.DataFrame({"a": [True]}), pd.DataFrame({"a": [0.5]})])
-    {'a': 'bool, float64'}
-    """
-    seen: dict[str, set[str]] = {}
-    for frame in frames:
-        for name, dtype in frame.dtypes.items():
-            seen.setdefault(str(name), set()).add(str(dtype).removesuffix("[pyarrow]"))
-    return {name: ", ".join(sorted(kinds)) for name, kinds in seen.items()}

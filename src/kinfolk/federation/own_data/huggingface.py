@@ -6,7 +6,6 @@ They need the extras `hf` and `flower`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -17,12 +16,11 @@ import pandas as pd
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.datasets.files import UNREADABLE
 from kinfolk.federation.federation import client_names
-from kinfolk.federation.own_data.columns import label_values, table_part
-from kinfolk.federation.own_data.frame import client_ids, split_part
 from kinfolk.federation.own_data.gather import gather
 from kinfolk.federation.own_data.images import PIXELS, ImageHead, agree, pixels
 from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
 from kinfolk.federation.own_data.missing import check_missing
+from kinfolk.federation.own_data.tables import client_ids, label_values, split_part, table_part
 
 
 def read_huggingface(dataset: Any, client: str, label: str, *, missing: str = "refuse") -> LoadedClients:
@@ -43,18 +41,18 @@ def read_huggingface(dataset: Any, client: str, label: str, *, missing: str = "r
             raise KinfolkError(what, name, "no such column; " + near(name, dataset.column_names))
     owner, nameless = client_ids(_frame(dataset, [client])[client], client, missing)
     columns = [name for name in dataset.column_names if name not in (label, client)]
-    read = read_columns(dataset, label, columns)
+    whole, features, notes = _read(dataset, label, columns)
     return gather(
-        split_part(read.part, owner),
+        split_part(whole, owner),
         kind="Hugging Face data set",
         label=label,
-        features=read.features,
+        features=features,
         class_names=getattr(dataset.features[label], "names", None) or (),
         missing=missing,
         types={name: _type(dataset.features[name]) for name in (*columns, label)},
         left_out=nameless,
-        notes=[f"client column: {client!r}", *read.notes],
-        scale=read.scale,
+        notes=[f"client column: {client!r}", *notes],
+        scale=PIXELS if notes else None,  # only images have notes: on how pixels are scaled
     )
 
 
@@ -109,25 +107,15 @@ def _one_id_each(parts: Sequence[Any], client: str) -> None:
         seen.add(str(ids[0]))
 
 
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """The columns of a data set as rows, not yet split by client."""
-
-    part: ClientRows
-    features: tuple[str, ...] = ()  # names of columns; empty where x is no table
-    notes: Sequence[str] = ()
-    scale: tuple[float, float] | None = None
-
-
-def read_columns(dataset: Any, label: str, columns: Sequence[str]) -> Columns:
-    """The rows of a data set: features out of `columns`, and labels."""
+def _read(dataset: Any, label: str, columns: Sequence[str]) -> tuple[ClientRows, Sequence[str], list[str]]:
+    """The rows of a data set, the names of its features where it is a table, and notes on its images."""
     frame = _frame(dataset, [label])
     if getattr(dataset.features[label], "names", None):  # Hugging Face writes -1 for a row without a label
         frame[label] = frame[label].mask(frame[label] == -1)
     shapes = {name: _shape_of(dataset.features[name]) for name in columns}
     if columns and set(shapes.values()) == {"scalar"}:
         whole = frame.join(_frame(dataset, columns))
-        return Columns(table_part("data", whole, label, columns), tuple(columns))
+        return table_part("data", whole, label, columns), columns, []
     if len(columns) != 1:
         said = ", ".join(f"{name} ({kind})" for name, kind in shapes.items()) or "none"
         remedy = "give numeric columns only, or a single one of images or lists: dataset.select_columns"
@@ -136,8 +124,8 @@ def read_columns(dataset: Any, label: str, columns: Sequence[str]) -> Columns:
     y, absent = label_values(frame[label], f"data.{label}", row)
     if shapes[columns[0]] == "image":
         x, notes = _images(dataset, columns[0])
-        return Columns(ClientRows(x, y, absent, row), notes=notes, scale=PIXELS)
-    return Columns(ClientRows(_lists(dataset, columns[0]), y, absent, row))
+        return ClientRows(x, y, absent, row), (), notes
+    return ClientRows(_lists(dataset, columns[0]), y, absent, row), (), []
 
 
 def package() -> ModuleType:

@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import reading, short
-from kinfolk.federation.datasets.pictures import planes
-from kinfolk.federation.own_data.files import inside
-from kinfolk.federation.own_data.gather import gather
-from kinfolk.federation.own_data.labels import in_order
+from kinfolk.federation.datasets.formats import planes
+from kinfolk.federation.own_data.gather import gather, in_order
 from kinfolk.federation.own_data.loaded import ClientRows, LoadedClients
 
 if TYPE_CHECKING:
@@ -75,6 +73,23 @@ def pixels(image: Image.Image, mode: str) -> NDArray[np.uint8]:
     if image.mode == "P":  # by way of RGBA, as a palette may say which colour is clear
         image = image.convert("RGBA")
     return planes(image.convert(mode))
+
+
+def inside(folder: Path) -> tuple[list[Path], int]:
+    """What a folder holds, sorted by name, and how many hidden files besides.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("b.csv", "a.csv", ".DS_Store"):
+    ...         (Path(folder) / name).touch()
+    ...     shown, hidden = inside(Path(folder))
+    >>> [path.name for path in shown], hidden
+    (['a.csv', 'b.csv'], 1)
+    """
+    with reading(folder):
+        paths = sorted(folder.iterdir())
+    shown = [path for path in paths if not path.name.startswith(".")]
+    return shown, len(paths) - len(shown)
 
 
 def read_images(folders: Mapping[str, Path]) -> LoadedClients:

@@ -9,13 +9,12 @@ from typing import Any
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import short
 from kinfolk.federation.federation import Federation
-from kinfolk.federation.own_data.files import TABLES
 from kinfolk.federation.own_data.folder import read_folder
-from kinfolk.federation.own_data.frame import read_table
 from kinfolk.federation.own_data.loaded import LoadedClients, federate
 from kinfolk.federation.own_data.missing import check_missing
 from kinfolk.federation.own_data.report import Report, inspect
 from kinfolk.federation.own_data.store import is_store, read_store, store_report
+from kinfolk.federation.own_data.tables import TABLES, read_table
 from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
 
@@ -102,14 +101,3 @@ def own_data(spec: DataSpec, seed: Seed) -> tuple[Federation, Report]:
         seed=seed,
         **options,
     )
-
-
-def own_notes(report: Report) -> list[str]:
-    """What was decided and left out when own data were read, one line each.
-
-    >>> import numpy as np
-    >>> rows = np.zeros((5, 2)), np.array([0, 1, 0, 1, 0])
-    >>> own_notes(inspect(LoadedClients({"ann": rows}, ("a", "b"), left_out={"a torn line": 2})))
-    ['left out: 2 (a torn line)']
-    """
-    return [*report.notes, *(f"left out: {number:,} ({why})" for why, number in report.left_out.items())]

@@ -136,31 +136,3 @@ def _splits(
             sets[name].append(torch.from_numpy(part))
         start += len(own)
     return {name: pack(parts) for name, parts in sets.items()}
-
-
-def loaded_of(federation: Federation) -> LoadedClients:
-    """The training and validation rows of a federation as if they were just loaded, to be inspected.
-
-    Test rows stay out: many clients may share them.
-
-    >>> rows = np.zeros((5, 2)), np.array([0, 1, 0, 1, 1])
-    >>> loaded_of(federate(LoadedClients({"ann": rows}, ("no", "yes")))).rows
-    4
-    """
-    if federation.maker is not None:
-        remedy = "its rows are made when a client is asked, so there is nothing to look at or to store"
-        raise KinfolkError("data", federation.name, remedy)
-    x, y = federation.x.numpy(force=True), federation.y.numpy(force=True)
-    train, valid = federation.splits["train"], federation.splits["valid"]
-    clients: dict[str, tuple[Array, Array]] = {}
-    for i, who in enumerate(federation.clients):
-        own = np.concatenate([train.rows(i).numpy(force=True), valid.rows(i).numpy(force=True)])
-        clients[who] = x[own], y[own]
-    return LoadedClients(
-        clients,
-        class_names=tuple(str(c) for c in range(federation.classes)),
-        notes=["training and validation rows only: test rows may be shared between clients"],
-        types={"x": str(x.dtype), "y": str(y.dtype)},
-        kind="federation",
-        scale=federation.scale,
-    )

@@ -1,7 +1,7 @@
 """The fast form on disk: plain .npy files that are mapped, not read, and a manifest that vouches for them.
 
 A store is a folder with `x.npy`, `y.npy`, three small files per split, `clients.json`,
-`truth.npy` where groups are known, `report.json` where there is a report, and `manifest.json`.
+`truth.npy` where groups are known, `report.json` and `manifest.json`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,12 +21,11 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.datasets.files import short
+from kinfolk.federation.datasets.files import checksum, short
 from kinfolk.federation.federation import SPLITS, Federation, Split
-from kinfolk.federation.own_data.loaded import Array, LoadedClients, federate, loaded_of
-from kinfolk.federation.own_data.report import Report, inspect
-from kinfolk.federation.soundness import check
-from kinfolk.streams import Seed
+from kinfolk.federation.own_data.loaded import Array
+from kinfolk.federation.own_data.report import Report
+from kinfolk.federation.soundness import check, fits
 from kinfolk.types import Client
 
 FORMAT, VERSION = "kinfolk store", 1
@@ -35,41 +35,21 @@ _ARRAYS = ("x.npy", "y.npy", *(f"{split}-{part}.npy" for split in SPLITS for par
 _TYPES = {torch.float32: "<f4", torch.int64: "<i8", torch.uint8: "|u1"}
 
 
-class _Hashed:
-    """A file that is hashed while it is written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.sum = file, hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self.sum.update(data)
-        return self.file.write(data)
-
-
-def write_store(
-    data: Federation | LoadedClients,
-    folder: str | Path,
-    *,
-    report: Report | None = None,
-    test_fraction: float = 0.2,
-    valid: float = 0.0,
-    seed: Seed = Seed(0),  # noqa: B008 - a Seed never changes
-) -> Path:
-    """Write a store, whole or not at all; what was found is split first, a federation keeps its splits.
+def write_store(data: Federation, folder: str | Path, report: Report) -> Path:
+    """Write a store, whole or not at all: a federation with its splits, and the report on its rows.
 
     >>> import tempfile
+    >>> from kinfolk import federate, inspect
+    >>> from kinfolk.federation.own_data.loaded import LoadedClients
     >>> found = LoadedClients({"ann": (np.zeros((5, 2)), np.array([0, 1, 0, 1, 1]))}, ("no", "yes"))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     store = write_store(found, Path(folder) / "mine")
-    ...     read_store(store).fingerprint() == federate(found).fingerprint()
-    True
+    ...     store = write_store(federate(found), Path(folder) / "mine", inspect(found))
+    ...     read_store(store, verify=True).clients, store_report(store).balance
+    (('ann',), {'no': 2, 'yes': 3})
     """
     folder = Path(folder)
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise KinfolkError("store", short(folder), "is there already; choose another name or remove it first")
-    if isinstance(data, LoadedClients):
-        report = inspect(data) if report is None else report
-        data = federate(data, test_fraction=test_fraction, valid=valid, seed=seed)
     if data.maker is not None:
         raise KinfolkError("store", data.name, "these rows are made when a client is asked; nothing to store")
     check(data)
@@ -87,27 +67,18 @@ def write_store(
     return folder
 
 
-def _tensors(data: Federation) -> dict[str, Tensor]:
+def _fill(folder: Path, data: Federation, report: Report) -> None:
+    """All files of a store; the manifest last."""
     splits = (getattr(data.splits[name], part) for name in SPLITS for part in _PARTS)
     tensors = dict(zip(_ARRAYS, (data.x, data.y, *splits), strict=True))
-    return tensors if data.truth is None else {**tensors, "truth.npy": data.truth}
-
-
-def _fill(folder: Path, data: Federation, report: Report | None) -> None:
-    """All files of a store; the manifest last."""
+    tensors |= {} if data.truth is None else {"truth.npy": data.truth}
     files: dict[str, dict[str, Any]] = {}
-    for name, tensor in _tensors(data).items():
+    for name, tensor in tensors.items():
         array = tensor.detach().cpu().contiguous().numpy().astype(_TYPES[tensor.dtype], copy=False)
-        with (folder / name).open("xb") as file:
-            hashed = _Hashed(file)
-            np.lib.format.write_array(hashed, array, allow_pickle=False)
-            _flush(file)
-            files[name] = {"bytes": file.tell(), "sha256": hashed.sum.hexdigest()}
+        files[name] = _written(folder / name, partial(np.save, arr=array, allow_pickle=False))
         files[name] |= {"dtype": array.dtype.str, "shape": list(array.shape)}
-    texts: dict[str, object] = {"clients.json": list(data.clients)}
-    texts |= {"report.json": report.as_dict()} if report is not None else {}
-    for name, value in texts.items():
-        files[name] = _text(folder / name, value)
+    files["clients.json"] = _text(folder / "clients.json", list(data.clients))
+    files["report.json"] = _text(folder / "report.json", report.as_dict())
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -116,8 +87,8 @@ def _fill(folder: Path, data: Federation, report: Report | None) -> None:
         "rows": len(data.x),
         "classes": data.classes,
         "scale": data.scale,
-        "class_names": list(report.class_names) if report else [],
-        "feature_names": list(report.feature_names) if report else [],
+        "class_names": list(report.class_names),
+        "feature_names": list(report.feature_names),
         "files": files,
     }
     _text(folder / MANIFEST, manifest | {"sha256": _seal(manifest)})
@@ -126,21 +97,22 @@ def _fill(folder: Path, data: Federation, report: Report | None) -> None:
 
 def _text(path: Path, value: object) -> dict[str, Any]:
     data = json.dumps(value, indent=1, allow_nan=False).encode()
+    return _written(path, lambda file: file.write(data))
+
+
+def _written(path: Path, write: Callable[[BinaryIO], object]) -> dict[str, Any]:
+    """Write one file, and say what it must be from now on."""
     with path.open("xb") as file:
-        file.write(data)
-        _flush(file)
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())  # a rename may reach the disk before the bytes do
+    return {"bytes": path.stat().st_size, "sha256": checksum(path, "sha256")}
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:
     """A checksum of the manifest without its own, so that it vouches for itself too."""
     plain = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())  # a rename may reach the disk before the bytes do
 
 
 def _sync(folder: Path) -> None:
@@ -187,8 +159,8 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def _sizes(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    named, needed = set(files), {*_ARRAYS, "clients.json"}
-    if not needed <= named <= needed | {"truth.npy", "report.json"}:  # no names from elsewhere
+    named, needed = set(files), {*_ARRAYS, "clients.json", "report.json"}
+    if not needed <= named <= needed | {"truth.npy"}:  # no names from elsewhere
         raise KeyError("files")
     for name, facts in files.items():
         path = folder / name
@@ -219,20 +191,13 @@ def read_store(folder: str | Path, *, verify: bool = False) -> Federation:
     """The federation of a store, its rows mapped from the disk and not read until they are used.
 
     Sizes, types and shapes are checked always; with `verify` every file's checksum, and that the
-    federation is sound, which reads all of it.
-
-    >>> import tempfile
-    >>> from kinfolk.federation.own_data.arrays import from_arrays
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     store = write_store(from_arrays([(np.zeros((5, 2)), [0, 1, 0, 1, 1])]), Path(folder) / "mine")
-    ...     read_store(store, verify=True).clients
-    ('client-000',)
+    federation is sound, which reads all of it. See `write_store` for an example.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
     if verify:
         for name, facts in manifest["files"].items():
-            if _checksum(folder / name) != facts["sha256"]:
+            if checksum(folder / name, "sha256") != facts["sha256"]:
                 raise _bad(folder / name, "was altered: its checksum is another")
     tensors = {
         name: _mapped(folder / name, facts) for name, facts in manifest["files"].items() if "shape" in facts
@@ -251,26 +216,10 @@ def read_store(folder: str | Path, *, verify: bool = False) -> Federation:
         feature_names=tuple(manifest["feature_names"]),
     )
     for name, split in splits.items():
-        _laid_out(folder / f"{name}-start.npy", split, len(federation.clients))
+        # Cheap to see, and without it rows would be the wrong ones.
+        if not fits(split, len(federation.clients)):
+            raise _bad(folder / f"{name}-start.npy", "does not fit the rows and clients of its split")
     return check(federation) if verify else federation
-
-
-def _laid_out(path: Path, split: Split, clients: int) -> None:
-    """The offsets of a split fit its rows: cheap to see, and without it rows would be the wrong ones."""
-    start, sets = split.start, len(split.start) - 1
-    ordered = (
-        sets >= 0
-        and int(start[0]) == 0
-        and int(start[-1]) == len(split.row)
-        and bool((start.diff() >= 0).all())
-    )
-    if not ordered or len(split.of) != clients or not bool(((split.of >= 0) & (split.of < sets)).all()):
-        raise _bad(path, "does not fit the rows and clients of its split")
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _mapped(path: Path, facts: Mapping[str, Any]) -> Tensor:
@@ -285,17 +234,8 @@ def _mapped(path: Path, facts: Mapping[str, Any]) -> Tensor:
 
 
 def store_report(folder: str | Path) -> Report:
-    """The report kept with a store; made from its training rows where there is none.
-
-    >>> import tempfile
-    >>> found = LoadedClients({"ann": (np.zeros((5, 2)), np.array([0, 1, 0, 1, 1]))}, ("no", "yes"))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     store_report(write_store(found, Path(folder) / "mine")).balance
-    {'no': 2, 'yes': 3}
-    """
+    """The report kept with a store; see `write_store` for an example."""
     path = Path(folder) / "report.json"
-    if not path.is_file():
-        return inspect(loaded_of(read_store(folder)))
     try:
         return Report.from_dict(_json(path))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

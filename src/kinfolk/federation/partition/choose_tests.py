@@ -28,14 +28,6 @@ class Dealt:
     test_rows: int = 0
 
 
-@dataclass(frozen=True)
-class SplitRule:
-    """A way to choose test rows: `draw` gives row sets and, client by client, the set it owns."""
-
-    line: str
-    draw: Callable[[Dealt], tuple[list[Ints], list[int]]]
-
-
 def balanced(labels: Ints, rows: Ints, most: int = 0) -> Ints:
     """As many of `rows` of every class as the rarest class has; classes that are missing stay missing.
 
@@ -127,8 +119,9 @@ def _everybody(dealt: Dealt) -> tuple[list[Ints], list[int]]:
     return [np.concatenate(_of_groups(dealt, 0))], [0] * len(dealt.group)
 
 
-TEST_SPLITS: dict[str, SplitRule] = {
-    "local": SplitRule("test rows with the client's own label proportions", _local),
-    "group": SplitRule("the label-balanced test rows of the client's group", _group),
-    "global": SplitRule("the label-balanced test rows of all groups", _everybody),
+# Each gives row sets and, client by client, the set it owns.
+TEST_SPLITS: dict[str, Callable[[Dealt], tuple[list[Ints], list[int]]]] = {
+    "local": _local,
+    "group": _group,
+    "global": _everybody,
 }

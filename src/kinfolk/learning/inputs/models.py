@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from kinfolk.learning.batchable import count
+from kinfolk.learning.batchable import cost as cost_of
 from kinfolk.learning.inputs.layout import rows_innermost, rows_last
 from kinfolk.learning.inputs.minimise import minimise
 from kinfolk.learning.learner import Learner
@@ -165,7 +165,7 @@ def _batchable(learner: Learner, models: Tree, x: Tensor) -> bool:
 @lru_cache(maxsize=8)
 def _fills(module: nn.Module, shape: tuple[int, ...]) -> bool:
     """Whether one network with rows of this shape [rows, ...] fills a GPU: others beside it gain nothing."""
-    return count(module, torch.zeros((1, *shape[1:]))).large(shape[0])
+    return cost_of(module, torch.zeros((1, *shape[1:]))).large(shape[0])
 
 
 def _on_cores(learner: Learner, jobs: Sequence[Callable[[Learner], Tensor]]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Arrays out of .npz files without pickle, and rows out of the compact files."""
+"""Arrays out of .npz files (without pickle), .mat files and pictures, and rows out of the compact files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import io
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kinfolk.federation.datasets.files import corrupt, reading
+from kinfolk.federation.datasets.files import Archive, corrupt, reading
 from kinfolk.federation.datasets.rows import Array, Rows, check_rows
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 def read_npz(file: Path | io.BytesIO, name: Path | str, *keys: str) -> dict[str, Array]:
@@ -101,14 +105,12 @@ def _join_halves(found: dict[str, Array]) -> None:
         found["test"] = np.arange(len(found[key])) >= len(ends[0])
 
 
-def compact_rows(
-    found: Mapping[str, Array], names: Sequence[str], scale: tuple[float, float], *extra: str
-) -> Rows:
-    """The rows of a compact file as they are, with more about each row under `extra`.
+def compact_rows(found: Mapping[str, Array], names: Sequence[str], scale: tuple[float, float]) -> Rows:
+    """The rows of a compact file as they are.
 
-    >>> found = {"x": np.zeros((2, 1, 8, 8), np.uint8), "y": np.array([1, 0]), "photo": np.array([7, 9])}
-    >>> compact_rows(found, ("no", "yes"), (1.0, 0.0), "photo").extra
-    {'photo': array([7, 9])}
+    >>> found = {"x": np.zeros((2, 1, 8, 8), np.uint8), "y": np.array([1, 0])}
+    >>> compact_rows(found, ("no", "yes"), (1.0, 0.0)).classes
+    2
     """
     natural = "client_name" in found
     return check_rows(
@@ -121,6 +123,56 @@ def compact_rows(
             found["client"] if natural else None,
             tuple(found["client_name"].tolist()) if natural else (),
             tuple(names),
-            {key: found[key] for key in extra},
+            found.get("block"),
         )
     )
+
+
+def read_mat(archive: Archive, name: str, *keys: str) -> list[Array]:
+    """The arrays under `keys` of a .mat file; one that is cut short or something else is named.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, Archive(Path(folder)) as archive:
+    ...     _ = (Path(folder) / "a.mat").write_bytes(b"text" * 99)
+    ...     read_mat(archive, "a.mat", "X")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    kinfolk.errors.KinfolkError: data.file = '.../a.mat': not used: Unknown mat file type, ...; replace it
+    """
+    from scipy.io import loadmat  # slow to import, wanted by two data sets only
+    from scipy.io.matlab import MatReadError
+
+    with reading(archive.folder / name):
+        try:
+            found = loadmat(archive.file(name), variable_names=keys)
+        except MatReadError as error:  # an error of its own kind, no ValueError
+            raise ValueError(str(error)) from error
+        if absent := [key for key in keys if key not in found]:
+            raise ValueError(f"has no array {absent[0]!r}")
+    return [found[key] for key in keys]
+
+
+def picture(data: bytes, name: Path | str) -> Image:
+    """A picture in RGB, decoded whole.
+
+    >>> from PIL import Image
+    >>> file = io.BytesIO()
+    >>> Image.new("L", (2, 3), 7).save(file, "PNG")
+    >>> picture(file.getvalue(), "a.png").size
+    (2, 3)
+    """
+    from PIL import Image  # other data sets should not wait for it
+
+    with reading(name), Image.open(io.BytesIO(data)) as image:
+        return image.convert("RGB")
+
+
+def planes(image: Image) -> Array:
+    """A picture as bytes [channels, height, width].
+
+    >>> from PIL import Image
+    >>> planes(Image.new("RGB", (2, 1), (1, 2, 3))).tolist()
+    [[[1, 1]], [[2, 2]], [[3, 3]]]
+    """
+    pixels = np.asarray(image, dtype=np.uint8)
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))

@@ -1,6 +1,6 @@
 """What the clients of each algorithm send, out of the replies that its tasks declare: a table for the docs.
 
-`python -m kinfolk.contract.messages` prints it; a test holds `docs/messages.md` to it.
+`python tests/helpers/message_table.py` prints it; a test holds `docs/messages.md` to it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from option_variants import variants
 from torch import Tensor
 
 from kinfolk.algorithms import ALGORITHMS, with_options
 from kinfolk.contract import toy
-from kinfolk.contract.options import variants
 from kinfolk.learning.learner import Learner
 from kinfolk.script import client_tasks
 from kinfolk.task import Expected, FloatSpec, IntSpec, PeerTask, Table, Task

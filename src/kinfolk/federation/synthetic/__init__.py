@@ -1,1 +1,0 @@
-"""Federations without files: synthetic tasks, and rows that are made when a client is asked."""

@@ -16,7 +16,7 @@ CORE = {"types", "task", "script", "fold", "streams", "errors"}
 EVERYTHING = {p.stem for p in ROOT.iterdir() if p.is_dir() or p.suffix == ".py"} - {"__pycache__"}
 
 # What people call from Python.
-PYTHON = ("api", "methods", "own_experiment", "watching")
+PYTHON = ("api", "methods", "own_experiment", "trained", "watching")
 # The room of a module is the first word after `kinfolk`. A room may import itself and what stands here.
 MAY_IMPORT = {
     "types": set(),
@@ -49,7 +49,7 @@ MAY_IMPORT = {
 # What algorithms may know of one another: the blocks they are built of; a package also knows its own modules.
 SHARED_BY_ALGORITHMS = ("kinfolk.algorithms.blocks",)
 # Rooms that see records only, as files: not even by a detour may they reach torch.
-WITHOUT_TORCH = ("report",)
+WITHOUT_TORCH = ("report", "trained")
 PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle", "yaml"}
 DRAWS = {
     *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"),

@@ -94,6 +94,15 @@ def test_group_commands_run_and_print_what_is_shown(typed, python):
     assert [[row.split()[i] for i in (0, 2)] for row in typed(place).splitlines()[2:10]] == groups
 
 
+def test_commands_that_take_models_home_run_one_after_another(typed, python):
+    for command in commands("docs/models.md"):  # all use what the first has made
+        typed(command)
+    (example,) = blocks("docs/models.md", "python")
+    said, shape = python(example).splitlines()
+    assert said.endswith("('no', 'yes')")
+    assert shape == "(40, 2)"
+
+
 @pytest.mark.parametrize("command", commands("docs/add-an-algorithm.md"))
 def test_guide_commands_run(command, typed):
     typed(command)

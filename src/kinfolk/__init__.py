@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from kinfolk.own_experiment import Experiment
     from kinfolk.report.read import Run, load_run, load_runs
+    from kinfolk.trained import TrainedRun, load
 
 __all__ = [
     "IFCA",
@@ -83,6 +84,7 @@ __all__ = [
     "Run",
     "SLFed",
     "SLFedSimilar",
+    "TrainedRun",
     "__version__",
     "assign",
     "build_federation",
@@ -91,6 +93,7 @@ __all__ = [
     "federate",
     "from_arrays",
     "inspect",
+    "load",
     "load_own",
     "load_run",
     "load_runs",
@@ -136,6 +139,7 @@ _HOMES = {
     **dict.fromkeys(_METHODS, "methods"),
     **dict.fromkeys(("Run", "load_run", "load_runs"), "report.read"),
     "Experiment": "own_experiment",
+    **dict.fromkeys(("TrainedRun", "load"), "trained"),
     "Federation": "federation.federation",
     "KinfolkError": "errors",
     "Result": "experiment.run",

@@ -22,6 +22,7 @@ from kinfolk.experiment.spec import parse
 from kinfolk.experiment.state import to_message
 from kinfolk.script import Ask, play
 from kinfolk.streams import RoundContext, Seed
+from kinfolk.trained import load
 from kinfolk.types import nbytes
 
 METHOD = (
@@ -108,10 +109,23 @@ def test_scores_of_the_last_round_are_by_it_and_nothing_else_differs(runs):
     before = without_final(read_rounds(root / "weak")[-1])
     assert before["seconds"].keys() == read_rounds(root / "off")[-1]["seconds"].keys()
     (_, state, facts), (_, kept, kept_facts) = saved(root / "off"), saved(root / "weak")
+    served, final = ((tensors.pop("served"), told.pop("served")) for tensors, told in
+                     ((state, facts), (kept, kept_facts)))  # fmt: skip
     assert facts == kept_facts
-    assert all(equal(state[entry], kept[entry]) for entry in state), "checkpoints know nothing of it"
+    assert all(equal(state[entry], kept[entry]) for entry in state), "a run goes on as if it had not been"
+    assert served == ({}, {})
+    assert final[0]["member"].tolist() == ended["weak"].state.member.tolist(), "but what was scored is kept"
     assert equal({"c": ended["off"].state.centres}, {"c": ended["weak"].state.centres})
     assert "final" not in (root / "off/rounds.jsonl").read_text()
+
+
+def test_models_taken_out_are_those_of_the_last_groups(runs):
+    run = load(runs[0] / "weak")
+    federation = digits(spec_in(run.path).data, 0)
+    scores = run.scores[(run.scores["round"] == 3) & (run.scores["score"] == "accuracy")]
+    for _, one in scores.iterrows():
+        x, y = federation.take(federation.splits["test"].rows(federation.place(one["client"])))
+        assert (run.predict(x, one["client"]) == y.numpy()).mean() == one["value"]
 
 
 def test_both_protocols_agree_and_every_byte_is_counted(runs):

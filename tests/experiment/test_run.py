@@ -373,9 +373,11 @@ def test_kernels_that_were_chosen_by_timing_are_followed_when_a_run_is_resumed(t
     conv, trials = "conv 2x3 by 2x3", ({"columns": 1.0, "grouped": 2.0}, {"columns": 2.0, "grouped": 1.0})
     first, second = KernelChoices(), KernelChoices()
     assert first.pick(conv, tuple(trials[0]), lambda: trials[0]) == "columns"
-    monkeypatch.setattr("kinfolk.experiment.run.KERNELS", first)
+    for writes_or_reads in ("saving", "run"):
+        monkeypatch.setattr(f"kinfolk.experiment.{writes_or_reads}.KERNELS", first)
     go(tmp_path / "run", "run.rounds=1")
-    monkeypatch.setattr("kinfolk.experiment.run.KERNELS", second)
+    for writes_or_reads in ("saving", "run"):
+        monkeypatch.setattr(f"kinfolk.experiment.{writes_or_reads}.KERNELS", second)
     go(tmp_path / "run", "run.rounds=2", resume=True)
     assert second.pick(conv, tuple(trials[1]), lambda: trials[1]) == "columns", "slower now, but the same"
     assert second.pick(conv, ("grouped",), lambda: {"grouped": 1.0}) == "grouped", (

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kinfolk.algorithms.blocks.many_models import copies, distinct
 from kinfolk.errors import at_least
 from kinfolk.fold import Mean, Weights
 from kinfolk.learning import metrics
-from kinfolk.learning.learner import Learner
+from kinfolk.learning.learner import Learner, ScoreTask
 from kinfolk.script import Script, fold
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Batch, Carry, ClientInfo, Fit, Plan, Scan, Table, Task
@@ -148,16 +148,56 @@ class FedEM:
             found = metrics.count(carry["tally"], out, batch, mine.loss.row_loss(out, batch.y))
             return {**carry, "tally": found}
 
-        rows = Plan(mine.score_batch, shuffle=False, split=mine.score_split)
-        return {"personal": Task(begin, lambda carry: (carry["tally"], None), (Scan(count, rows),), blank)}
+        scan = Scan(count, Plan(mine.score_batch, shuffle=False, split=mine.score_split))
+        return {
+            "personal": ScoreTask(
+                begin, lambda carry: (carry["tally"], None), (scan,), blank,
+                network=self.mixed_network,
+                model=_parts,
+            )
+        }  # fmt: skip
+
+    def mixed_network(self) -> nn.Module:
+        """A plain network for a client's mixture."""
+        components = [self.learner.plain_network() for _ in range(self.k)]
+        return Mixture(components, self.learner.loss.classification)
 
     def mixture(self, carry: Carry, batch: Batch) -> Tensor:
         """log of sum_k pi_k softmax_k, which is its own log-softmax; of numbers, sum_k pi_k out_k."""
         outs = torch.stack(self.outputs(carry["sent"], batch))
-        share: Tensor = carry["pi"].reshape(-1, *[1] * (outs.dim() - 1))
-        if not self.learner.loss.classification:
-            return (share * outs).sum(0)
-        return torch.logsumexp(_log(share) + outs.log_softmax(-1), 0)
+        return _mixed(outs, carry["pi"], self.learner.loss.classification)
+
+
+class Mixture(nn.Module):
+    """A client's mixture as one network: log of sum_k pi_k softmax_k; of numbers, sum_k pi_k out_k.
+
+    >>> Mixture([nn.Linear(2, 3), nn.Linear(2, 3)], True)(torch.zeros(4, 2)).exp().sum(1).round().tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+
+    def __init__(self, components: Sequence[nn.Module], classification: bool) -> None:
+        super().__init__()
+        self.components, self.classification = nn.ModuleList(components), classification
+        self.register_buffer("pi", torch.full((len(components),), 1 / len(components)))
+        self.pi: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mixture's answer to rows x."""
+        return _mixed(torch.stack([one(x) for one in self.components]), self.pi, self.classification)
+
+
+def _parts(carry: Carry) -> Tree:
+    """The components and shares of a carry under the names that `Mixture` has for them."""
+    sent: Tree = carry["sent"]
+    parts = {f"components.{j}.{n}": t[j] for n, t in sent.items() for j in range(len(t))}
+    return {**parts, "pi": carry["pi"]}
+
+
+def _mixed(outs: Tensor, pi: Tensor, classification: bool) -> Tensor:
+    share = pi.reshape(-1, *[1] * (outs.dim() - 1))
+    if not classification:
+        return (share * outs).sum(0)
+    return torch.logsumexp(_log(share) + outs.log_softmax(-1), 0)
 
 
 def _one(components: Tree, j: int) -> Tree:

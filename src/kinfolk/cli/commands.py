@@ -10,6 +10,7 @@ from rich.table import Table
 
 from kinfolk.cli.data import data
 from kinfolk.cli.groups import groups
+from kinfolk.cli.models import models
 from kinfolk.cli.order import InOrder
 from kinfolk.cli.shared import (
     AsJson,
@@ -35,6 +36,7 @@ app = typer.Typer(
 
 app.add_typer(data, name="data")
 app.add_typer(groups)
+app.add_typer(models)
 
 
 def _version(wanted: bool) -> None:

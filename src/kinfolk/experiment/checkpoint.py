@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,7 +26,7 @@ from kinfolk.types import Message
 
 FORMAT = 1
 # What may differ when a run is resumed: how long it goes on, and on what machinery.
-_FREE = re.compile(r"(run\.(rounds|target|checkpoint_every)|engine\.\w+):")
+_FREE = re.compile(r"(run\.(rounds|target|checkpoint_every|keep|patience)|engine\.\w+):")
 # A folder ends in ".old" while a newer one of the same round takes its place.
 _FOLDER = re.compile(r"round-(\d{6,})(\.old)?")
 _TEMPORARY = re.compile(r"\.round-\d{6,}\.tmp")
@@ -54,8 +54,9 @@ def save(
     facts: Mapping[str, Any],
     spec_text: str,
     keep: int = 2,
+    also: Collection[int] = (),
 ) -> Path:
-    """Write the checkpoint of round `number` and keep the newest `keep`.
+    """Write the checkpoint of round `number` and keep the newest `keep`, and those of the rounds in `also`.
 
     Checkpoints of later rounds go: when round `number` is saved, they belong to a run that was rewound.
 
@@ -83,7 +84,7 @@ def save(
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-    _prune(final.parent, number, max(keep, 1))
+    _prune(final.parent, number, max(keep, 1), also)
     return final
 
 
@@ -107,6 +108,55 @@ def load_latest(folder: Path, spec_text: str) -> tuple[Loaded | None, list[str]]
         remedy = f"no sound checkpoint ({complaints[0]}); restore one, or remove the folder to start again"
         raise KinfolkError("checkpoint", str(folder), remedy)
     return None, []
+
+
+def saved_rounds(folder: Path) -> tuple[int, ...]:
+    """The rounds whose checkpoints are there, in order; sound or not.
+
+    >>> saved_rounds(Path("nowhere"))
+    ()
+    """
+    return tuple(sorted({number for number, _ in _found(Path(folder))}))
+
+
+def load_round(folder: Path, number: int, spec_text: str) -> Loaded:
+    """The checkpoint of one round; one that is damaged is an error, and so is one that is not there.
+
+    >>> load_round(Path("nowhere"), 3, "")
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: checkpoint = 'nowhere': holds no models of round 3
+    """
+    for other, path in _found(Path(folder)):
+        if other == number:
+            try:
+                return _load(path, number, spec_text)
+            except _Damaged as error:
+                raise KinfolkError("checkpoint", str(path), f"cannot be used: {error}") from error
+    raise KinfolkError("checkpoint", str(folder), f"holds no models of round {number}")
+
+
+def saved_facts(folder: Path) -> dict[str, Any]:
+    """What the newest checkpoint that can be read says besides its tensors; nothing where there is none.
+
+    >>> saved_facts(Path("nowhere"))
+    {}
+    """
+    for _, path in _found(Path(folder)):
+        try:
+            facts: dict[str, Any] = _read_manifest(path)["facts"]
+            return facts
+        except (_Damaged, KeyError):
+            continue
+    return {}
+
+
+def saved_bytes(folder: Path) -> int:
+    """What all checkpoints together take on the disk.
+
+    >>> saved_bytes(Path("nowhere"))
+    0
+    """
+    return sum(file.stat().st_size for _, path in _found(Path(folder)) for file in path.iterdir())
 
 
 def _load(path: Path, number: int, spec_text: str) -> Loaded:
@@ -182,11 +232,13 @@ def _found(folder: Path) -> list[tuple[int, Path]]:
     return [(number, path) for number, _, path in sorted(found, reverse=True)]
 
 
-def _prune(folder: Path, number: int, keep: int) -> None:
-    kept: list[int] = []
+def _prune(folder: Path, number: int, keep: int, also: Collection[int]) -> None:
+    kept: set[int] = set()
+    newest = 0
     for other, path in _found(folder):
-        if other <= number and other not in kept and len(kept) < keep:
-            kept.append(other)
+        if other <= number and other not in kept and (newest < keep or other in also):
+            kept.add(other)
+            newest += 1
         else:
             shutil.rmtree(path, ignore_errors=True)
 

@@ -12,6 +12,7 @@ import torch
 
 from kinfolk.engines.choose import Choice
 from kinfolk.experiment.build import Parts, parameters
+from kinfolk.experiment.record import FORMAT
 from kinfolk.experiment.spec import run_id
 
 
@@ -22,11 +23,12 @@ def description(parts: Parts, choice: Choice, how: Mapping[str, Any]) -> dict[st
     >>> from kinfolk.experiment.sections import EngineSpec, Experiment
     >>> one = Choice(EngineSpec("loop", "cpu"), "as asked")
     >>> list(description(build_parts(Experiment()), one, {"status": "running"}))[:5]
-    ['algorithm', 'title', 'seed', 'status', 'why']
+    ['format', 'algorithm', 'title', 'seed', 'status']
     """
     federation, spec = parts.federation, parts.spec
     groups = None if federation.truth is None else len(set(federation.truth.tolist()))
     facts = {
+        "format": FORMAT,
         "algorithm": spec.algorithm.name,
         "title": parts.title,
         "seed": spec.run.seed,

@@ -33,7 +33,7 @@ def play_final(run: Running) -> Info | None:
 
 def finalize(run: Running) -> None:
     """Let the algorithm finalize, and write the last round's line and scores anew by it."""
-    before = run.state
+    before, summary = run.state, run.summary
     run.spent()  # the last checkpoint's, as in runs that do not finalize
     info = play_final(run)
     if info is None:
@@ -42,6 +42,7 @@ def finalize(run: Running) -> None:
     groups = run.groups(before, run.state, run.clients)
     spent = dict(zip(("bytes", "seconds", "trained"), run.spent(), strict=True))
     run.score()
+    run.save(before, summary)  # with what clients are scored by beside it
     facts = with_final(read_rounds(run.folder)[-1], found, groups, spent) | {"summary": run.summary}
     run.records.amend_round(run.done, facts)
     run.watch("round", {**facts, "rounds": run.done, "memories": run.memories})

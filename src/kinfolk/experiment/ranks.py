@@ -9,6 +9,7 @@ from kinfolk.engines.choose import arithmetic, make
 from kinfolk.engines.coordinator import Engine
 from kinfolk.engines.distributed import serve
 from kinfolk.engines.link import Link
+from kinfolk.experiment.best import validation_task
 from kinfolk.experiment.build import Parts
 from kinfolk.experiment.choice import chosen
 from kinfolk.experiment.client_memory import make_memories
@@ -33,5 +34,5 @@ def follow(build: Callable[[], Parts], link: Link) -> None:
 
 def table_of(parts: Parts) -> Table:
     """What clients can be asked, attackers included."""
-    table = client_tasks(parts.algorithm)
+    table = {**client_tasks(parts.algorithm), **validation_task(parts.algorithm, parts.spec.run)}
     return table if parts.attack is None else parts.attack.arm(table)

@@ -41,6 +41,7 @@ OPTIONAL = ("group", "margin")
 # What is known of the clients' data, in a run folder: columns client, fact, value.
 CLIENT_FACTS = "clients.parquet"
 MODELS = ("centre", "personal", "fine-tuned")
+FORMAT = 1  # of a run folder; a newer one is refused
 _FILE = re.compile(r"round-(\d{6,})\.parquet")
 
 

@@ -17,9 +17,10 @@ from kinfolk.engines.link import Link, linked
 from kinfolk.engines.tune import tuned
 from kinfolk.engines.work import Work
 from kinfolk.errors import BrokeDown, KinfolkError
+from kinfolk.experiment.best import VALID, Best, check_rows, judged
 from kinfolk.experiment.budget import Budget, Spent, too_short
 from kinfolk.experiment.build import Network, Parts, build_parts
-from kinfolk.experiment.checkpoint import Loaded, load_latest, save
+from kinfolk.experiment.checkpoint import Loaded, load_latest
 from kinfolk.experiment.choice import chosen, kept, work
 from kinfolk.experiment.choosing import choose_now, with_choices
 from kinfolk.experiment.client_facts import write_client_facts
@@ -27,14 +28,17 @@ from kinfolk.experiment.client_memory import make_memories
 from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.describe import description
 from kinfolk.experiment.finalize import finalize, go_on
+from kinfolk.experiment.outline import FILE as OUTLINE
+from kinfolk.experiment.outline import write_outline
 from kinfolk.experiment.privacy import after_void, prepare, tell_spending
 from kinfolk.experiment.ranks import follow, table_of
 from kinfolk.experiment.record import Records, read_rounds, write_json, write_text
 from kinfolk.experiment.result_text import result_html, result_line
-from kinfolk.experiment.score import reached, score_everyone, score_groups
+from kinfolk.experiment.saving import told, write_checkpoint
+from kinfolk.experiment.score import Columns, reached, score_everyone, score_groups
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump, run_id
-from kinfolk.experiment.state import from_message, memories_from_message, memories_to_message, to_message
+from kinfolk.experiment.state import from_message, memories_from_message
 from kinfolk.experiment.stopping import Stop, at_once, left_resumable, undone_if_stopped
 from kinfolk.federation.federation import Federation
 from kinfolk.script import Script, Stops, play
@@ -84,6 +88,7 @@ def run(
 
     def lead(link: Link | None) -> Result:
         parts = build_parts(spec, federation, network)
+        check_rows(parts)
         where = Path(folder or Path("runs") / f"{parts.title.replace(' ', '-')}-{run_id(spec)}")
         if not resume and (where / "run.json").exists():
             remedy = "a run is there already; add resume=True or choose another folder"
@@ -141,6 +146,8 @@ class Running:
         self.voids = 0
         self.summary: dict[str, Any] = {}
         self.served: Any = None  # by what clients were scored last
+        self.served_at = -1  # after how many rounds that was
+        self.best, self.valid = Best(), dict[str, Any]()  # by validation rows
         self.unheard = set(self.clients)  # who has had no part in any round
 
     def _here(self, message: Message) -> Message:
@@ -247,7 +254,7 @@ class Running:
         if "summary" not in line:
             chosen = self.score()
             line = with_choices(line, chosen, self.groups(self.state, self.served, self.clients))
-            line = {**line, "summary": self.summary}
+            line = {**line, **self.judged()}
             self.records.amend_round(self.done, line)
             self.saved = -1
             self.tell("evaluate", **{**line, "rounds": self.done})
@@ -291,7 +298,7 @@ class Running:
         if evaluate:
             chosen = self.score()
             now = self.groups(self.state, self.served, self.clients)
-            facts = {**with_choices(facts, chosen, now), "summary": self.summary}
+            facts = {**with_choices(facts, chosen, now), **self.judged()}
         sent, seconds, trained = self.spent()
         for name, spent in (("bytes", sent), ("trained", trained)):
             facts[name] = {kind: much for kind, much in spent.items() if not kind.startswith("score.")}
@@ -299,10 +306,17 @@ class Running:
         self.records.append_round(self.done, facts)
         return facts
 
+    def judged(self) -> dict[str, Any]:
+        """The summary of an evaluation; by validation rows it is also told how good the round was."""
+        if not judged(self.spec.run):
+            return {"summary": self.summary}
+        self.best = self.best.after(self.done, self.valid)
+        return {"summary": self.summary, "valid": self.valid}
+
     def _finish_round(self, facts: dict[str, Any], evaluate: bool) -> None:
         spec, facts = self.spec.run, self.record(facts, evaluate)
         left = self.budget.left(self.done)
-        if self.done % spec.checkpoint_every == 0 or not left:
+        if self.done % spec.checkpoint_every == 0 or not left or self.best.round == self.done:
             began = time.perf_counter()
             self.save()
             self.coordinator.ledger.add_seconds("checkpoint", time.perf_counter() - began)
@@ -314,24 +328,22 @@ class Running:
     @at_once
     def score(self) -> dict[str, Any]:
         """Score everybody, by choices made now where clients choose; what that took."""
-        run, context = self.spec.run, self.context()
+        run = self.spec.run
         self.served, chosen = self._chosen()
-        rows = self.parts.federation.splits[run.split]
-        columns, self.summary = score_everyone(
-            *(
-                self.algorithm,
-                self.served,
-                self.coordinator,
-                context,
-                run.split,
-                self.attackers,
-                run.models,
-                rows,
-            ),
-            tasks=self.scored,
-        )
+        columns, self.summary = self._scored(run.split, run.models)
+        if judged(run):
+            self.valid = self.summary
+        if judged(run) and run.split != "valid":
+            more, self.valid = self._scored("valid", "first", VALID)
+            columns = {name: columns[name] + more[name] for name in columns}
+        self.served_at = self.done
         self.records.write_scores(self.done, columns)
         return chosen
+
+    def _scored(self, split: str, models: str, suffix: str = "") -> tuple[Columns, dict[str, Any]]:
+        rows, context = self.parts.federation.splits[split], self.context()
+        by = self.algorithm, self.served, self.coordinator, context, split, self.attackers, models, rows
+        return score_everyone(*by, tasks=self.scored, suffix=suffix)
 
     def _chosen(self) -> tuple[Any, dict[str, Any]]:
         return choose_now(self.algorithm, self.state, self.coordinator, self.memories, self.context())
@@ -350,15 +362,19 @@ class Running:
             return self.budget.told(self.done)
         if spec.target and self.done and reached(self.summary, spec.target_score, spec.target):
             return f"{spec.target_score} reached {spec.target:g}"
+        if spec.patience and self.best.since >= spec.patience:
+            return self.best.told()
         return self.algorithm.finished(self.state) if isinstance(self.algorithm, Stops) else ""
 
     def open_folder(self, **more: Any) -> None:
         """Begin a new folder: the spec first, so that a run without a checkpoint still says what it is."""
         self.records.rewind(-1)
         write_text(self.folder / "spec.toml", dump(self.spec))
+        write_outline(self.folder, self.parts.federation, self.parts.learner.first)
         write_client_facts(self.parts.federation, self.folder)
         self.describe("running", "", **more)
-        self.records.audit("start", engine=self.coordinator.engine.note, why=self.choice.why)
+        note = self.coordinator.engine.note
+        self.records.audit("start", engine=note, why=self.choice.why, kept=told(self))
         if self.choice.warning:
             self.records.audit("warning", text=self.choice.warning)
 
@@ -371,23 +387,12 @@ class Running:
             "rounds": self.done,
             "engine": self.coordinator.engine.note,
         }
-        write_json(self.folder / "run.json", description(self.parts, self.choice, how) | more)
+        facts = description(self.parts, self.choice, how) | {"kept": told(self)}
+        write_json(self.folder / "run.json", facts | more)
 
-    def save(self) -> None:
-        """Write a checkpoint."""
-        tensors, plain = to_message(self.state)
-        held = memories_to_message(self.memories.everyones(), self.clients)
-        facts = {
-            "state": plain,
-            "voids": self.voids,
-            "extra": self.budget.extra,
-            "unheard": [i for i, c in enumerate(self.clients) if c in self.unheard],
-            "summary": self.summary,
-            "federation": self.parts.federation.fingerprint(),
-            "kernels": KERNELS.chosen,  # by timing, so that a resumed run might choose otherwise
-        }
-        where, message = self.folder / "checkpoints", {"state": tensors, "memory": held}
-        path = save(where, self.done, message, facts, dump(self.spec))
+    def save(self, state: Any = None, summary: dict[str, Any] | None = None) -> None:
+        """Write a checkpoint; with a `state` and its summary, from which a run goes on instead of its own."""
+        path = write_checkpoint(self, self.state if state is None else state, summary or self.summary)
         self.saved = self.done
         self.tell("checkpoint", path=path)
 
@@ -400,6 +405,7 @@ class Running:
         self.voids, self.summary = loaded.facts["voids"], loaded.facts["summary"]
         self.budget.extra = loaded.facts.get("extra", 0)
         self.unheard = {self.clients[i] for i in loaded.facts.get("unheard", ())}
+        self.best = Best.of(loaded.facts.get("best", {}))
         KERNELS.follow(loaded.facts.get("kernels", {}))
 
     def _restore(self) -> bool:
@@ -418,5 +424,7 @@ class Running:
         self.records.audit("resume", round=self.done, engine=self.coordinator.engine.note)
         self.watch("resume", {"round": self.done, "memories": self.memories})
         if not self._end():
+            if not (self.folder / OUTLINE).exists():  # an older version began it
+                write_outline(self.folder, self.parts.federation, self.parts.learner.first)
             go_on(self)
         return True

@@ -34,13 +34,15 @@ def score_everyone(
     rows: Split | None = None,
     *,
     tasks: Mapping[str, Task] | None = None,
+    suffix: str = "",
 ) -> tuple[Columns, dict[str, Any]]:
     """(tidy columns for the records, summary by kind of model and score); drop-outs are scored too.
 
     Those of `without` are left out: how well attackers are served is nobody's concern. An algorithm may
     have several models for a client, some of which cost as much as a round; `models` = "first" takes one.
     With `rows`, the split that is scored, clients with the same model and the same rows are scored once.
-    `tasks` are what `eval_tasks` gave before; a run builds them once.
+    `tasks` are what `eval_tasks` gave before; a run builds them once. `suffix` ends the names of tasks that
+    go over the rows of another split.
     """
     columns: Columns = {name: [] for name in ("client", "model", "split", "score", "value", "rows")}
     over_all: dict[str, Any] = {}
@@ -51,7 +53,9 @@ def score_everyone(
             task, each, who, rows.of.tolist() if rows else range(len(context.clients)), context
         )
         asked = tuple(sorted(set(instead.values())))
-        got: Stack = coordinator.perform(Ask(f"score.{kind}", asked, shared, each), context, rehearse=False)
+        got: Stack = coordinator.perform(
+            Ask(f"score.{kind}{suffix}", asked, shared, each), context, rehearse=False
+        )
         scored, body = _for_all(got, instead)
         if not scored:
             continue

@@ -83,6 +83,10 @@ class RunSpec:
     evaluate_every: int = 1
     # Rounds between two checkpoints.
     checkpoint_every: int = 1
+    # Checkpoints that are kept: the "last" two, these and the "best" round's on validation rows, or "all".
+    keep: str = "last"
+    # Stop after so many evaluations without a better score on validation rows; 0: never.
+    patience: int = 0
     # Rows that are scored: "test" or "valid".
     split: str = "test"
     # Whose scores are taken: of "all" models that an algorithm has for a client, or of the "first" alone.
@@ -124,6 +128,7 @@ CHOICES: dict[str, Collection[str]] = {
     "local.optimiser": OPTIMISERS,
     "local.augment": AUGMENTS,
     "local.loss": ("auto", "cross_entropy", "mse"),
+    "run.keep": ("last", "best", "all"),
     "run.split": ("test", "valid"),
     "run.models": ("all", "first"),
     "run.attack": ("none", "sign_flip", "scaled", "noise", "label_flip"),
@@ -136,7 +141,7 @@ RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
     (lambda v: v >= 1, "give 1 or more", "local.batch run.rounds run.evaluate_every run.checkpoint_every"),
     (lambda v: v >= 0, "give 0 or more", "local.epochs local.steps local.weight_decay local.clip"),
     (lambda v: v >= 0, "give 0 or more", "local.augment_pad local.tune_lr"),
-    (lambda v: v >= 0, "give 0 or more", "run.seed"),
+    (lambda v: v >= 0, "give 0 or more", "run.seed run.patience"),
     (lambda v: v > 0, "give a number above 0", "local.lr"),
     (lambda v: 0 < v <= 1, "give a number above 0 and at most 1", "local.decay run.participation"),
     (lambda v: 0 <= v < 1, "give a number from 0 to below 1", "local.momentum run.absent run.attackers"),

@@ -46,6 +46,26 @@ def from_message(like: S, tensors: Message, plain: Mapping[str, Any], device: to
     return type(like)(**here, **values)
 
 
+def changes(before: Any, after: Any) -> tuple[Message, dict[str, Any]]:
+    """(tensors, plain values) of a state that are other than in the state before it.
+
+    >>> from dataclasses import dataclass
+    >>> State = dataclass(type("State", (), {"__annotations__": {"w": Tensor, "n": int}}))
+    >>> w = torch.zeros(1)
+    >>> changes(State(w, 1), State(w, 2)), changes(State(w, 1), State(w + 1, 1))
+    (({}, {'n': 2}), ({'w': tensor([1.])}, {}))
+    """
+    (old, said), (new, says) = to_message(before), to_message(after)
+    moved = {key: value for key, value in new.items() if key not in old or not _equal(old[key], value)}
+    return moved, {key: value for key, value in says.items() if key not in said or said[key] != value}
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[name], b[name]) for name in a)
+    return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a.cpu(), b.cpu()))
+
+
 def memories_to_message(memories: Mapping[Client, Message], clients: tuple[Client, ...]) -> Message:
     """Every client's memory under its number in the sorted list of names.
 

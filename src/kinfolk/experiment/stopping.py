@@ -98,7 +98,7 @@ def at_once(method: Callable[Concatenate[Running, P], R]) -> Callable[Concatenat
 @contextmanager
 def undone_if_stopped(run: Running) -> Iterator[None]:
     """A round that a signal interrupts has not been: the run stands where it stood before."""
-    names = ("state", "done", "voids", "summary")
+    names = ("state", "done", "voids", "summary", "served", "served_at", "best", "valid")
     before = {name: getattr(run, name) for name in names}
     unheard, extra, held = set(run.unheard), run.budget.extra, dict(run.memories)
     try:

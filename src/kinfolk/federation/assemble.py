@@ -98,6 +98,7 @@ def from_groups(groups: Sequence[Pool], spec: DataSpec, seed: Seed) -> Federatio
             truth=torch.tensor(list(group.values()), dtype=torch.int64),
             name=describe(spec, groups[0].note),
             scale=groups[0].scale,
+            class_names=groups[0].class_names,
         )
     )
 

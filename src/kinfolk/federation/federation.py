@@ -101,6 +101,8 @@ class Federation:
     name: str = ""  # short description
     scale: tuple[float, float] | None = None  # rows stored as bytes are x * scale[0] + scale[1]
     maker: Maker | None = None  # rows that are made when a client is asked; the pool is empty then
+    class_names: tuple[str, ...] = ()  # what the data call their classes; empty where they are numbers
+    feature_names: tuple[str, ...] = ()  # columns of a table; empty where x is none
 
     @property
     def shape(self) -> tuple[int, ...]:

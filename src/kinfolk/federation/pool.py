@@ -33,6 +33,7 @@ class Pool:
     names: tuple[Client, ...] = ()  # owners, sorted
     block: Ints | None = None  # [pool] rows that resemble one another, such as windows of one recording
     note: str = ""  # who was left out, for the description of the federation
+    class_names: tuple[str, ...] = ()  # what the data call their classes
 
     @property
     def labels(self) -> Ints:
@@ -91,7 +92,8 @@ def pool_of(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
         train, test = stratified(rows.y, spec.test_fraction, seed.numpy("data", "pool"), rows.block)
     else:
         train, test = np.flatnonzero(~rows.test), np.flatnonzero(rows.test)
-    return Pool(x, torch.from_numpy(rows.y), train, test, rows.classes, scale, block=rows.block)
+    y, called = torch.from_numpy(rows.y), rows.class_names
+    return Pool(x, y, train, test, rows.classes, scale, block=rows.block, class_names=called)
 
 
 def _natural(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
@@ -118,7 +120,7 @@ def _natural(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
     y = torch.from_numpy(rows.y[kept])
     left_out = sampled.few[1] + sampled.undrawn[1]
     note = f" ({len(who)} of {len(rows.client_names)} clients, {left_out} rows left out)"
-    return Pool(x, y, train, test, rows.classes, scale, owner, names, block, note)
+    return Pool(x, y, train, test, rows.classes, scale, owner, names, block, note, rows.class_names)
 
 
 def _stored(x: Array, scale: tuple[float, float]) -> tuple[Tensor, tuple[float, float] | None]:

@@ -54,6 +54,40 @@ def keep_model(carry: Carry) -> tuple[Message, Message]:
 
 
 @dataclass(frozen=True)
+class ScoreTask(Task):
+    """A task whose last pass scores a model; whoever wants the model itself ends it before that."""
+
+    # The plain network that the model belongs to, made anew by each call.
+    network: Callable[[], nn.Module] | None = None
+    # Where the model is when the last pass begins.
+    model: Callable[[Carry], Tree] = lambda carry: tree_of(carry, "model")
+
+    def giving(self) -> Task:
+        """The same task, ended before it scores: its reply is the model, to the bit the one that is scored.
+
+        >>> from kinfolk.learning.losses import find_loss
+        >>> task = Learner(nn.Linear(2, 3), find_loss("cross_entropy"), outputs=3).score()
+        >>> len(task.passes), len(task.giving().passes)
+        (1, 0)
+        """
+        return Task(self.start, self._give, self.passes[:-1], stream=self.stream)
+
+    def _give(self, carry: Carry) -> tuple[Message, None]:
+        return {"model": self.model(carry)}, None
+
+    def on(self, split: str) -> ScoreTask:
+        """The same task on the rows of another split.
+
+        >>> from kinfolk.learning.losses import find_loss
+        >>> Learner(nn.Linear(2, 3), find_loss("cross_entropy"), 3).score().on("valid").passes[-1].plan.split
+        'valid'
+        """
+        last = self.passes[-1]
+        rows = replace(last, plan=replace(last.plan, split=split))
+        return replace(self, passes=(*self.passes[:-1], rows))
+
+
+@dataclass(frozen=True)
 class Learner:
     """A network as pure functions of its tree of parameters and buffers.
 
@@ -182,7 +216,7 @@ class Learner:
         tune: Fit | None = None,
         stream: str = "tune",
         by_class: bool = True,
-    ) -> Task:
+    ) -> ScoreTask:
         """A task that scores a model on the client's rows, after some training if any is given.
 
         Without `by_class` the reply has no counts by class, which would tell what labels the client has.
@@ -203,7 +237,18 @@ class Learner:
         expected = told({"tally": metrics.blank(classes, torch.device("cpu"))})[0]
         passes = (*((tune,) if tune else ()), Scan(count, plan))
         common = start is received_model and tune is None
-        return Task(begin, told, passes, expected, stream=stream, common=common)
+        return ScoreTask(
+            begin, told, passes, expected, stream=stream, common=common, network=self.plain_network
+        )
+
+    def plain_network(self) -> nn.Module:
+        """A copy of the network as it was given, without what makes it fast for many clients.
+
+        >>> from kinfolk.learning.losses import find_loss
+        >>> Learner(nn.Linear(2, 3), find_loss("cross_entropy"), outputs=3).plain_network()
+        Linear(in_features=2, out_features=3, bias=True)
+        """
+        return copy.deepcopy(self.module)
 
 
 def _products(module: nn.Module) -> Iterator[str]:

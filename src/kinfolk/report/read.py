@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.experiment.record import read_audit, read_client_facts, read_rounds, read_scores
+from kinfolk.experiment.record import FORMAT, read_audit, read_client_facts, read_rounds, read_scores
 from kinfolk.scores import SCORES, about, summary
 
 
@@ -72,8 +72,12 @@ class Run:
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """Every score of every client; a row each."""
-        return read_scores(self.path)
+        """Every score of every client; a row each. Validation rows that only judged rounds are not in it."""
+        frame = read_scores(self.path)
+        split = (self.spec.get("run") or {}).get("split")
+        return (
+            frame[frame["split"] == split].reset_index(drop=True) if split in set(frame["split"]) else frame
+        )
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
@@ -142,6 +146,10 @@ def load_run(path: str | Path) -> Run:
     if not (folder / "run.json").is_file():
         raise KinfolkError("run", str(folder), "is not a run folder (it has no run.json)")
     facts = _json(folder / "run.json")
+    if isinstance(facts.get("format"), int) and facts["format"] > FORMAT:
+        written = (facts.get("versions") or {}).get("kinfolk", "a newer version")
+        remedy = f"is of format {facts['format']}, this version reads {FORMAT}; use kinfolk {written}"
+        raise KinfolkError("run", str(folder), remedy)
     for name, kind in (("algorithm", str), ("seed", int)):
         if not isinstance(facts.get(name), kind):
             raise KinfolkError("run", str(folder / "run.json"), f"does not name its {name}")

@@ -127,6 +127,28 @@ def read_images(folders: Mapping[str, Path]) -> LoadedClients:
     )
 
 
+def read_loose(folder: Path, channels: int) -> tuple[list[str], NDArray[np.uint8]]:
+    """All images of a folder and those inside it, whatever they are sorted by: names and [images, c, h, w].
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Image.new("L", (4, 3)).save(Path(folder) / "1.png")
+    ...     names, x = read_loose(Path(folder), 1)
+    >>> names, x.shape
+    (['1.png'], (1, 1, 3, 4))
+    """
+    with reading(folder):
+        paths = [p for p in sorted(folder.rglob("*")) if p.suffix.lower() in IMAGES and p.is_file()]
+    if not paths:
+        raise KinfolkError("data.folder", short(folder), f"holds no images ({', '.join(IMAGES)})")
+    heads = {path: _head(path, folder.name) for path in paths}
+    agree(heads.values())
+    mode = "L" if channels == 1 else "RGB"
+    part = _part([("", path) for path in paths], heads, mode, {"": 0})
+    return [str(path.relative_to(folder)) for path in paths], part.x
+
+
 def _listed(folder: Path) -> tuple[list[tuple[str, Path]], int]:
     """(class, file) of one client in order of name, and how many hidden files there are."""
     files: list[tuple[str, Path]] = []

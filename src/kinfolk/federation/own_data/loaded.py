@@ -113,6 +113,8 @@ def federate(
             classes=len(loaded.class_names) or loaded.classes,
             name=f"own data, {len(rows)} clients",
             scale=loaded.scale or (1.0, 0.0) if in_bytes else None,
+            class_names=tuple(loaded.class_names),
+            feature_names=tuple(loaded.feature_names),
         )
     )
 

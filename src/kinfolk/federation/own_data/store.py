@@ -212,6 +212,8 @@ def read_store(folder: str | Path, *, verify: bool = False) -> Federation:
         truth=tensors.get("truth.npy"),
         name=manifest["name"],
         scale=manifest["scale"] and tuple(manifest["scale"]),
+        class_names=tuple(manifest["class_names"]),
+        feature_names=tuple(manifest["feature_names"]),
     )
     for name, split in splits.items():
         # Cheap to see, and without it rows would be the wrong ones.

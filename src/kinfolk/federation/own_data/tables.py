@@ -152,8 +152,12 @@ def label_values(column: pd.Series, field: str, row: NDArray[np.int64]) -> tuple
     raise KinfolkError(field, column.iloc[place], remedy)
 
 
-def read_table_file(path: Path, text: Sequence[str] = ()) -> tuple[pd.DataFrame, dict[str, int]]:
+def read_table_file(
+    path: Path, text: Sequence[str] = (), least: int = 2
+) -> tuple[pd.DataFrame, dict[str, int]]:
     """A csv or parquet file, and what was left out of it; columns in `text` are read as text.
+
+    One with fewer than `least` columns is refused.
 
     Columns keep Arrow's types, so that whole numbers with gaps stay whole.
 
@@ -168,7 +172,7 @@ def read_table_file(path: Path, text: Sequence[str] = ()) -> tuple[pd.DataFrame,
         try:
             table = _arrow_table(path, text)
             names = table.column_names
-            check_columns(names, path)
+            check_columns(names, path, least)
             frame = table.to_pandas(types_mapper=pd.ArrowDtype)
         except pa.ArrowException as error:  # some are of no other type
             raise ValueError(str(error)) from error
@@ -185,7 +189,7 @@ def _arrow_table(path: Path, text: Sequence[str]) -> pa.Table:
         return file.read()
 
 
-def check_columns(names: Sequence[str], path: object) -> None:
+def check_columns(names: Sequence[str], path: object, least: int = 2) -> None:
     """Refuse column names that stand for something else: a row of numbers, an index, a wrong separator.
 
     >>> check_columns(["0.5", "1.25", "0"], "a.csv")
@@ -200,7 +204,7 @@ def check_columns(names: Sequence[str], path: object) -> None:
             raise KinfolkError(field, shown, remedy)
         if times > 1:
             raise KinfolkError(field, shown, f"column {name!r} occurs twice; give every column its own name")
-    if len(names) < 2:
+    if len(names) < least:
         remedy = f"has the one column {names[0]!r}; give features and a label, separated by commas"
         raise KinfolkError(field, shown, remedy)
     counted = [[str(i + start) for i in range(len(names))] for start in (0, 1)]

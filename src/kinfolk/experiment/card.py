@@ -1,0 +1,151 @@
+"""The card of a model that leaves its run: what it is, of which data and method, how good, how to load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from kinfolk.experiment.kept_models import KeptModels
+from kinfolk.experiment.record import read_scores
+from kinfolk.experiment.score_again import read_run
+from kinfolk.scores import about, summary
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which model of a run leaves it."""
+
+    kind: str
+    round: int
+    client: str | None = None  # None: of a group, or of everyone
+    group: int | None = None
+    licence: str = ""
+
+    @property
+    def whose(self) -> str:
+        """Whose it is, in words.
+
+        >>> Wanted("centre", 3, group=2).whose, Wanted("centre", 3).whose
+        ('of group 2', 'of all clients')
+        """
+        if self.client is not None:
+            return f"of client {self.client}"
+        return "of all clients" if self.group is None else f"of group {self.group}"
+
+
+def card(kept: KeptModels, wanted: Wanted, network: nn.Module, files: Sequence[str]) -> str:
+    """The card as Markdown."""
+    facts, spec, outline = read_run(kept.folder), kept.spec, kept.outline
+    count = sum(p.numel() for p in network.parameters())
+    told = {
+        "data": outline.name,
+        "clients": f"{len(outline.clients):,}",
+        "rows": f"{list(outline.shape)}{_scaled(outline.scale)}",
+        "predicts": _predicts(outline.classes, outline.class_names, outline.outputs),
+        "federation fingerprint": f"`{facts['federation']['fingerprint']}`",
+        "method": facts["title"],
+        "network": f"{spec.model.name}, {count:,} parameters",
+        "round": f"{wanted.round} of {facts['rounds']}",
+        "seed": spec.run.seed,
+        "kinfolk": facts["versions"]["kinfolk"],
+        "torch": facts["versions"]["torch"],
+    }
+    options = [
+        ("model", spec.model.options),
+        ("local", vars(spec.local)),
+        ("algorithm", spec.algorithm.options),
+    ]
+    settings = [f"{part}.{key}={value}" for part, values in options for key, value in values.items()]
+    return "\n".join(
+        [
+            f"# {facts['title']}: the {wanted.kind} model {wanted.whose}",
+            "",
+            *_table(("", ""), [(key, str(value)) for key, value in told.items()]),
+            "",
+            f"Settings: {', '.join(settings)}.",
+            "",
+            "## Scores",
+            "",
+            *_scores(kept, wanted),
+            "",
+            "## How to load",
+            "",
+            *_loading(kept, files),
+            "",
+            "## Licence",
+            "",
+            wanted.licence
+            or "None was stated. Weights follow from the data: what these allow holds here as well.",
+            "",
+            "## Limits",
+            "",
+            *_limits(wanted),
+            "",
+        ]
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+
+
+def _scaled(scale: tuple[float, float] | None) -> str:
+    return "" if scale is None else f", bytes x taken as x * {scale[0]:g} + {scale[1]:g}"
+
+
+def _predicts(classes: int, names: Sequence[str], outputs: int) -> str:
+    if not classes:
+        return f"{outputs} number{'s' if outputs > 1 else ''}"
+    shown = f" ({', '.join(names[:12])}{', ...' if len(names) > 12 else ''})" if names else ""
+    return f"{classes} classes{shown}"
+
+
+def _scores(kept: KeptModels, wanted: Wanted) -> list[str]:
+    """By split, of those who have this model; others' rows tell nothing about it."""
+    frame = read_scores(kept.folder)
+    frame = frame[(frame["round"] == wanted.round) & (frame["model"] == wanted.kind)]
+    members = None if wanted.group is None else kept.groups(wanted.round)[wanted.group]
+    whose = [wanted.client] if wanted.client is not None else members
+    if whose is not None:
+        frame = frame[frame["client"].isin(whose)]
+    if frame.empty:
+        return ["This round was not evaluated."]
+    rows: list[list[str]] = []
+    for (split, score), part in frame.groupby(["split", "score"], sort=False):
+        over: dict[str, Any] = summary(part["value"], part["rows"], about(score).lower_is_better)
+        numbers = [f"{over[name]:.4g}" for name in ("macro", "worst")]
+        rows.append([str(split), str(score), *numbers, f"{len(part):,}", f"{int(part['rows'].sum()):,}"])
+    return _table(("split", "score", "mean over clients", "worst client", "clients", "rows"), rows)
+
+
+def _loading(kept: KeptModels, files: Sequence[str]) -> list[str]:
+    build = f"network = ...  # {kept.spec.model.name}, built as for the run"
+    lines = ["```python", "from safetensors.torch import load_file", "", build]
+    lines += ['network.load_state_dict(load_file("model.safetensors"))', "network.eval()"]
+    if "model.pt2" in files:
+        lines += ["", "import torch", 'network = torch.export.load("model.pt2").module()  # needs no class']
+    if "model.onnx" in files:
+        lines += ["", "import onnxruntime", 'session = onnxruntime.InferenceSession("model.onnx")']
+    lines += [
+        "```",
+        "",
+        "With the run folder: `kinfolk.load(FOLDER).model(...)`, and `.predict(...)` for labels.",
+    ]
+    return [*lines, "`model.json` has the shape of rows, class names, columns and the scale of bytes."]
+
+
+def _limits(wanted: Wanted) -> list[str]:
+    known = {
+        "centre": "It was trained by several clients and has not seen rows of any other.",
+        "personal": "It is one client's own and may know little beyond that client's rows.",
+        "fine-tuned": "It was fitted to one client's rows after training and may have forgotten others.",
+    }
+    return [
+        f"- {known.get(wanted.kind, 'It was trained by the clients of the run alone.')}",
+        "- Scores are of the clients above; rows from elsewhere may be answered worse, without a sign of it.",
+        "- A model can reveal rows that it was trained on; whether it may leave is for their owners to say.",
+    ]

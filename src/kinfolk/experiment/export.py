@@ -1,0 +1,195 @@
+"""Models written to be used elsewhere: safetensors and a card; torch.export and ONNX where it can be."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from kinfolk.by_path import one_line
+from kinfolk.errors import KinfolkError, near
+from kinfolk.experiment.card import Wanted, card
+from kinfolk.experiment.kept_models import KeptModels
+from kinfolk.experiment.outline import Outline
+from kinfolk.experiment.record import disk_errors, write_bytes, write_json, write_text
+
+WEIGHTS, CARD, FACTS = "model.safetensors", "README.md", "model.json"
+
+
+@dataclass(frozen=True)
+class Format:
+    """A way to write a network: the file it goes into, and how."""
+
+    file: str
+    write: Callable[[nn.Module, Outline, Path], None]
+    needs: tuple[str, ...] = ()  # packages that Kinfolk itself does not need
+
+
+def export(
+    network: nn.Module, kept: KeptModels, wanted: Wanted, folder: Path, formats: Sequence[str]
+) -> list[Path]:
+    """Write one model and its card into a new folder, and give the files.
+
+    A network that cannot be traced is an error at the end: what needs no tracing is there all the same.
+    """
+    check_formats(formats)
+    _vacant(folder)
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with disk_errors("--out", folder):
+            temporary.mkdir(parents=True)
+            failed = _written(network, kept.outline, temporary, dict.fromkeys(["safetensors", *formats]))
+            files = sorted(path.name for path in temporary.iterdir())
+            write_json(temporary / FACTS, facts_of(kept, wanted))
+            write_text(temporary / CARD, card(kept, wanted, network, files))
+            if folder.exists():
+                folder.rmdir()  # it is empty
+            os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for error in failed:
+        raise error
+    return sorted(folder.iterdir())
+
+
+def _vacant(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise KinfolkError("--out", str(folder), "is there already; choose another name or remove it first")
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Refuse formats that there are not, or not here.
+
+    >>> check_formats(["safetensor"])
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: --format = 'safetensor': did you mean 'safetensors'?
+    """
+    for name in formats:
+        if name not in FORMATS:
+            raise KinfolkError("--format", name, near(name, FORMATS))
+        if any(find_spec(package) is None for package in FORMATS[name].needs):
+            raise KinfolkError("--format", name, f"needs packages of an extra: pip install 'kinfolk[{name}]'")
+
+
+def _written(
+    network: nn.Module, outline: Outline, folder: Path, formats: Iterable[str]
+) -> list[KinfolkError]:
+    """Write all formats that can be; why others cannot."""
+    failed = []
+    for name in formats:
+        file = folder / FORMATS[name].file
+        try:
+            FORMATS[name].write(network, outline, file)
+        except KinfolkError as error:
+            file.unlink(missing_ok=True)
+            failed.append(error)
+    return failed
+
+
+def facts_of(kept: KeptModels, wanted: Wanted) -> dict[str, Any]:
+    """What a program needs to know to use the model."""
+    outline = kept.outline
+    return {
+        "shape": list(outline.shape),
+        "classes": outline.classes,
+        "class_names": list(outline.class_names),
+        "feature_names": list(outline.feature_names),
+        "scale": None if outline.scale is None else list(outline.scale),
+        "network": {"name": kept.spec.model.name, "options": dict(kept.spec.model.options)},
+        "kind": wanted.kind,
+        "round": wanted.round,
+        "client": wanted.client,
+        "group": wanted.group,
+    }
+
+
+def _safetensors(network: nn.Module, outline: Outline, path: Path) -> None:
+    """All parameters and buffers by their names; tied ones under each of them."""
+    tensors = {name: t.detach().cpu().clone().contiguous() for name, t in network.state_dict().items()}
+    told = {"shape": json.dumps(list(outline.shape)), "class_names": json.dumps(list(outline.class_names))}
+    write_bytes(path, save(tensors, {"format": "pt", **told}))
+
+
+def _example(outline: Outline) -> Tensor:
+    return torch.zeros(2, *outline.shape)
+
+
+def _torch(network: nn.Module, outline: Outline, path: Path) -> None:
+    """A program of torch.export for any number of rows."""
+    with _traced("torch"):
+        rows = torch.export.Dim("rows", min=1)
+        program = torch.export.export(network, (_example(outline),), dynamic_shapes=({0: rows},))
+        torch.export.save(program, path)
+
+
+def _onnx(network: nn.Module, outline: Outline, path: Path) -> None:
+    """An ONNX graph for any number of rows."""
+    with _traced("onnx"):
+        rows = {0: torch.export.Dim("rows", min=1)}
+        names: Any = {"input_names": ["x"], "output_names": ["out"], "dynamic_shapes": (rows,)}
+        torch.onnx.export(network, (_example(outline),), path, dynamo=True, verbose=False, **names)
+
+
+class _traced:
+    """Turns whatever tracing a network raises into one line that says what can be done instead."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.quiet = name, warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        self.quiet.__enter__()
+        warnings.simplefilter("ignore")  # of libraries about one another
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.quiet.__exit__(kind, error, trace)
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            remedy = (
+                f"the network cannot be traced ({one_line(error)[:160]}); {WEIGHTS} is written, for use with "
+                "its class; or rewrite what depends on values of x (if, .item(), loops) with torch.where"
+            )
+            raise KinfolkError("--format", self.name, remedy) from error
+
+
+FORMATS = {
+    "safetensors": Format(WEIGHTS, _safetensors),
+    "torch": Format("model.pt2", _torch),
+    "onnx": Format("model.onnx", _onnx, ("onnx", "onnxscript")),
+}
+
+
+def export_all(
+    kept: KeptModels, kind: str, round: int, folder: Path, formats: Sequence[str], licence: str
+) -> list[Path]:
+    """Write every model of a kind into a folder each: `all`, `group-2`, or a client's name."""
+    check_formats(formats)
+    _vacant(folder)
+    owners = kept.owners(kind, round)
+    trees = kept.trees(sorted(set(owners.values())), kind, round)
+    files: list[Path] = []
+    for (client, group), who in owners.items():
+        name = _folder_name(client) if client else "all" if group is None else f"group-{group}"
+        wanted = Wanted(kind, round, client, group, licence)
+        files += export(kept.network(kind, trees[who]), kept, wanted, folder / name, formats)
+    return files
+
+
+def _folder_name(client: str) -> str:
+    """A client's name as that of a folder, which no two clients share.
+
+    >>> _folder_name("ann"), _folder_name("../b c")
+    ('ann', '%2E%2E%2Fb%20c')
+    """
+    safe = quote(client, safe="")
+    return safe if not safe.startswith(".") else safe.replace(".", "%2E")

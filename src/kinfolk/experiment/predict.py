@@ -1,0 +1,141 @@
+"""Rows in, predictions out: rows are checked and scaled as in training, labels are named as the data do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from kinfolk.errors import KinfolkError, near
+from kinfolk.experiment.outline import Outline
+from kinfolk.federation.own_data.tables import column_kind
+
+BATCH = 256  # rows a call, as in scoring
+BYTES = 255
+
+
+def rows_for(x: Any, outline: Outline) -> Tensor:
+    """Rows as the network takes them, [rows, ...] in float32; rows of another shape or kind are refused.
+
+    >>> from kinfolk.types import Client
+    >>> outline = Outline((Client("ann"),), (2,), 2, 2, (), ("age", "size"), None, "")
+    >>> rows_for(pd.DataFrame({"size": [2.0], "age": [1.0]}), outline)
+    tensor([[1., 2.]])
+    >>> rows_for(np.zeros((4, 3)), outline)
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: x = [4, 3]: give rows of shape [rows, 2]
+    """
+    values = _frame(x, outline) if isinstance(x, pd.DataFrame) else _array(x)
+    if tuple(values.shape[1:]) != tuple(outline.shape) or values.ndim < 1:
+        wanted = ", ".join(map(str, ("rows", *outline.shape)))
+        one = "; put one row into a list: x[None]" if tuple(values.shape) == tuple(outline.shape) else ""
+        raise KinfolkError("x", list(values.shape), f"give rows of shape [{wanted}]{one}")
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        row = int(np.argwhere(~np.isfinite(values))[0][0])
+        raise KinfolkError("x", f"row {row + 1}", "holds NaN or infinity; fill it or leave the row out")
+    return _scaled(values, outline)
+
+
+def _scaled(values: NDArray[Any], outline: Outline) -> Tensor:
+    """Bytes are scaled as they were for training; floats must be so already."""
+    if outline.scale is None:
+        return torch.from_numpy(values.astype(np.float32))
+    factor, offset = outline.scale
+    if values.dtype.kind in "iub":
+        if values.size and not (values.min() >= 0 and values.max() <= BYTES):
+            raise KinfolkError("x", int(values.max()), f"the run was trained on bytes; give 0 to {BYTES}")
+        return torch.from_numpy(values.astype(np.uint8)).float() * factor + offset
+    low, high = sorted((offset, BYTES * factor + offset))
+    slack = 1e-3 * (high - low)
+    if values.size and not (values.min() >= low - slack and values.max() <= high + slack):
+        remedy = f"scaled rows lie from {low:g} to {high:g}; give bytes (uint8), which are scaled for you"
+        raise KinfolkError("x", f"{values.min():g} to {values.max():g}", remedy)
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def _array(x: Any) -> NDArray[Any]:
+    try:
+        values = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+    except (ValueError, TypeError) as error:
+        raise KinfolkError("x", type(x).__name__, "give an array, a tensor or a data frame") from error
+    if values.dtype.kind not in "biuf" or values.ndim < 1:
+        raise KinfolkError("x", str(values.dtype), "give rows of numbers: an array, a tensor or a data frame")
+    return values
+
+
+def _frame(frame: pd.DataFrame, outline: Outline) -> NDArray[Any]:
+    """The columns of the run, in its order; others are left alone."""
+    named = frame.set_axis([str(name) for name in frame.columns], axis=1)
+    wanted = outline.feature_names or tuple(named.columns)
+    for name in wanted:
+        if name not in named.columns:
+            others = [other for other in named.columns if other not in wanted]
+            hint = near(name, others) if others else f"there are {len(named.columns)} columns"
+            raise KinfolkError("x", name, f"this column of the run is missing; {hint}")
+    if len(set(named.columns)) < len(named.columns):
+        raise KinfolkError("x", list(named.columns), "a column occurs twice; give every column its own name")
+    for name in wanted:
+        if column_kind(named[name]) not in ("whole", "float", "bool"):
+            raise KinfolkError(
+                f"x.{name}", str(named[name].dtype), "give a column of numbers, nothing missing"
+            )
+        if named[name].isna().any():
+            row = int(named[name].isna().to_numpy().argmax())
+            raise KinfolkError(f"x.{name}", f"row {row + 1}", "is missing; fill it or leave the row out")
+    values: NDArray[Any] = named[list(wanted)].to_numpy(dtype=np.float64)
+    if outline.feature_names or len(outline.shape) == 1:
+        return values
+    if values.shape[1] != int(np.prod(outline.shape)):
+        size = int(np.prod(outline.shape))
+        raise KinfolkError("x", values.shape[1], f"give {size} columns, the values of {list(outline.shape)}")
+    shaped: NDArray[Any] = values.reshape(len(values), *outline.shape)
+    whole = outline.scale is not None and bool((shaped == np.rint(shaped)).all())
+    return shaped.astype(np.int64) if whole else shaped
+
+
+def unused(columns: Sequence[str], outline: Outline) -> list[str]:
+    """Columns of a table that a prediction does not look at.
+
+    >>> from kinfolk.types import Client
+    >>> unused(["age", "y"], Outline((Client("ann"),), (1,), 2, 2, (), ("age",), None, ""))
+    ['y']
+    """
+    return [name for name in columns if name not in outline.feature_names] if outline.feature_names else []
+
+
+def outputs(network: nn.Module, rows: Tensor, outline: Outline) -> Tensor:
+    """What the network gives for rows, [rows, outputs]."""
+    parts = [torch.zeros(0, outline.outputs)]
+    with torch.no_grad():
+        for at in range(0, len(rows), BATCH):
+            batch = rows[at : at + BATCH]
+            parts.append(network(batch).reshape(len(batch), -1).float())
+    return torch.cat(parts)
+
+
+def said(out: Tensor, outline: Outline, proba: bool = False) -> NDArray[Any]:
+    """Outputs as labels in the data's own words, or as probabilities [rows, classes].
+
+    >>> from kinfolk.types import Client
+    >>> outline = Outline((Client("ann"),), (2,), 2, 2, ("no", "yes"), (), None, "")
+    >>> said(torch.tensor([[0.0, 3.0]]), outline), said(torch.zeros(1, 2), outline, proba=True)
+    (array(['yes'], dtype='<U3'), array([[0.5, 0.5]]))
+    """
+    if not outline.classes:
+        if proba:
+            raise KinfolkError("proba", True, "the run predicts numbers, which have no probabilities")
+        return np.asarray(out[:, 0] if outline.outputs == 1 else out)
+    if proba:
+        return np.asarray(out.double().softmax(1))
+    place: NDArray[np.int64] = np.asarray(out.argmax(1))
+    names = outline.class_names
+    if not names or names == tuple(map(str, range(len(names)))):
+        return place
+    if names == ("False", "True"):
+        return place.astype(bool)
+    return np.array(names)[place]

@@ -25,6 +25,10 @@ LARGEST_COUNT = 10**9
 LARGEST_VALUE = 1e18
 # A model's norm beyond this many times what was sent, and the median of the cohort, is no honest training.
 FAR = 1e3
+# A norm beyond this many times what was sent is noted with its client, for the watch on training.
+GROWN = 10.0
+# Reasons for which a reply is rejected because of its numbers, and not because of its form.
+EXPLODED = ("is not finite", f"is beyond {LARGEST_VALUE:g}", f"is over {FAR:g} times")
 
 
 def inspect(
@@ -153,6 +157,7 @@ class Cohort:
     expected: Expected
     seen: list[Tensor] = field(default_factory=list)  # norms of this round so far, chunk by chunk
     waiting: list[Stack] = field(default_factory=list)
+    grown: dict[Client, tuple[float, float]] = field(default_factory=dict)  # (norm, norm of what was sent)
 
     def __post_init__(self) -> None:
         declared = {key: value for key, value in self.expected.items() if isinstance(value, dict)}
@@ -166,7 +171,10 @@ class Cohort:
             return chunk  # no model, nothing that belongs to a median of models
         long = norms(chunk.body, len(chunk))
         self.seen.append(long)
-        far = long > FAR * self._sent(chunk.clients)
+        sent = self._sent(chunk.clients)
+        for i in (long > GROWN * sent).nonzero().flatten().tolist():
+            self.grown[chunk.clients[i]] = float(long[i]), float(sent[i])
+        far = long > FAR * sent
         if not bool(far.any()):
             return chunk
         names = dict(zip(chunk.clients, far.tolist(), strict=True))

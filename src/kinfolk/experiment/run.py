@@ -17,6 +17,7 @@ from kinfolk.engines.link import Link, linked
 from kinfolk.engines.tune import tuned
 from kinfolk.engines.work import Work
 from kinfolk.errors import BrokeDown, KinfolkError
+from kinfolk.experiment import divergence
 from kinfolk.experiment.budget import Budget, Spent, too_short
 from kinfolk.experiment.build import Network, Parts, build_parts
 from kinfolk.experiment.checkpoint import Loaded, load_latest, save
@@ -26,6 +27,7 @@ from kinfolk.experiment.client_memory import make_memories
 from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.describe import description
 from kinfolk.experiment.finalize import finalize, go_on
+from kinfolk.experiment.health import Evaluation
 from kinfolk.experiment.privacy import after_void, prepare, tell_spending
 from kinfolk.experiment.ranks import follow, table_of
 from kinfolk.experiment.record import Records, read_rounds, write_json, write_text
@@ -56,6 +58,8 @@ class Result:
     summary: dict[str, Any]  # of the last evaluation: model -> score -> micro, macro, worst, ...
     state: Any
     memories: dict[Client, Message] = field(repr=False)
+    diverged: str = ""  # what went wrong in training, if its models are no use at the end
+    stopped: bool = False  # whether the run ended for that reason
 
 
 def run(
@@ -116,7 +120,9 @@ class Running:
     def __init__(self, parts: Parts, folder: Path, choice: Choice, watch: Watch, link: Link | None) -> None:
         self.parts, self.folder, self.choice, self.watch = parts, folder, choice, watch
         self.spec, self.algorithm, self.clients = parts.spec, parts.algorithm, parts.federation.clients
-        self.records = Records(folder)
+        divergence.check_answer(parts, link is not None)
+        self.records, self.health = Records(folder), divergence.Health.of(parts)
+        self.asked = parts  # as the spec has it; after a rollback, `parts` have a smaller rate
         self.memories = make_memories(parts, choice.device, folder)
         engine = make(choice.engine, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
@@ -152,12 +158,13 @@ class Running:
             self._save()
         finalize(self)
         tell_spending(self.algorithm, self.state, self.records, self.done)
-        self.describe("finished", reason)
+        self.describe("diverged" if self.health.stopped else "finished", reason)
         self.watch("end", {"reason": reason, "folder": self.folder})
         if self.served is None:  # a run that had ended before
             self.served, _ = self._chosen()
         held = self.memories.everyones()
-        return Result(self.folder, self.parts.title, self.done, reason, self.summary, self.served, held)
+        ill = self.health.told, bool(self.health.stopped)
+        return Result(self.folder, self.parts.title, self.done, reason, self.summary, self.served, held, *ill)
 
     def close(self) -> None:
         """End what the engine has started."""
@@ -172,7 +179,7 @@ class Running:
     def _round(self) -> None:
         spec = self.spec.run
         context = self.context()
-        cohort = context.cohort
+        cohort = tuple(c for c in context.cohort if c not in self.coordinator.excluded)
         before, extra = self.state, self.budget.extra
         self.memories.snapshot()
         try:
@@ -183,6 +190,7 @@ class Running:
         for facts in complaints(self.algorithm, self.memories, self.clients):
             self.records.audit("refused", round=context.round, **facts)
         answered = len(self.coordinator.answered)
+        noted = divergence.note_replies(self, len(cohort))
         void = answered < max(1, spec.quorum * len(cohort))
         if void:
             self.state = after_void(self.algorithm, before, after)
@@ -191,7 +199,7 @@ class Running:
             self.state, self.voids = after, 0
             self.unheard -= self.coordinator.answered
         self.done += 1
-        facts = {"cohort": len(cohort), "answered": answered, "void": void, "info": info}
+        facts = {"cohort": len(cohort), "answered": answered, "void": void, "info": info, **noted}
         facts["unheard"] = len(self.unheard)
         groups = self.groups(before, self.state, cohort)
         if groups:
@@ -224,7 +232,7 @@ class Running:
         if "summary" not in line:
             chosen = self.score()
             line = with_choices(line, chosen, self.groups(self.state, self.served, self.clients))
-            self.records.amend_round(self.done, {**line, "summary": self.summary})
+            self.records.amend_round(self.done, {**line, "summary": self.summary, **divergence.react(self)})
             self.saved = -1
 
     def context(self) -> RoundContext:
@@ -251,7 +259,7 @@ class Running:
             remedy = (
                 f"{self.voids} rounds in a row brought {answered} usable replies of {asked}; see audit.jsonl"
             )
-            self.describe("stopped", remedy)
+            self.describe("diverged" if self.health.diverged else "stopped", remedy)
             raise BrokeDown(
                 "run", str(self.folder), f"{remedy} (a smaller local.lr helps if models diverged)"
             )
@@ -266,6 +274,7 @@ class Running:
             chosen = self.score()
             now = self.groups(self.state, self.served, self.clients)
             facts = {**with_choices(facts, chosen, now), "summary": self.summary}
+        facts |= divergence.react(self)
         sent, seconds, trained = self.spent()
         for name, spent in (("bytes", sent), ("trained", trained)):
             facts[name] = {kind: much for kind, much in spent.items() if not kind.startswith("score.")}
@@ -275,7 +284,7 @@ class Running:
     def _finish_round(self, facts: dict[str, Any], evaluate: bool) -> None:
         spec, facts = self.spec.run, self.record(facts, evaluate)
         left = self.budget.left(self.done)
-        if self.done % spec.checkpoint_every == 0 or not left:
+        if divergence.is_due(self, evaluate, self.done % spec.checkpoint_every == 0) or not left:
             began = time.perf_counter()
             self._save()
             self.coordinator.ledger.add_seconds("checkpoint", time.perf_counter() - began)
@@ -286,7 +295,7 @@ class Running:
         """Score everybody, by choices made now where clients choose; what that took."""
         run, context = self.spec.run, self.context()
         self.served, chosen = self._chosen()
-        rows = self.parts.federation.splits[run.split]
+        rows, seen = self.parts.federation.splits[run.split], dict[str, Evaluation]()
         columns, self.summary = score_everyone(
             *(
                 self.algorithm,
@@ -299,8 +308,10 @@ class Running:
                 rows,
             ),
             tasks=self.scored,
+            seen=seen,
         )
         self.records.write_scores(self.done, columns)
+        divergence.note_scores(self, seen)
         return chosen
 
     def _chosen(self) -> tuple[Any, dict[str, Any]]:
@@ -339,7 +350,10 @@ class Running:
             "rounds": self.done,
             "engine": self.coordinator.engine.note,
         }
-        write_json(self.folder / "run.json", description(self.parts, self.choice, how) | more)
+        write_json(
+            self.folder / "run.json",
+            description(self.parts, self.choice, how) | self.health.described() | more,
+        )
 
     def _save(self) -> None:
         tensors, plain = to_message(self.state)
@@ -350,6 +364,7 @@ class Running:
             "extra": self.budget.extra,
             "unheard": [i for i, c in enumerate(self.clients) if c in self.unheard],
             "summary": self.summary,
+            "health": self.health.saved(),
             "federation": self.parts.federation.fingerprint(),
             "kernels": KERNELS.chosen,  # by timing, so that a resumed run might choose otherwise
         }
@@ -367,6 +382,7 @@ class Running:
         self.voids, self.summary = loaded.facts["voids"], loaded.facts["summary"]
         self.budget.extra = loaded.facts.get("extra", 0)
         self.unheard = {self.clients[i] for i in loaded.facts.get("unheard", ())}
+        self.health.take(loaded.facts.get("health", {}), self.folder)
         KERNELS.follow(loaded.facts.get("kernels", {}))
 
     def _restore(self) -> bool:
@@ -379,6 +395,8 @@ class Running:
         if loaded.facts["federation"] != self.parts.federation.fingerprint():
             raise KinfolkError("checkpoint", str(self.folder), "the data are not those the run began with")
         self.take(loaded)
+        divergence.equip(self)
+        self.ended = self.health.stopped
         self.records.rewind(self.done)
         write_text(self.folder / "spec.toml", dump(self.spec))
         self.records.audit("resume", round=self.done, engine=self.coordinator.engine.note)

@@ -21,7 +21,7 @@ from kinfolk.engines.choose import make
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import Parts
 from kinfolk.experiment.checkpoint import load_latest
-from kinfolk.experiment.health import Evaluation, Trace, brief, look, message, outliers
+from kinfolk.experiment.health import Evaluation, Trace, brief, look, message, odd_starts, outliers
 from kinfolk.experiment.privacy import after_void
 from kinfolk.experiment.ranks import table_of
 from kinfolk.experiment.spec import dump
@@ -74,7 +74,7 @@ class Health:
         """What a checkpoint holds of it, in JSON's own types."""
         facts = {name: value for name, value in asdict(self).items() if name not in _NOT_SAVED}
         for trace in facts["traces"].values():
-            trace["lowest"] = trace["lowest"] if math.isfinite(trace["lowest"]) else None
+            trace |= {name: None for name in ("lowest", "last") if not math.isfinite(trace[name])}
         return facts
 
     def take(self, facts: Mapping[str, Any], folder: Path) -> None:
@@ -82,7 +82,7 @@ class Health:
         for name, value in facts.items():
             setattr(self, name, value)
         self.traces = {
-            kind: Trace(**{**one, "lowest": math.inf if one["lowest"] is None else one["lowest"]})
+            kind: Trace(**{name: math.inf if value is None else value for name, value in one.items()})
             for kind, one in facts.get("traces", {}).items()
         }
         self.start = start_losses(folder)
@@ -180,16 +180,21 @@ def note_replies(run: Running, asked: int) -> dict[str, Any]:
     large = outliers({str(c): pair for c, pair in stage.grown.items()}, median)
     now = {who: f"norm {norm:.2g}, the cohort's median is {median:.2g}" for who, norm in large.items()}
     now |= {str(who): reason for who, reason in stage.exploded.items()}
-    for who in sorted(set(now) - set(health.exploded)):
-        run.records.audit("diverged", round=run.done + 1, client=who, text=now[who])
-    fresh = sorted(set(now) - set(health.exploded))
-    health.exploded |= {who: now[who] for who in fresh}
-    if fresh:
-        more = f" and {len(fresh) - 1} other clients" if fresh[1:] else ""
-        run.watch("warning", {"text": f"round {run.done + 1}: client {fresh[0]}{more}: {now[fresh[0]]}"})
+    _tell_of_clients(run, run.done + 1, now)
     if len(stage.exploded) > MANY * asked:
         _all_rejected(run, len(stage.exploded), asked)
     return {"exploded": now} if now else {}
+
+
+def _tell_of_clients(run: Running, round: int, now: Mapping[str, str]) -> None:
+    """Clients that went wrong, each once."""
+    fresh = sorted(set(now) - set(run.health.exploded))
+    for who in fresh:
+        run.records.audit("diverged", round=round, client=who, text=now[who])
+    run.health.exploded |= {who: now[who] for who in fresh}
+    if fresh:
+        more = f" and {len(fresh) - 1} other clients" if fresh[1:] else ""
+        run.watch("warning", {"text": f"round {round}: client {fresh[0]}{more}: {now[fresh[0]]}"})
 
 
 def _all_rejected(run: Running, lost: int, asked: int) -> None:
@@ -207,6 +212,11 @@ def note_scores(run: Running, seen: Mapping[str, Evaluation]) -> None:
     """Look at an evaluation, and tell at once what went wrong or is well again."""
     before, health = dict(run.health.diverged), run.health
     health.look(run.done, seen)
+    if not run.done and seen:
+        odd = odd_starts(next(iter(seen.values())), health.constant)
+        _tell_of_clients(
+            run, 0, {c: f"loss {v:.2g} before training, look at its rows" for c, v in odd.items()}
+        )
     for kind, facts in health.diverged.items():
         if kind not in before:
             _tell(run, kind, facts)
@@ -278,9 +288,10 @@ def _leave_out(run: Running) -> dict[str, Any]:
     left = [*health.excluded, *sorted(blamed)]
     if not blamed or len(left) > MANY * len(run.clients):
         return _stop(run, " (not the doing of a few clients)")
-    found = _go_back(run)
+    found = _go_back(run) if run.done else 0
     if found is None:
         return _stop(run, " (no sound checkpoint to go back to)")
+    health = run.health
     health.excluded, health.exploded = left, dict.fromkeys(left, "excluded") | health.exploded
     equip(run)
     who = f"{len(blamed)} clients" if len(blamed) > 3 else ", ".join(sorted(blamed))

@@ -107,6 +107,7 @@ class Trace:
 
     looked: int = -1  # the last evaluated round
     lowest: float = math.inf  # typical loss
+    last: float = 0.0  # typical loss
     best: float = 0.0  # lead over chance
     low: int = 0  # evaluations in a row without the lead
     single: int = 0  # evaluations in a row in which one class was predicted
@@ -166,7 +167,8 @@ def _classification(
         was = trace.best + chance
         return Sign("chance", f"accuracy fell from {was:.1%} to {accuracy:.1%}, chance is {chance:.1%}")
     stuck = now.one_class and trace.single >= STUCK - 1 and loss > NOT_FALLING * trace.lowest
-    if stuck and loss >= constant:
+    # What does not change at all is not trained: a rule, such as the majority label's.
+    if stuck and loss >= constant and loss != trace.last:
         return Sign(
             "one class", f"one class for everyone, loss {loss:.3g}, of a constant answer {constant:.3g}"
         )
@@ -205,7 +207,7 @@ def look(
     trace.single = trace.single + 1 if now.one_class and round else 0
     trace.best = max(trace.best, lead)
     if not math.isnan(now.typical):
-        trace.lowest = min(trace.lowest, now.typical)
+        trace.lowest, trace.last = min(trace.lowest, now.typical), now.typical
 
 
 def _is_better(
@@ -225,6 +227,17 @@ def outliers(grown: Mapping[str, tuple[float, float]], median: float) -> dict[st
     """
     limit = OUTLIER * median
     return {c: norm for c, (norm, sent) in grown.items() if norm > OUTLIER * sent and norm > limit}
+
+
+def odd_starts(first: Evaluation, constant: float) -> dict[str, float]:
+    """Clients whose loss before training is absurd beside all others': their rows are of another scale.
+
+    >>> odd_starts(Evaluation(("ann", "bob", "cleo"), np.array([2.4, 2.2, 3e5])), 2.3)
+    {'cleo': 300000.0}
+    """
+    known = first.loss[~np.isnan(first.loss)]
+    limit = ABSURD * max(float(np.median(known)), constant) if known.size else math.inf
+    return {c: float(value) for c, value in zip(first.clients, first.loss, strict=True) if value > limit}
 
 
 def message(diverged: Mapping[str, Any]) -> str:

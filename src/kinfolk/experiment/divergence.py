@@ -81,10 +81,12 @@ class Health:
         """Know again what a checkpoint holds; the start is read from the records of its run."""
         for name, value in facts.items():
             setattr(self, name, value)
-        self.traces = {
-            kind: Trace(**{name: math.inf if value is None else value for name, value in one.items()})
-            for kind, one in facts.get("traces", {}).items()
-        }
+        self.traces = {}
+        for kind, one in facts.get("traces", {}).items():
+            known: dict[str, Any] = {
+                name: math.inf if value is None else value for name, value in one.items()
+            }
+            self.traces[kind] = Trace(**known)
         self.start = start_losses(folder)
 
     def look(self, round: int, seen: Mapping[str, Evaluation]) -> None:

@@ -134,6 +134,20 @@ def test_one_class_for_everyone_is_named_after_three_evaluations():
     assert kinds(START, *almost) == [""] * 5
     recovers = [*stuck[:2], seen(2.5, one=0.2), stuck[2]]
     assert kinds(START, *recovers) == [""] * 5
+    dead = [seen(loss, one=1.0) for loss in (2.29, 2.31, 2.3, 2.31, 2.3)]
+    assert kinds(START, *dead) == ["", "", "", "", "one class", "one class"], "no new low in three of them"
+
+
+def test_a_client_whose_rows_are_of_one_class_may_be_told_so():
+    """Label skew: personal models that say one class, with a loss far below that of a constant answer."""
+    skew = np.zeros((4, 10), dtype=int)
+    for i in range(4):
+        skew[i, [i, 9]] = 45, 5
+    said = np.where(skew == 45, 50, 0)
+    sure = [Evaluation(WHO, np.full(4, loss), np.full(4, 0.9), said, skew) for loss in (0.3, 0.4, 0.5, 0.45)]
+    assert sure[0].one_class
+    assert sure[0].entropy == pytest.approx(-(4 * 0.225 * math.log(0.225) + 0.1 * math.log(0.1)))
+    assert kinds(START, *sure) == [""] * 5
 
 
 def test_a_slow_start_and_a_rule_that_is_not_trained_are_not_stuck():

@@ -26,11 +26,12 @@ LEAD = 0.15
 CLEAR_LEAD = 0.5
 # Lost is a lead of which less than this part is left: from 74 % with chance at 6 %, below 19.6 %.
 LEFT = 0.2
-# A model that predicts one class in this many evaluations in a row, no better than a constant answer, is
-# stuck; a model that has just met few classes (few clients a round, label skew) does so once or twice.
+# A model that predicts one class in this many evaluations in a row, while its loss has reached no new low in
+# as many, is stuck. One that has just met few classes (few clients a round, label skew) does so once or
+# twice, and the loss of a slow start falls all the while.
 STUCK = 3
-# A slow start predicts one class as well, but its loss falls; this far above its lowest it does not.
-NOT_FALLING = 1.005
+# No better than a constant answer: the entropy of the labels is that of all rows, a client's may be lower.
+CONSTANT = 0.95
 # One class "for everyone": this part of the rows, of this part of the clients that have several classes.
 EVERYONE = 0.9
 # A reply's norm this many times what was sent and the cohort's median: no honest update, and below what the
@@ -76,6 +77,14 @@ class Evaluation:
         rows = self.true.sum(1)
         return float((self.true[rows > 0] / rows[rows > 0, None]).mean(0).max())
 
+    @property
+    def entropy(self) -> float:
+        """The loss of the best constant answer on all rows; 0 where their classes are not known."""
+        if self.true is None or not self.true.sum():
+            return 0.0
+        share = self.true.sum(0) / self.true.sum()
+        return float(-(share[share > 0] * np.log(share[share > 0])).sum())
+
     def lead(self, classes: int) -> float:
         """How far the mean accuracy is above chance."""
         assert self.accuracy is not None
@@ -111,6 +120,7 @@ class Trace:
     best: float = 0.0  # lead over chance
     low: int = 0  # evaluations in a row without the lead
     single: int = 0  # evaluations in a row in which one class was predicted
+    stale: int = 0  # evaluations in a row in which the loss was no new lowest
     diverged: dict[str, Any] = field(default_factory=dict)  # round, kind, text, clients: while it lasts
     recovered: int = 0  # the last round in which it turned out to be over
 
@@ -166,11 +176,12 @@ def _classification(
         accuracy, chance = lead + now.chance(classes), now.chance(classes)
         was = trace.best + chance
         return Sign("chance", f"accuracy fell from {was:.1%} to {accuracy:.1%}, chance is {chance:.1%}")
-    stuck = now.one_class and trace.single >= STUCK - 1 and loss > NOT_FALLING * trace.lowest
+    stuck = now.one_class and trace.single >= STUCK - 1 and trace.stale >= STUCK - 1 and loss >= trace.lowest
+    answer = now.entropy or constant
     # What does not change at all is not trained: a rule, such as the majority label's.
-    if stuck and loss >= constant and loss != trace.last:
+    if stuck and loss >= CONSTANT * answer and loss != trace.last:
         return Sign(
-            "one class", f"one class for everyone, loss {loss:.3g}, of a constant answer {constant:.3g}"
+            "one class", f"one class for everyone, loss {loss:.3g}, of a constant answer {answer:.3g}"
         )
     return None
 
@@ -206,6 +217,7 @@ def look(
     trace.low = trace.low + 1 if _lost(lead, trace.best) else 0
     trace.single = trace.single + 1 if now.one_class and round else 0
     trace.best = max(trace.best, lead)
+    trace.stale = trace.stale + 1 if now.typical >= trace.lowest else 0
     if not math.isnan(now.typical):
         trace.lowest, trace.last = min(trace.lowest, now.typical), now.typical
 

@@ -160,7 +160,8 @@ def comparison_table(
     for head in [*(_HEADS[name] for name in means), *heads]:
         table.add_column(head, justify="right", no_wrap=True)
     for place, row in enumerate(frame.to_dict("records")):
-        cells = [shown(row[n], score, row[f"{n}_std"] if n in (over, "worst") else math.nan) for n in means]
+        exact = (over, "worst") if not row["diverged"] else ()  # no deviation of what is not compared
+        cells = [shown(row[n], score, row[f"{n}_std"] if n in exact else math.nan) for n in means]
         cells += [_mark(row, score, place), *_costs(row)[: len(heads) - 1]]
         name = Text(row["algorithm"], style="bold" if place == 0 and not row["diverged"] else "")
         table.add_row(name, Text(row["model"]), *map(Text, cells))

@@ -96,8 +96,9 @@ class Health:
                 self.start.setdefault(kind, dict(zip(now.clients, now.loss.tolist(), strict=True)))
             trace, start = self.traces.setdefault(kind, Trace()), self.start.get(kind, {})
             # Targets that do not vary, or that are made when they are asked for, leave the start to go by.
-            usual = np.nanmean([*start.values(), 0.0]) if not self.constant > 0 else self.constant
-            look(trace, round, now, start, float(usual), self.classes)
+            known = [value for value in start.values() if math.isfinite(value)]
+            usual = self.constant if self.constant > 0 else float(np.mean(known)) if known else math.inf
+            look(trace, round, now, start, usual, self.classes)
             if trace.diverged.get("round") == round and self.suspects:
                 worst = max(self.suspects, key=lambda c: self.suspects[c])
                 trace.diverged["largest"] = [worst, self.suspects[worst]]

@@ -263,7 +263,11 @@ def message(diverged: Mapping[str, Any]) -> str:
 
 
 def brief(diverged: Mapping[str, Any]) -> str:
-    """The same without the remedy."""
+    """The same without the remedy.
+
+    >>> brief({"round": 3, "text": "loss is not finite", "clients": ["ann", "bob"]})
+    'diverged at round 3: 2 clients, loss is not finite'
+    """
     clients, largest = list(diverged["clients"]), diverged.get("largest")
     who = f"{len(clients)} clients" if len(clients) > 1 else f"client {clients[0]}" if clients else ""
     parts = [who, diverged["text"]]

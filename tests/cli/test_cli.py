@@ -67,7 +67,7 @@ def test_one_algorithm_that_breaks_down_does_not_cost_the_others(kinfolk):
     code, out, _ = kinfolk(*words, "-a", "fedavg", "--out", "c")
     assert code == 2
     assert "fedavg" in out
-    assert "fedprox mu=1000000000.0 seed 0 is stopped: 3 rounds in a row brought 0 usable" in out
+    assert "fedprox mu=1000000000.0 seed 0 is diverged: 3 rounds in a row brought 0 usable" in out
     code, out, err = kinfolk(*words, "--out", "alone")
     assert (code, out) == (2, ""), "nothing is left to compare"
     assert "3 rounds in a row" in err

@@ -101,9 +101,12 @@ def run(
     if serves:
         return
     if json_:
-        print_json({"folder": str(result.folder), "rounds": result.rounds, "summary": result.summary})
-        return
-    _show(result.folder)
+        told = {"folder": str(result.folder), "rounds": result.rounds, "diverged": result.diverged}
+        print_json({**told, "summary": result.summary})
+    else:
+        _show(result.folder)
+    if result.stopped:
+        raise typer.Exit(2)
 
 
 @app.command(

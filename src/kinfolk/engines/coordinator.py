@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from kinfolk.engines.guard import Cohort, inspect
+from kinfolk.engines.guard import EXPLODED, Cohort, inspect
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.work import Work, trained_by
 from kinfolk.federation.federation import Federation
@@ -55,6 +55,7 @@ class Part:
     sent: int  # bytes of all their replies
     norms: Tensor  # of their models, by which those that wait are judged
     waiting: Stack  # replies that are judged when all parts are there: see `Cohort`
+    grown: dict[Client, tuple[float, float]] = field(default_factory=dict)  # see `Cohort`
 
 
 @runtime_checkable
@@ -117,6 +118,7 @@ class Coordinator:
         self.engine, self.log, self.absent = engine, log, absent
         self.federation, self.afford = federation, afford
         self.ledger, self.folding = Ledger(), 0.0
+        self.excluded: set[Client] = set()  # who has no part in rounds any more, and is scored all the same
         self.begin()
 
     def begin(self) -> None:
@@ -124,6 +126,10 @@ class Coordinator:
         self.asked: set[Client] = set()
         self.failed: set[Client] = set()
         self.norms: list[Tensor] = []  # of all models that were replied in this round
+        self.grown: dict[
+            Client, tuple[float, float]
+        ] = {}  # models far larger than what was sent: see `Cohort`
+        self.exploded: dict[Client, str] = {}  # whose reply was rejected for its numbers, and why
         self.answered: set[Client] = set()  # those who gave a usable reply to all they were asked
 
     def perform(self, request: Request, context: RoundContext, rehearse: bool = True) -> Any:
@@ -173,7 +179,7 @@ class Coordinator:
 
     def _checked(self, request: Ask[Any], task: Task, context: RoundContext) -> Iterator[Any]:
         """The replies that may pass, chunk by chunk, or folded in parts; last those that had to wait."""
-        cohort = Cohort(request, task.reply, self.norms)
+        cohort = Cohort(request, task.reply, self.norms, grown=self.grown)
         if isinstance(self.engine, FoldsInParts) and isinstance(request.fold, Mergeable):
             yield from self._parts(self.engine, cohort, context)
         else:
@@ -220,6 +226,7 @@ class Coordinator:
             self._reject(part.rejected, cohort, context)
             cohort.silent.difference_update(part.heard)
             cohort.seen.append(part.norms)
+            cohort.grown.update(part.grown)
             if part.waiting.clients:
                 cohort.waiting.append(part.waiting)
             yield part.total
@@ -231,6 +238,8 @@ class Coordinator:
     def _log_rejected(self, bad: dict[Client, str], request: Ask[Any], context: RoundContext) -> None:
         for client, reason in bad.items():
             self.log("rejected", round=context.round, client=client, task=request.task, reason=reason)
+            if any(word in reason for word in EXPLODED):
+                self.exploded[client] = reason
 
     def _exchange(self, request: Exchange, present: tuple[Client, ...], context: RoundContext) -> None:
         swap = self.engine.table[request.swap]
@@ -242,6 +251,8 @@ class Coordinator:
 
     def _present(self, who: tuple[Client, ...], context: RoundContext, rehearse: bool) -> tuple[Client, ...]:
         self.asked.update(who)
+        if rehearse and self.excluded:
+            who = tuple(c for c in who if c not in self.excluded)
         if self.absent is None or not rehearse:
             return tuple(sorted(who))
         missing = [c for c in who if self.absent(context, c)]
@@ -265,7 +276,7 @@ def fold_part(engine: Engine, request: Ask[Any], fold: Mergeable, context: Round
     heard = tuple(sorted(set(request.to) - cohort.silent))
     norms = torch.cat(cohort.seen) if cohort.seen else torch.zeros(0, dtype=torch.float64)
     sent = coordinator.ledger.bytes.get(request.task, {}).get("up", 0)
-    return Part(total, heard, rejected, sent, norms, Stack.join(cohort.waiting))
+    return Part(total, heard, rejected, sent, norms, Stack.join(cohort.waiting), cohort.grown)
 
 
 def _nobody(expected: Expected) -> Stack:

@@ -25,6 +25,10 @@ LARGEST_COUNT = 10**9
 LARGEST_VALUE = 1e18
 # A model's norm beyond this many times what was sent, and the median of the cohort, is no honest training.
 FAR = 1e3
+# A norm beyond this many times what was sent is noted with its client, for the watch on training.
+GROWN = 10.0
+# Reasons for which a reply is rejected because of its numbers, and not because of its form.
+EXPLODED = ("is not finite", f"is beyond {LARGEST_VALUE:g}", f"is over {FAR:g} times")
 
 
 def inspect(
@@ -154,6 +158,7 @@ class Cohort:
     seen: list[Tensor] = field(default_factory=list)  # norms of this round so far, chunk by chunk
     waiting: list[Stack] = field(default_factory=list)
     refused: set[Client] = field(default_factory=set)
+    grown: dict[Client, tuple[float, float]] = field(default_factory=dict)  # (norm, norm of what was sent)
 
     def __post_init__(self) -> None:
         self.silent = set(self.request.to)  # those without a usable reply so far
@@ -168,7 +173,10 @@ class Cohort:
             return chunk  # no model, nothing that belongs to a median of models
         long = norms(chunk.body, len(chunk))
         self.seen.append(long)
-        far = long > FAR * self._sent(chunk.clients)
+        sent = self._sent(chunk.clients)
+        for i in (long > GROWN * sent).nonzero().flatten().tolist():
+            self.grown[chunk.clients[i]] = float(long[i]), float(sent[i])
+        far = long > FAR * sent
         if not bool(far.any()):
             return chunk
         names = dict(zip(chunk.clients, far.tolist(), strict=True))

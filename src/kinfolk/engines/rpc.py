@@ -60,15 +60,16 @@ def pack_part(part: Part) -> Packed:
     """What a process made of its clients' replies, as a message and a header."""
     waiting = {f"waiting.body.{key}": value for key, value in part.waiting.body.items()}
     body = {f"total.{key}": value for key, value in part.total.items()} | waiting
-    told = json.dumps([part.heard, part.rejected, part.sent, part.waiting.clients])
+    told = json.dumps([part.heard, part.rejected, part.sent, part.waiting.clients, part.grown])
     return {**body, "norms": part.norms, "waiting.size": part.waiting.size}, {"part": told}
 
 
 def unpack_part(message: Message, header: Header) -> Part:
     """The part behind `pack_part`."""
-    heard, rejected, sent, waiting = json.loads(header["part"])
+    heard, rejected, sent, waiting, grown = json.loads(header["part"])
     held = Stack(tuple(waiting), message["waiting.size"].cpu(), _under("waiting.body.", message))
-    return Part(_under("total.", message), tuple(heard), rejected, sent, message["norms"].cpu(), held)
+    own = {Client(c): (norm, was) for c, (norm, was) in grown.items()}
+    return Part(_under("total.", message), tuple(heard), rejected, sent, message["norms"].cpu(), held, own)
 
 
 def pack_several(messages: Iterable[tuple[Any, Message]]) -> Packed:

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -88,8 +88,10 @@ def save(
     return final
 
 
-def load_latest(folder: Path, spec_text: str) -> tuple[Loaded | None, list[str]]:
-    """The newest sound checkpoint, and one line about each newer one that had to be skipped.
+def load_latest(
+    folder: Path, spec_text: str, wanted: Callable[[Loaded], bool] = lambda loaded: True
+) -> tuple[Loaded | None, list[str]]:
+    """The newest sound checkpoint that is wanted, and one line about each newer one that is damaged.
 
     None where nothing was ever saved. A checkpoint of another experiment or format is an error that
     names the difference, and so is a folder in which no checkpoint is sound: a run never starts again
@@ -101,7 +103,9 @@ def load_latest(folder: Path, spec_text: str) -> tuple[Loaded | None, list[str]]
     complaints: list[str] = []
     for number, path in _found(Path(folder)):
         try:
-            return _load(path, number, spec_text), complaints
+            loaded = _load(path, number, spec_text)
+            if wanted(loaded):
+                return loaded, complaints
         except _Damaged as error:
             complaints.append(f"{path.name} is skipped: {error}")
     if complaints:

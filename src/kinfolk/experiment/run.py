@@ -17,6 +17,7 @@ from kinfolk.engines.link import Link, linked
 from kinfolk.engines.tune import tuned
 from kinfolk.engines.work import Work
 from kinfolk.errors import BrokeDown, KinfolkError
+from kinfolk.experiment import divergence
 from kinfolk.experiment.best import VALID, Best, check_rows, judged
 from kinfolk.experiment.budget import Budget, Spent, too_short
 from kinfolk.experiment.build import Network, Parts, build_parts
@@ -28,6 +29,7 @@ from kinfolk.experiment.client_memory import make_memories
 from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.describe import description
 from kinfolk.experiment.finalize import finalize, go_on
+from kinfolk.experiment.health import Evaluation
 from kinfolk.experiment.outline import FILE as OUTLINE
 from kinfolk.experiment.outline import write_outline
 from kinfolk.experiment.privacy import after_void, prepare, tell_spending
@@ -64,6 +66,8 @@ class Result:
     summary: dict[str, Any]  # of the last evaluation: model -> score -> micro, macro, worst, ...
     state: Any
     memories: dict[Client, Message] = field(repr=False)
+    diverged: str = ""  # what went wrong in training, if its models are no use at the end
+    stopped: bool = False  # whether the run ended for that reason
 
     def __repr__(self) -> str:
         return f"<Result: {result_line(self)}>"
@@ -131,7 +135,10 @@ class Running:
     def __init__(self, parts: Parts, folder: Path, choice: Choice, watch: Watch, link: Link | None) -> None:
         self.parts, self.folder, self.choice, self.watch = parts, folder, choice, watch
         self.spec, self.algorithm, self.clients = parts.spec, parts.algorithm, parts.federation.clients
-        self.records, self.status = Records(folder), ""
+        divergence.check_answer(parts, link is not None)
+        self.records, self.health = Records(folder), divergence.Health.of(parts)
+        self.asked = parts  # as the spec has it; after a rollback, `parts` have a smaller rate
+        self.status = ""
         self.stop = Stop(patient=link is not None)
         self.memories = make_memories(parts, choice.device, folder)
         engine = make(choice.engine, parts.federation, table_of(parts), self.memories)
@@ -176,12 +183,13 @@ class Running:
             self.save()
         finalize(self)
         tell_spending(self.algorithm, self.state, self.records, self.done)
-        self.describe("finished", reason)
+        self.describe("diverged" if self.health.stopped else "finished", reason)
         self.watch("end", {"reason": reason, "folder": self.folder})
         if self.served is None:  # a run that had ended before
             self.served, _ = self._chosen()
         held = self.memories.everyones()
-        return Result(self.folder, self.parts.title, self.done, reason, self.summary, self.served, held)
+        ill = self.health.told, bool(self.health.stopped)
+        return Result(self.folder, self.parts.title, self.done, reason, self.summary, self.served, held, *ill)
 
     def close(self) -> None:
         """End what the engine has started."""
@@ -202,7 +210,7 @@ class Running:
     def _round(self) -> None:
         spec = self.spec.run
         context = self.context()
-        cohort = context.cohort
+        cohort = tuple(c for c in context.cohort if c not in self.coordinator.excluded)
         before, extra = self.state, self.budget.extra
         self.memories.snapshot()
         try:
@@ -213,6 +221,7 @@ class Running:
         for facts in complaints(self.algorithm, self.memories, self.clients):
             self.records.audit("refused", round=context.round, **facts)
         answered = len(self.coordinator.answered)
+        noted = divergence.note_replies(self, len(cohort))
         void = answered < max(1, spec.quorum * len(cohort))
         if void:
             self.state = after_void(self.algorithm, before, after)
@@ -221,7 +230,7 @@ class Running:
             self.state, self.voids = after, 0
             self.unheard -= self.coordinator.answered
         self.done += 1
-        facts = {"cohort": len(cohort), "answered": answered, "void": void, "info": info}
+        facts = {"cohort": len(cohort), "answered": answered, "void": void, "info": info, **noted}
         facts["unheard"] = len(self.unheard)
         groups = self.groups(before, self.state, cohort)
         if groups:
@@ -254,7 +263,7 @@ class Running:
         if "summary" not in line:
             chosen = self.score()
             line = with_choices(line, chosen, self.groups(self.state, self.served, self.clients))
-            line = {**line, **self.judged()}
+            line = {**line, **self.judged(), **divergence.react(self)}
             self.records.amend_round(self.done, line)
             self.saved = -1
             self.tell("evaluate", **{**line, "rounds": self.done})
@@ -284,7 +293,7 @@ class Running:
             remedy = (
                 f"{self.voids} rounds in a row brought {answered} usable replies of {asked}; see audit.jsonl"
             )
-            self.describe("stopped", remedy)
+            self.describe("diverged" if self.health.diverged else "stopped", remedy)
             raise BrokeDown(
                 "run", str(self.folder), f"{remedy} (a smaller local.lr helps if models diverged)"
             )
@@ -299,6 +308,7 @@ class Running:
             chosen = self.score()
             now = self.groups(self.state, self.served, self.clients)
             facts = {**with_choices(facts, chosen, now), **self.judged()}
+        facts |= divergence.react(self)
         sent, seconds, trained = self.spent()
         for name, spent in (("bytes", sent), ("trained", trained)):
             facts[name] = {kind: much for kind, much in spent.items() if not kind.startswith("score.")}
@@ -316,7 +326,8 @@ class Running:
     def _finish_round(self, facts: dict[str, Any], evaluate: bool) -> None:
         spec, facts = self.spec.run, self.record(facts, evaluate)
         left = self.budget.left(self.done)
-        if self.done % spec.checkpoint_every == 0 or not left or self.best.round == self.done:
+        due = divergence.is_due(self, evaluate, self.done % spec.checkpoint_every == 0)
+        if due or not left or self.best.round == self.done:
             began = time.perf_counter()
             self.save()
             self.coordinator.ledger.add_seconds("checkpoint", time.perf_counter() - began)
@@ -330,7 +341,8 @@ class Running:
         """Score everybody, by choices made now where clients choose; what that took."""
         run = self.spec.run
         self.served, chosen = self._chosen()
-        columns, self.summary = self._scored(run.split, run.models)
+        seen = dict[str, Evaluation]()
+        columns, self.summary = self._scored(run.split, run.models, seen=seen)
         if judged(run):
             self.valid = self.summary
         if judged(run) and run.split != "valid":
@@ -338,12 +350,15 @@ class Running:
             columns = {name: columns[name] + more[name] for name in columns}
         self.served_at = self.done
         self.records.write_scores(self.done, columns)
+        divergence.note_scores(self, seen)
         return chosen
 
-    def _scored(self, split: str, models: str, suffix: str = "") -> tuple[Columns, dict[str, Any]]:
+    def _scored(
+        self, split: str, models: str, suffix: str = "", seen: dict[str, Evaluation] | None = None
+    ) -> tuple[Columns, dict[str, Any]]:
         rows, context = self.parts.federation.splits[split], self.context()
         by = self.algorithm, self.served, self.coordinator, context, split, self.attackers, models, rows
-        return score_everyone(*by, tasks=self.scored, suffix=suffix)
+        return score_everyone(*by, tasks=self.scored, suffix=suffix, seen=seen)
 
     def _chosen(self) -> tuple[Any, dict[str, Any]]:
         return choose_now(self.algorithm, self.state, self.coordinator, self.memories, self.context())
@@ -387,7 +402,7 @@ class Running:
             "rounds": self.done,
             "engine": self.coordinator.engine.note,
         }
-        facts = description(self.parts, self.choice, how) | {"kept": told(self)}
+        facts = description(self.parts, self.choice, how) | {"kept": told(self)} | self.health.described()
         write_json(self.folder / "run.json", facts | more)
 
     def save(self, state: Any = None, summary: dict[str, Any] | None = None) -> None:
@@ -406,6 +421,7 @@ class Running:
         self.budget.extra = loaded.facts.get("extra", 0)
         self.unheard = {self.clients[i] for i in loaded.facts.get("unheard", ())}
         self.best = Best.of(loaded.facts.get("best", {}))
+        self.health.take(loaded.facts.get("health", {}), self.folder)
         KERNELS.follow(loaded.facts.get("kernels", {}))
 
     def _restore(self) -> bool:
@@ -418,6 +434,8 @@ class Running:
         if loaded.facts["federation"] != self.parts.federation.fingerprint():
             raise KinfolkError("checkpoint", str(self.folder), "the data are not those the run began with")
         self.take(loaded)
+        divergence.equip(self)
+        self.ended = self.health.stopped
         self.records.rewind(self.done)
         write_text(self.folder / "spec.toml", dump(self.spec))
         self.describe("running", "")

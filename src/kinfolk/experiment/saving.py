@@ -26,6 +26,7 @@ def write_checkpoint(run: Running, state: Any, summary: dict[str, Any]) -> Path:
         "extra": run.budget.extra,
         "unheard": [i for i, c in enumerate(run.clients) if c in run.unheard],
         "summary": summary,
+        "health": run.health.saved(),
         "federation": run.parts.federation.fingerprint(),
         "kernels": KERNELS.chosen,  # by timing, so that a resumed run might choose otherwise
     }

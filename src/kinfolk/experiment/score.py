@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kinfolk.clustering.agreement import agreement, sizes, switch_fraction
 from kinfolk.engines.coordinator import Coordinator
+from kinfolk.experiment.health import Evaluation
 from kinfolk.federation.federation import Split
 from kinfolk.learning import metrics
 from kinfolk.scores import about, summary
@@ -35,6 +36,7 @@ def score_everyone(
     *,
     tasks: Mapping[str, Task] | None = None,
     suffix: str = "",
+    seen: dict[str, Evaluation] | None = None,
 ) -> tuple[Columns, dict[str, Any]]:
     """(tidy columns for the records, summary by kind of model and score); drop-outs are scored too.
 
@@ -42,7 +44,8 @@ def score_everyone(
     have several models for a client, some of which cost as much as a round; `models` = "first" takes one.
     With `rows`, the split that is scored, clients with the same model and the same rows are scored once.
     `tasks` are what `eval_tasks` gave before; a run builds them once. `suffix` ends the names of tasks that
-    go over the rows of another split.
+    go over the rows of another split. What the watch on training needs of every kind of model goes into
+    `seen`.
     """
     columns: Columns = {name: [] for name in ("client", "model", "split", "score", "value", "rows")}
     over_all: dict[str, Any] = {}
@@ -57,6 +60,9 @@ def score_everyone(
             Ask(f"score.{kind}{suffix}", asked, shared, each), context, rehearse=False
         )
         scored, body = _for_all(got, instead)
+        if seen is not None:
+            lost = {c for c in who if instead[c] in coordinator.exploded} - set(scored)
+            seen[kind] = _evaluation(scored, body, lost)
         if not scored:
             continue
         count = tensor_of(body, "rows").cpu().numpy()
@@ -111,6 +117,14 @@ def _for_all(got: Stack, instead: Mapping[Client, Client]) -> tuple[tuple[Client
     who = tuple(c for c in sorted(instead) if instead[c] in place)
     at = torch.tensor([place[instead[c]] for c in who], dtype=torch.int64)
     return who, map_leaves(lambda t: t[at.to(t.device)], got.body)
+
+
+def _evaluation(scored: tuple[Client, ...], body: Message, missing: set[Client]) -> Evaluation:
+    values = metrics.scores(body)
+    by_class = {name: tensor_of(body, name).cpu().numpy() for name in ("said", "true") if name in body}
+    return Evaluation(
+        scored, values["loss"], values.get("accuracy"), **by_class, missing=tuple(sorted(missing))
+    )
 
 
 def _add(

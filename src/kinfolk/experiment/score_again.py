@@ -109,6 +109,8 @@ def read_run(folder: Path) -> dict[str, Any]:
 def spec_of(source: Path) -> Experiment:
     """The spec of a run that has finished and has its models; any other is refused."""
     facts = read_run(source)
+    if facts["status"] == "diverged":
+        raise KinfolkError("run", str(source), "has diverged; run it again with a smaller local.lr")
     if facts["status"] != "finished":
         remedy = f"is {facts['status']}, not finished; go on with `kinfolk run --resume` first"
         raise KinfolkError("run", str(source), remedy)

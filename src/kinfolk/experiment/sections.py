@@ -99,6 +99,8 @@ class RunSpec:
     quorum: float = 0.0
     # Probability that a client does not answer, to simulate drop-outs.
     absent: float = 0.0
+    # If training diverges: "warn", "stop", "rollback" (go back, halve the rate) or "exclude" (clients).
+    on_divergence: str = "warn"
     # What attackers do: "none"; to their replies "sign_flip", "scaled", "noise"; to their rows "label_flip".
     attack: str = "none"
     # Fraction of the clients that attack; they are not scored.
@@ -131,6 +133,7 @@ CHOICES: dict[str, Collection[str]] = {
     "run.keep": ("last", "best", "all"),
     "run.split": ("test", "valid"),
     "run.models": ("all", "first"),
+    "run.on_divergence": ("warn", "stop", "rollback", "exclude"),
     "run.attack": ("none", "sign_flip", "scaled", "noise", "label_flip"),
 }
 

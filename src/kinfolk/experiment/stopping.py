@@ -6,6 +6,7 @@ same bits. Between two rounds, while files are written, a signal is noted and ac
 
 from __future__ import annotations
 
+import copy
 import functools
 import signal
 import threading
@@ -101,13 +102,14 @@ def undone_if_stopped(run: Running) -> Iterator[None]:
     names = ("state", "done", "voids", "summary", "served", "served_at", "best", "valid")
     before = {name: getattr(run, name) for name in names}
     unheard, extra, held = set(run.unheard), run.budget.extra, dict(run.memories)
+    health = copy.deepcopy(run.health, {id(run.health.start): run.health.start})  # the start never changes
     try:
         yield
     except KeyboardInterrupt:
         if not run.stop.patient:
             for name, value in before.items():
                 setattr(run, name, value)
-            run.unheard, run.budget.extra = unheard, extra
+            run.unheard, run.budget.extra, run.health = unheard, extra, health
             run.memories.restore(held)
             run.records.rewind(run.done)
         raise

@@ -188,7 +188,7 @@ def _score_rows(
         facts = read_run(source)
         if "again" not in held:  # an earlier version has trained it here
             _run_rows(table, [(row, spec)], folder / table.name, seed, False, watch)
-        elif facts["status"] == "stopped":  # the table says that it broke down
+        elif facts["status"] in ("stopped", "diverged"):  # the table says that it broke down
             write_json(place / "run.json", {**facts, "again": source.name})
         elif not _is_scored(place, held, facts, here):
             mine, its = _built(built, here), _built(built, there)

@@ -132,7 +132,7 @@ def cells(table: TableRuns) -> list[dict[str, Any]]:
     for row in table.facts["rows"]:
         begun = table.runs(row)
         runs = _finished(begun)
-        lost = sum(run.facts.get("status") == "stopped" for run in begun)
+        lost = sum(run.facts.get("status") in ("stopped", "diverged") for run in begun)
         broke = f"broke down in {lost} of {len(begun)} seeds" if lost else ""
         some = 0 < len(runs) < len(row["runs"])
         got = [obtained(runs, row["model"], score, over) for score, over in table.columns]

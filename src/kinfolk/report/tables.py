@@ -15,6 +15,7 @@ from rich.text import Text
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import plain
+from kinfolk.report.diverged import divergences, has_diverged, unranked
 from kinfolk.report.groups import doubtful, named, switches
 from kinfolk.report.read import (
     Run,
@@ -50,7 +51,8 @@ def comparison_frame(runs: Iterable[Run], score: str | None = None, over: str = 
     to the best row; `apart` says whether it exceeds twice the pooled deviation, and None if there are too
     few seeds to say. Bytes and seconds are those of training, a start's included: scoring and checkpoints
     do not count. `extra_rounds` are rounds' worth of training beyond the rounds; `epochs` how often a client
-    went over its training rows, a mean over rows and seeds; NaN where that was not recorded.
+    went over its training rows, a mean over rows and seeds; NaN where that was not recorded. `diverged` is
+    the number of runs (of `runs`) whose models had diverged: such a row comes last and is not compared.
 
     >>> def run(title, seed, value):
     ...     return Run.of({"title": title, "seed": seed}, {"client": ["a", "b"], "value": value, "rows": 10})
@@ -69,7 +71,7 @@ def comparison_frame(runs: Iterable[Run], score: str | None = None, over: str = 
         if (ends := _ends(model, score, same))
     ]
     worse = 1 if about(score).lower_is_better else -1
-    rows.sort(key=lambda row: (math.isnan(row[over]), worse * row[over]))
+    rows.sort(key=lambda row: (row["diverged"] > 0, math.isnan(row[over]), worse * row[over]))
     for row in rows:
         row |= _against(row, rows[0], over)
     return pd.DataFrame(rows)
@@ -104,6 +106,7 @@ def _compared(
     views = [summary(end["value"], end["rows"], about(score).lower_is_better) for end in ends]
     rounds = [int(end["round"].max()) for end in ends]
     row: dict[str, Any] = {"algorithm": title, "model": model, "score": score, "seeds": len(ends)}
+    row |= {"runs": len(runs), "diverged": sum(has_diverged(run, model) for run in runs)}
     row |= {"rounds": min(rounds, default=0), "rounds_most": max(rounds, default=0)}
     for name in COMPARED:
         values = [view[name] for view in views]
@@ -128,7 +131,8 @@ def _parts(facts: Iterable[Mapping[str, Any]], name: str) -> list[tuple[str, Any
 
 def _against(row: Mapping[str, Any], best: Mapping[str, Any], over: str) -> dict[str, Any]:
     """The difference to the best row, and whether the seeds set the two apart."""
-    difference = row[over] - best[over] if math.isfinite(best[over]) else math.nan
+    known = math.isfinite(best[over]) and not row["diverged"] and not best["diverged"]
+    difference = row[over] - best[over] if known else math.nan
     pooled = math.sqrt((row[f"{over}_std"] ** 2 + best[f"{over}_std"] ** 2) / 2)
     known = not math.isnan(pooled) and not math.isnan(difference)
     # The last digits of a mean depend on the order of adding: they set nothing apart.
@@ -162,9 +166,10 @@ def comparison_table(
     for head in [*(_HEADS[name] for name in means), *heads]:
         table.add_column(head, justify="right", no_wrap=True)
     for place, row in enumerate(frame.to_dict("records")):
-        cells = [shown(row[n], score, row[f"{n}_std"] if n in (over, "worst") else math.nan) for n in means]
+        exact = (over, "worst") if not row["diverged"] else ()  # no deviation of what is not compared
+        cells = [shown(row[n], score, row[f"{n}_std"] if n in exact else math.nan) for n in means]
         cells += [_mark(row, score, place), *_costs(row)[: len(heads) - 1]]
-        name = Text(row["algorithm"], style="bold" if place == 0 else "")
+        name = Text(row["algorithm"], style="bold" if place == 0 and not row["diverged"] else "")
         table.add_row(name, Text(row["model"]), *map(Text, cells))
     table.caption = _caption(over, frame)
     return table, _notes(runs, frame)
@@ -183,8 +188,8 @@ def _short(number: float) -> str:
 
 def _mark(row: Mapping[str, Any], score: str, place: int) -> str:
     """What stands in `vs best`: nothing where the seeds do not allow a comparison."""
-    if row["apart"] is None:
-        return ""
+    if row["diverged"] or row["apart"] is None:
+        return unranked(row)
     if place == 0:
         return "best"
     if not row["apart"]:
@@ -231,6 +236,7 @@ def _notes(runs: Sequence[Run], frame: pd.DataFrame) -> list[str]:
         elif run.facts.get("status", "finished") != "finished":
             reason = f": {run.facts['reason']}" if run.facts.get("reason") else ""
             notes.append(f"{run.title} seed {run.seed} is {run.facts['status']}{reason}")
+        notes += [f"{run.title} seed {run.seed}: {line}" for line in divergences(run)]
     return notes + _unlike(runs)
 
 
@@ -298,6 +304,7 @@ def _facts(run: Run) -> Table:
         "engine": facts.get("engine"),
         "training": _training(run),
         "status": ", ".join(str(facts[name]) for name in ("status", "reason") if facts.get(name)),
+        "amiss": "\n".join(divergences(run)),
         "folder": str(run.path),
     }
     grid = WholeTable.grid(padding=(0, 2))

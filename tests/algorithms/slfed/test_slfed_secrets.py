@@ -10,6 +10,7 @@ from film import APART, EASY, NAMES, Film, check_pams, flat, learner, nine, past
 
 from kinfolk.contract import toy
 from kinfolk.errors import KinfolkError
+from kinfolk.experiment import divergence
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.choice import chosen
 from kinfolk.experiment.client_memory import Journal
@@ -263,3 +264,30 @@ def test_public_masks_are_warned_of_and_stay_in_one_process(tmp_path):
     assert any("NO MODEL IS HIDDEN" in line.get("text", "") for line in read_audit(tmp_path / "run"))
     assert len(read_rounds(tmp_path / "run")) == 2
     shutil.rmtree(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_back_takes_back_no_answer(tmp_path, monkeypatch):
+    """Models and memories are those of round 4 again, and the rounds after it are new ones."""
+    look = divergence.look
+
+    def diverges_in_round_5(trace, round, *given):
+        look(trace, round, *given)
+        if round == 5:
+            trace.diverged = {"round": 5, "kind": "loss", "text": "made up", "clients": []}
+
+    monkeypatch.setattr(divergence, "look", diverges_in_round_5)
+    held = {}
+
+    def watch(event, facts):
+        if event == "round":
+            lines = (tmp_path / "r" / "answered.jsonl").read_text() if facts["round"] > 4 else ""
+            kept = [row for c in NAMES for row in facts["memories"][c].get("answered", [])]
+            held[facts["round"]] = len(lines.splitlines()), len(kept)
+
+    go(spec(evaluate_every=1, on_divergence="rollback", rounds=8), tmp_path / "r", watch=watch)
+    done = [line for line in read_audit(tmp_path / "r") if line["event"] == "rollback"]
+    assert [(line["round"], line["to"]) for line in done] == [(5, 4)]
+    assert held[5][0] == held[5][1] > held[4][1], "what was answered in round 5 is known after it was undone"
+    rows = (tmp_path / "r" / "answered.jsonl").read_text().splitlines()
+    assert held[8] == (len(rows), len(rows))

@@ -18,11 +18,12 @@ from kinfolk.experiment import assign as assigning
 from kinfolk.experiment import choose_k as choosing
 from kinfolk.experiment import compare as comparing
 from kinfolk.experiment.build import Network
+from kinfolk.experiment.method import parse_method
 from kinfolk.experiment.newcomers import in_terms_of, open_run, read_newcomers
 from kinfolk.experiment.record import plain
 from kinfolk.experiment.run import Result
 from kinfolk.experiment.run import run as run_spec
-from kinfolk.experiment.sections import AlgorithmSpec, Experiment, ModelSpec
+from kinfolk.experiment.sections import Experiment, ModelSpec
 from kinfolk.experiment.spec import load, override
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.own_data.arrays import Given, from_arrays
@@ -157,7 +158,8 @@ def compare(
         network: an `nn.Module` class (or anything that makes one: called once per seed), or a module
             whose weights are then the start of every run.
         clients: one `(x, y)` or `Dataset` per client, in a list or by name; or a `Federation`.
-        algorithms: names, or `name,option=value`; `kinfolk list` shows them.
+        algorithms: names, or `name,option=value`; `kinfolk list` shows them. Settings of one method alone
+            come after `;`: `"fedavg;local.lr=0.05;local.clip=1"`.
         test: test rows of each client; without them a fifth of each client's rows is held out.
         rounds: rounds of every run.
         seeds: how many seeds; three or more give error bars.
@@ -205,10 +207,11 @@ def run(
     '2 rounds done'
     """
     spec = _spec(network, rounds, {**(settings or {}), "run.seed": seed})
-    chosen: AlgorithmSpec = comparing.parse_algorithm(algorithm, spec)
+    chosen = parse_method(algorithm, spec)
     where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="kinfolk-")) / "run"
     rows = _federation(clients, test, spec, Seed(seed))
-    return run_spec(replace(spec, algorithm=chosen), where, federation=rows, network=network, resume=resume)
+    given: dict[str, Any] = {"federation": rows, "network": network, "resume": resume}
+    return run_spec(chosen.spec, where, own=chosen.own, **given)
 
 
 def choose_k(

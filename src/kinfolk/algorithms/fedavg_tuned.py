@@ -25,7 +25,7 @@ class FedAvgTuned:
     """FedAvg's model after some epochs on the client's own rows; both are scored."""
 
     learner: Learner
-    tune_epochs: int = 1  # epochs of local training before the model is scored
+    tune_epochs: int = 1  # epochs before the model is scored, unless local.tune_epochs says otherwise
     weights: Weights = "size"  # n_i / n, or the same for every client
 
     def __post_init__(self) -> None:

@@ -48,8 +48,9 @@ Algorithms = Annotated[
     typer.Option(
         "--algorithm",
         "-a",
-        metavar="NAME[,OPTION=VALUE]",
-        help="May be repeated; default: local, fedavg, fedavg_tuned, fedprox, ifca, fesem.",
+        metavar="NAME[,OPTION=VALUE][;SETTING=VALUE]",
+        help="May be repeated; settings after ; are the method's own. "
+        "Default: local, fedavg, fedavg_tuned, fedprox, ifca, fesem.",
     ),
 ]
 
@@ -87,6 +88,7 @@ def run(
     epilog=examples(
         "kinfolk compare",
         "kinfolk compare configs/digits.toml -a local -a fedprox,mu=0.5 --seeds 5 --out runs/mine",
+        'kinfolk compare configs/digits.toml -a fedavg -a "fedavg;local.lr=0.05;local.clip=1"',
     )
 )
 def compare(

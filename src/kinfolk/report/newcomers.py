@@ -61,10 +61,11 @@ def newcomers_table(facts: Mapping[str, Any]) -> tuple[Table, list[str]]:
     more = len(frame) - LISTED
     notes = [f"and {more:,} more: --out FILE or --json has all of them"] if more > 0 else []
     how = {"loss": "lowest loss on its training rows", "distance": "centre nearest to what it trained"}
+    epochs = facts.get("tune_epochs", 1)
     return table, [
         *notes,
         f"group: {how[facts['by']]}. mean of all: of the groups' models; no model for all was trained. "
-        "fine-tuned: one epoch more.",
+        f"fine-tuned: {'one epoch' if epochs == 1 else f'{epochs} epochs'} more.",
         f"models: {facts['run']}, round {facts['round']}",
     ]
 

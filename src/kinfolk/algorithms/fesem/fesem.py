@@ -181,7 +181,7 @@ class FeSEM:
         return self._sent(state, who)
 
     def eval_tasks(self) -> Mapping[str, Task]:
-        """c_{s_i} as it is; w_i, which the local update makes of it; c_{s_i} after one plain epoch."""
+        """c_{s_i} as it is; w_i, which the local update makes of it; c_{s_i} fine-tuned (one plain epoch)."""
         update = Fit((self.learner.descent(self.implicit),), self.learner.plan)
         return {
             "centre": self.learner.score(),

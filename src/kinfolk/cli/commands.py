@@ -10,7 +10,8 @@ from rich.table import Table
 
 from kinfolk.cli.data import data
 from kinfolk.cli.groups import groups
-from kinfolk.cli.shared import AsJson, Seeds, Sets, SpecFile, examples, out, print_json, read_spec
+from kinfolk.cli.shared import Algorithms, AsJson, Seeds, Sets, SpecFile, examples, out, print_json, read_spec
+from kinfolk.cli.tune import Backend, BudgetRounds, Spaces, search, show_search, tuning
 from kinfolk.errors import KinfolkError
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
 
 app.add_typer(data, name="data")
 app.add_typer(groups)
+app.add_typer(tuning)
 
 
 def _version(wanted: bool) -> None:
@@ -43,16 +45,6 @@ def main(
 
 Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]
-Algorithms = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--algorithm",
-        "-a",
-        metavar="NAME[,OPTION=VALUE][;SETTING=VALUE]",
-        help="May be repeated; settings after ; are the method's own. "
-        "Default: local, fedavg, fedavg_tuned, fedprox, ifca, fesem.",
-    ),
-]
 
 
 @app.command(
@@ -89,6 +81,7 @@ def run(
         "kinfolk compare",
         "kinfolk compare configs/digits.toml -a local -a fedprox,mu=0.5 --seeds 5 --out runs/mine",
         'kinfolk compare configs/digits.toml -a fedavg -a "fedavg;local.lr=0.05;local.clip=1"',
+        "kinfolk compare configs/digits.toml --tune -a fedavg -a fesem,k=4",
     )
 )
 def compare(
@@ -98,6 +91,10 @@ def compare(
     set_: Sets = None,
     out: Out = None,
     resume: Resume = False,
+    tune: Annotated[bool, typer.Option("--tune", help="Search each method's settings first.")] = False,
+    budget: BudgetRounds = 0,
+    space: Spaces = None,
+    backend: Backend = "halving",
     json_: AsJson = False,
 ) -> None:
     """Compare algorithms over several seeds: one table, mean ± sample std, and one figure."""
@@ -111,6 +108,15 @@ def compare(
     names = algorithm or DEFAULT
     folder = out or Path("runs") / f"compare-{run_id(experiment)}"
     serves = follows(experiment.engine.name)
+    if not tune and (budget or space or backend != "halving"):
+        raise KinfolkError("--budget, --space, --backend", None, "are about a search; add --tune")
+    if tune:
+        first = search(
+            experiment, names, folder / "tune", budget, 1, space, backend, resume=resume, quiet=json_
+        )
+        names = [one["chosen"] for one in first["methods"]]
+        if not json_:
+            show_search(first)
     with telling(experiment.run.rounds * len(names) * max(seeds, 1), quiet=json_ or serves) as teller:
         results = compare_all(
             experiment,

@@ -17,6 +17,16 @@ Sets = Annotated[
     typer.Option("--set", metavar="a.b=c", help="Change a setting of the spec; may be repeated."),
 ]
 Seeds = Annotated[int, typer.Option("--seeds", help="Number of seeds.")]
+Algorithms = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--algorithm",
+        "-a",
+        metavar="NAME[,OPTION=VALUE][;SETTING=VALUE]",
+        help="May be repeated; settings after ; are the method's own. "
+        "Default: local, fedavg, fedavg_tuned, fedprox, ifca, fesem.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and no progress.")]
 
 

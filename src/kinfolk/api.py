@@ -1,6 +1,7 @@
 """The library in a few calls, on your own network and clients.
 
-`run` one algorithm, `compare` several, `choose_k` for the number of groups, `assign` newcomers to them.
+`run` one algorithm, `compare` several, `tune` their settings, `choose_k` for the number of groups, `assign`
+newcomers to them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kinfolk.algorithms.options import flat_options
 from kinfolk.experiment import assign as assigning
 from kinfolk.experiment import choose_k as choosing
 from kinfolk.experiment import compare as comparing
+from kinfolk.experiment import tune as tuning
 from kinfolk.experiment.build import Network
 from kinfolk.experiment.method import parse_method
 from kinfolk.experiment.newcomers import in_terms_of, open_run, read_newcomers
@@ -119,6 +121,36 @@ class Placed:
         return _printed(*newcomers_table(self.facts))
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """The settings that a search has found for each method; printing it shows the table."""
+
+    folder: Path
+    facts: dict[str, Any] = field(repr=False)  # all that `tune.json` holds
+
+    @property
+    def best(self) -> dict[str, dict[str, Any]]:
+        """The chosen settings of each method, by its title."""
+        return {one["algorithm"]: dict(one["settings"]) for one in self.facts["methods"]}
+
+    @property
+    def lines(self) -> list[str]:
+        """The methods at their chosen settings, as `compare` takes them."""
+        return [one["chosen"] for one in self.facts["methods"]]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row per method: what was tried, what it cost, what was chosen."""
+        from kinfolk.report.tune import tune_frame
+
+        return tune_frame(self.facts)
+
+    def __str__(self) -> str:
+        from kinfolk.report.tune import tune_table
+
+        return _printed(*tune_table(self.facts))
+
+
 def _printed(table: Any, notes: Sequence[str]) -> str:
     """A table and its notes as text of at most 100 columns."""
     from rich.console import Console
@@ -184,6 +216,52 @@ def compare(
         network=network,
     )
     return Comparison(where, results)
+
+
+def tune(
+    network: Network,
+    clients: Given | Federation,
+    algorithms: Sequence[str] = DEFAULT,
+    *,
+    test: Given | None = None,
+    rounds: int = 20,
+    budget: float = 0,
+    seeds: int = 1,
+    space: Mapping[str, Sequence[Any]] | None = None,
+    backend: str = "halving",
+    folder: str | Path | None = None,
+    resume: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> Tuned:
+    """Search settings for each method on validation rows, with the same budget for all.
+
+    Args:
+        network: as for `compare`.
+        clients: as for `compare`.
+        algorithms: as for `compare`; what a line sets itself is not searched.
+        test: test rows of each client, which are left alone; without them a fifth is set aside.
+        rounds: rounds of a whole run.
+        budget: rounds' worth of training that each method may spend; 0: six whole runs for each seed.
+        seeds: seeds of every trial.
+        space: values by setting, as `{"local.lr": [0.01, 0.1]}`, in place of the usual ones.
+        backend: `"halving"` or `"optuna"`.
+        folder: where trials, `tune.json` and the chosen specs are kept; a temporary folder if not given.
+        resume: go on with a search in that folder; finished trials are not repeated.
+        settings: anything a spec file can say, as `{"local.batch": 10}`.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> rows = [(torch.linspace(-1, 1, 40)[:, None], torch.arange(40) // 20) for _ in range(3)]
+    >>> found = tune(lambda: nn.Linear(1, 2), rows, ["fedavg"], rounds=2, space={"local.lr": [0.001, 0.5]})
+    >>> found.frame["tried"].tolist()
+    [3]
+    """
+    spec = _spec(network, rounds, settings or {})
+    where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="kinfolk-"))
+    how = tuning.Search(budget, seeds, dict(space or {}), backend)
+    given: dict[str, Any] = {"network": network, "resume": resume}
+    given |= {"federation": lambda seed: _federation(clients, test, spec, seed)}
+    return Tuned(where, tuning.tune(spec, algorithms, where, how, **given))
 
 
 def run(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from numpy.random import Generator
+import numpy as np
 
 from kinfolk.algorithms import find_algorithm, options_of
 from kinfolk.algorithms.options import search_space
@@ -135,7 +135,7 @@ def points(method: Method, space: Space, seed: Seed) -> Iterator[Point]:
         seen.add(key)
 
 
-def _cycled(values: Sequence[Any], draw: Generator, many: int) -> list[Any]:
+def _cycled(values: Sequence[Any], draw: np.random.Generator, many: int) -> list[Any]:
     """So many values, each as often as any other or once more, shuffled."""
     full = [values[i] for _ in range(-(-many // len(values))) for i in draw.permutation(len(values)).tolist()]
     return full[:many]

@@ -22,8 +22,8 @@ def tune_frame(facts: Facts) -> pd.DataFrame:
 
     >>> one = {"algorithm": "fedavg", "tried": 5, "spent": 60, "settings": {"local.lr": 0.3}, "failed": 0}
     >>> one |= {"score": 0.9, "default": 0.8, "chosen": "fedavg;local.lr=0.3", "model": "centre"}
-    >>> tune_frame({"methods": [one]}).loc[0, ["algorithm", "score", "default"]].tolist()
-    ['fedavg', 0.9, 0.8]
+    >>> tune_frame({"methods": [one]})[["algorithm", "score", "default"]].values.tolist()
+    [['fedavg', 0.9, 0.8]]
     """
     names = ("algorithm", "tried", "failed", "spent", "settings", "model", "score", "default", "chosen")
     return pd.DataFrame([{name: one[name] for name in names} for one in facts["methods"]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,15 @@ def test_group_commands_run_and_print_what_is_shown(typed, python):
     typed(train)
     groups = [[row.split()[i] for i in (0, 2)] for row in shown[-1].splitlines()[2:10]]
     assert [[row.split()[i] for i in (0, 2)] for row in typed(place).splitlines()[2:10]] == groups
+
+
+@pytest.mark.slow
+def test_commands_on_comparing_run_one_after_another(room, command_line, python):
+    for command in commands("docs/comparing.md"):
+        code, out, err = command_line(*shlex.split(command)[1:])
+        assert code == 0, out + err
+    (example,) = blocks("docs/comparing.md", "python")
+    assert "chosen settings" in python(example)
 
 
 @pytest.mark.parametrize("command", commands("docs/add-an-algorithm.md"))

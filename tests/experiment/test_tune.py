@@ -247,6 +247,14 @@ def test_models_scored_again_with_other_fine_tuning_are_those_of_a_run_with_it(t
     assert score_again(tmp_path / "a", other, tmp_path / "b").summary == run(other, tmp_path / "c").summary
 
 
+def test_trials_of_fine_tuning_come_out_of_the_same_budget(tmp_path: Path) -> None:
+    (one,) = searched(tmp_path / "t", "fedavg_tuned", space={}, budget=12)["methods"]
+    # One epoch and three of them, at three rates each, where a round has two: six rounds of twelve.
+    assert sum(trial["spent"] for trial in one["fine"]) == pytest.approx(6)
+    assert one["spent"] == pytest.approx(12)
+    assert one["models"]["fine-tuned"] >= one["default_models"]["fine-tuned"]
+
+
 def test_several_seeds_share_the_budget(tmp_path: Path) -> None:
     facts = searched(tmp_path / "t", "fedavg", seeds=2, budget=12)
     assert facts["seeds"] == [0, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,15 @@ def test_commands_that_take_models_home_run_one_after_another(typed, python):
     said, shape = python(example).splitlines()
     assert said.endswith("('no', 'yes')")
     assert shape == "(40, 2)"
+
+
+@pytest.mark.slow
+def test_commands_on_comparing_run_one_after_another(room, command_line, python):
+    for command in commands("docs/comparing.md"):
+        code, out, err = command_line(*shlex.split(command)[1:])
+        assert code == 0, out + err
+    (example,) = blocks("docs/comparing.md", "python")
+    assert "chosen settings" in python(example)
 
 
 @pytest.mark.parametrize("command", commands("docs/add-an-algorithm.md"))

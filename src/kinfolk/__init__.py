@@ -9,7 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kinfolk.api import Comparison, KChoice, Placed, assign, build_federation, choose_k, compare, run
+    from kinfolk.api import (
+        Comparison,
+        KChoice,
+        Placed,
+        Tuned,
+        assign,
+        build_federation,
+        choose_k,
+        compare,
+        run,
+        tune,
+    )
     from kinfolk.errors import KinfolkError
     from kinfolk.experiment.run import Result
     from kinfolk.federation.federation import Federation
@@ -85,6 +96,7 @@ __all__ = [
     "SLFed",
     "SLFedSimilar",
     "TrainedRun",
+    "Tuned",
     "__version__",
     "assign",
     "build_federation",
@@ -101,6 +113,7 @@ __all__ = [
     "read_frame",
     "read_huggingface",
     "run",
+    "tune",
 ]
 
 # The algorithms, as `kinfolk.FedProx(mu=0.5)`.
@@ -134,9 +147,11 @@ _METHODS = (
 # Where each name lives. It is imported when it is first used: reading reports must not wait for torch.
 _HOMES = {
     **dict.fromkeys(
-        ("Comparison", "KChoice", "Placed", "assign", "build_federation", "choose_k", "compare", "run"), "api"
+        ("Comparison", "KChoice", "Placed", "Tuned", "assign", "build_federation", "choose_k", "compare"),
+        "api",
     ),
     **dict.fromkeys(_METHODS, "methods"),
+    **dict.fromkeys(("run", "tune"), "api"),
     **dict.fromkeys(("Run", "load_run", "load_runs"), "report.read"),
     "Experiment": "own_experiment",
     **dict.fromkeys(("TrainedRun", "load"), "trained"),

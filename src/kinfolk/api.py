@@ -1,6 +1,7 @@
 """The library in a few calls, on your own network and clients.
 
-`run` one algorithm, `compare` several, `choose_k` for the number of groups, `assign` newcomers to them.
+`run` one algorithm, `compare` several, `tune` their settings, `choose_k` for the number of groups, `assign`
+newcomers to them.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from kinfolk.algorithms.options import flat_options
 from kinfolk.experiment import assign as assigning
 from kinfolk.experiment import choose_k as choosing
 from kinfolk.experiment import compare as comparing
-from kinfolk.experiment.build import Network, title
+from kinfolk.experiment import tune as tuning
+from kinfolk.experiment.build import Network
 from kinfolk.experiment.callbacks import Callback
 from kinfolk.experiment.loggers import Log
+from kinfolk.experiment.method import parse_method
 from kinfolk.experiment.newcomers import in_terms_of, open_run, read_newcomers
 from kinfolk.experiment.record import plain
 from kinfolk.experiment.run import Result
 from kinfolk.experiment.run import run as run_spec
-from kinfolk.experiment.sections import AlgorithmSpec, Experiment, ModelSpec
+from kinfolk.experiment.sections import Experiment, ModelSpec
 from kinfolk.experiment.seeds import Seeds, seed_numbers
 from kinfolk.experiment.spec import load, override
 from kinfolk.federation.federation import Federation
@@ -153,6 +156,39 @@ class Placed(_Shown):
         return newcomers_table(self.facts)
 
 
+@dataclass(frozen=True, repr=False)
+class Tuned(_Shown):
+    """The settings that a search has found for each method; printing it shows the table."""
+
+    folder: Path
+    facts: dict[str, Any] = field(repr=False)  # all that `tune.json` holds
+
+    @property
+    def best(self) -> dict[str, dict[str, Any]]:
+        """The chosen settings of each method, by its title."""
+        return {one["algorithm"]: dict(one["settings"]) for one in self.facts["methods"]}
+
+    @property
+    def lines(self) -> list[str]:
+        """The methods at their chosen settings, as `compare` takes them."""
+        return [one["chosen"] for one in self.facts["methods"]]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row per method: what was tried, what it cost, what was chosen."""
+        from kinfolk.report.tune import tune_frame
+
+        return tune_frame(self.facts)
+
+    def __repr__(self) -> str:
+        return f"<Tuned: {', '.join(self.lines)}>"
+
+    def _parts(self) -> tuple[Any, Sequence[str]]:
+        from kinfolk.report.tune import tune_table
+
+        return tune_table(self.facts)
+
+
 def _printed(table: Any, notes: Sequence[str]) -> str:
     """A table and its notes as text of at most 100 columns."""
     from rich.console import Console
@@ -199,6 +235,7 @@ def compare(
             whose weights are then the start of every run.
         clients: one `(x, y)` or `Dataset` per client, in a list or by name; or a `Federation`.
         algorithms: names, as `"fedprox,mu=0.5"`; methods, as `FedProx(mu=0.5)`; or classes of your own.
+            Settings of one method alone come after `;`: `"fedavg;local.lr=0.05;local.clip=1"`.
         test: test rows of each client; without them a fifth of each client's rows is held out.
         rounds: rounds of every run.
         seeds: how many seeds, or which, as `[0, 1]`; three or more give error bars.
@@ -232,6 +269,52 @@ def compare(
             watch=lambda name, k: watch(f"{name} seed {k}", 0),
         )
     return Comparison(where, results)
+
+
+def tune(
+    network: Network,
+    clients: Given | Federation,
+    algorithms: Sequence[Algorithm] = DEFAULT,
+    *,
+    test: Given | None = None,
+    rounds: int = 20,
+    budget: float = 0,
+    seeds: int = 1,
+    space: Mapping[str, Sequence[Any]] | None = None,
+    backend: str = "halving",
+    folder: str | Path | None = None,
+    resume: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> Tuned:
+    """Search settings for each method on validation rows, with the same budget for all.
+
+    Args:
+        network: as for `compare`.
+        clients: as for `compare`.
+        algorithms: as for `compare`; what a line sets itself is not searched.
+        test: test rows of each client, which are left alone; without them a fifth is set aside.
+        rounds: rounds of a whole run.
+        budget: rounds' worth of training that each method may spend; 0: six whole runs for each seed.
+        seeds: seeds of every trial.
+        space: values by setting, as `{"local.lr": [0.01, 0.1]}`, in place of the usual ones.
+        backend: `"halving"` or `"optuna"`.
+        folder: where trials, `tune.json` and the chosen specs are kept; a temporary folder if not given.
+        resume: go on with a search in that folder; finished trials are not repeated.
+        settings: anything a spec file can say, as `{"local.batch": 10}`.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> rows = [(torch.linspace(-1, 1, 40)[:, None], torch.arange(40) // 20) for _ in range(3)]
+    >>> found = tune(lambda: nn.Linear(1, 2), rows, ["fedavg"], rounds=2, space={"local.lr": [0.001, 0.5]})
+    >>> found.frame["tried"].tolist()
+    [3]
+    """
+    spec = _spec(network, rounds, settings or {})
+    where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="kinfolk-"))
+    how = tuning.Search(budget, seeds, dict(space or {}), backend)
+    given: dict[str, Any] = {"network": network, "resume": resume}
+    given |= {"federation": lambda seed: _federation(clients, test, spec, seed)}
+    return Tuned(where, tuning.tune(spec, [*map(written, algorithms)], where, how, **given))
 
 
 def run(
@@ -276,13 +359,12 @@ def run(
     '2 rounds done'
     """
     spec = _spec(network, rounds, {**(settings or {}), "run.seed": seed})
-    chosen: AlgorithmSpec = comparing.parse_algorithm(written(algorithm), spec)
+    chosen = parse_method(written(algorithm), spec)
     where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="kinfolk-")) / "run"
     rows = _federation(clients, test, spec, Seed(seed))
-    spec = replace(spec, algorithm=chosen)
-    with watched(spec, rounds, progress, log, on_round, on_evaluate, on_checkpoint) as watch:
-        told = watch(title(spec), 0)
-        return run_spec(spec, where, federation=rows, network=network, resume=resume, watch=told)
+    with watched(chosen.spec, rounds, progress, log, on_round, on_evaluate, on_checkpoint) as watch:
+        given: dict[str, Any] = {"federation": rows, "network": network, "resume": resume}
+        return run_spec(chosen.spec, where, own=chosen.own, watch=watch(chosen.title, 0), **given)
 
 
 def choose_k(

@@ -7,7 +7,6 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from kinfolk import api
-from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import Network
 from kinfolk.experiment.run import Result
 from kinfolk.federation.federation import Federation
@@ -64,12 +63,11 @@ class Experiment:
         """Say how many groups there are, by short runs: `kinfolk.choose_k`."""
         return api.choose_k(self.network, self.clients, algorithm, **self._given(), **options)
 
-    def tune(self, algorithms: Sequence[api.Algorithm] = api.DEFAULT, **options: Any) -> Any:
+    def tune(self, algorithms: Sequence[api.Algorithm] = api.DEFAULT, **options: Any) -> api.Tuned:
         """Find the settings that suit each algorithm best: `kinfolk.tune`."""
-        tune = getattr(api, "tune", None)
-        if tune is None:
-            raise KinfolkError("tune", None, "this version has no search for settings")
-        return tune(self.network, self.clients, algorithms, rounds=self.rounds, **self._given(), **options)
+        return api.tune(
+            self.network, self.clients, algorithms, rounds=self.rounds, **self._given(), **options
+        )
 
     def _given(self) -> dict[str, Any]:
         return {"test": self.test, "settings": self.settings}

@@ -101,6 +101,8 @@ class Algorithm(Protocol[S]):
 
 # How newcomers are assigned to groups.
 AssignBy = Literal["loss", "distance"]
+# Values worth trying of an algorithm's own options: what its class attribute `tune_space` declares.
+TuneSpace = Mapping[str, tuple[Any, ...]]
 
 
 @runtime_checkable

@@ -331,3 +331,15 @@ def test_fine_tuning_may_have_a_rate_of_its_own(name):
     assert rates("local.tune_lr=0.01") == [0.01, 0.01]
     with pytest.raises(KinfolkError, match=r"local\.tune_lr = -1\.0: give 0 or more"):
         override(Experiment(), ["local.tune_lr=-1.0"])
+
+
+@pytest.mark.parametrize("name", ["fedavg_tuned", "fesem", "fesem_ma"])
+def test_fine_tuning_may_have_epochs_of_its_own(name):
+    def epochs(*sets):
+        spec = override(Experiment(), [f"algorithm.name={name}", "local.epochs=3", *sets])
+        return build_parts(spec).algorithm.eval_tasks()["fine-tuned"].passes[0].plan.epochs
+
+    assert epochs() == 1, "as the method has it, unless it is set"
+    assert epochs("local.tune_epochs=4") == 4
+    with pytest.raises(KinfolkError, match=r"local\.tune_epochs = -1: give 0 or more"):
+        override(Experiment(), ["local.tune_epochs=-1"])

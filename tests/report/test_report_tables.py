@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import make_comparison, make_run
 from rich.console import Console, RenderableType
+from scipy import stats
 
 from kinfolk.errors import KinfolkError
 from kinfolk.report.read import Run, load_run, load_runs
@@ -90,7 +91,9 @@ def test_numbers_are_those_of_numpy(tmp_path: Path) -> None:
     pooled = np.sqrt((spread[0] ** 2 + spread[1] ** 2) / 2)
     assert frame.loc[other, "difference"] == pytest.approx(difference)
     assert frame.loc[other, "pooled_std"] == pytest.approx(pooled)
-    assert frame.loc[other, "apart"] == (abs(difference) > 2 * pooled)
+    each = (values[other] - values[best]).mean(0)
+    assert frame.loc[other, "p"] == pytest.approx(stats.wilcoxon(each).pvalue)
+    assert (frame.loc[other, "unit"], frame.loc[other, "n"]) == ("client", 7)
 
 
 three = st.lists(st.floats(0, 1), min_size=2, max_size=4)
@@ -98,29 +101,35 @@ three = st.lists(st.floats(0, 1), min_size=2, max_size=4)
 
 @settings(max_examples=40, deadline=None)
 @given(three, three)
-def test_a_mark_needs_two_pooled_deviations(first: list[float], second: list[float]) -> None:
+def test_with_few_clients_a_mark_needs_a_paired_t_over_the_seeds(
+    first: list[float], second: list[float]
+) -> None:
     rows = comparison_rows(seeds("a", first) + seeds("b", second))
-    gap = abs(np.mean(first) - np.mean(second))
-    limit = 2 * math.sqrt((np.var(first, ddof=1) + np.var(second, ddof=1)) / 2)
-    if abs(gap - limit) > 1e-9:
-        assert rows[1]["apart"] is bool(gap > limit)
-    assert rows[0]["apart"] is False
+    many = min(len(first), len(second))
+    apart = np.subtract(first[:many], second[:many])
+    spread = float(np.std(apart, ddof=1))
+    if spread > 1e-6:
+        p = stats.ttest_1samp(apart, 0).pvalue
+        assert rows[1]["p"] == pytest.approx(p, rel=1e-6)
+        if abs(p - 0.05) > 1e-6:
+            assert rows[1]["apart"] is bool(p < 0.05)
+    assert (rows[0]["apart"], rows[1]["unit"], rows[1]["n"]) == (False, "seed", many)
     assert rows[0]["macro"] >= rows[1]["macro"]
 
 
-def test_marks_at_the_edge_ties_and_beyond() -> None:
-    # Deviations of 1/16 on both sides: twice the pooled one is 1/8, exact in binary.
-    side = 0.0625 / math.sqrt(2)
-    runs = seeds("best", [0.75 - side, 0.75 + side]) + seeds("edge", [0.625 - side, 0.625 + side])
-    runs += seeds("tie", [0.75 + side, 0.75 - side]) + seeds("beyond", [0.62 - side, 0.62 + side])
-    assert marks(runs) == {"best": "best", "tie": "=", "edge": "=", "beyond": "-13.0"}
+def test_marks_of_ties_and_of_differences_in_every_seed() -> None:
+    side = 0.0625
+    runs = seeds("best", [0.75 - side, 0.75 + side]) + seeds("below", [0.625 - side, 0.624 + side])
+    assert marks(runs) == {"best": "best", "below": "-12.6±0.6"}
+    runs += seeds("tie", [0.75 + side, 0.75 - side])
+    assert marks(runs) == {"best": "best", "tie": "=", "below": "-12.6±0.6"}
 
 
 def test_equal_scores_without_any_deviation_are_a_tie() -> None:
     # Three tenths do not add up to the same mean as two: rounding must set nothing apart.
     runs = seeds("a", [0.1, 0.1, 0.1]) + seeds("b", [0.1, 0.1]) + seeds("c", [0.09, 0.09])
-    assert set(marks(runs).values()) == {"best", "=", "-1.0"}
-    assert marks(runs)["c"] == "-1.0"
+    assert set(marks(runs).values()) == {"best", "=", "-1.0±0.0"}
+    assert marks(runs)["c"] == "-1.0±0.0"
 
 
 def test_one_seed_allows_no_comparison() -> None:
@@ -134,18 +143,19 @@ def test_one_seed_allows_no_comparison() -> None:
 
 
 def test_one_seed_beside_several_is_named() -> None:
-    runs = seeds("a", [0.9, 0.8]) + seeds("b", [0.1]) + seeds("c", [0.2, 0.1])
-    assert comparison_table(runs)[1] == ["one seed: no comparison for b"]
-    assert marks(runs) == {"a": "best", "b": "", "c": "-70.0"}
+    runs = seeds("a", [0.9, 0.8]) + seeds("b", [0.1]) + seeds("c", [0.2, 0.101])
+    notes = comparison_table(runs)[1]
+    assert notes == ["rank 1 holds: it is distinguishable from all others", "one seed for b: no comparison"]
+    assert marks(runs) == {"a": "best", "b": "", "c": "-70.0±0.6"}
     uneven = seeds("a", [0.9, 0.8]) + seeds("b", [0.1, 0.2, 0.3])
-    assert comparison_table(uneven)[1] == ["not all algorithms have the same number of seeds"]
+    assert comparison_table(uneven)[1][1:] == ["not all algorithms have the same number of seeds"]
 
 
 def test_of_errors_the_smallest_is_best() -> None:
-    runs = seeds("big", [4.0, 4.5], "mse") + seeds("small", [0.5, 0.25], "mse")
+    runs = seeds("big", [4.0, 3.76], "mse") + seeds("small", [0.5, 0.25], "mse")
     frame = comparison_frame(runs)
     assert frame["algorithm"].tolist() == ["small", "big"]
-    assert marks(runs) == {"small": "best", "big": "+3.9"}
+    assert marks(runs) == {"small": "best", "big": "+3.5±0.1"}
     worst = comparison_frame([memory("a", 0, [1.0, 3.0, 2.0], "mse")])["worst"]
     assert worst.tolist() == [3.0]
 
@@ -166,7 +176,7 @@ def test_a_diverged_run_comes_last_and_gets_no_mark() -> None:
     frame = comparison_frame(runs)
     assert frame["algorithm"].tolist() == ["fine", "gone"]
     assert frame["macro"].tolist() == [1.5, INF]
-    assert marks(runs) == {"fine": "best", "gone": ""}
+    assert marks(runs) == {"fine": "", "gone": ""}
     everyone = comparison_frame(seeds("gone", [INF, INF], "loss"))
     assert everyone["apart"].tolist() == [None]
 
@@ -263,6 +273,7 @@ def test_notes_tell_what_a_reader_must_know(tmp_path: Path) -> None:
     )
     runs[3] = load_run(tmp_path / "local1")
     assert comparison_table(runs)[1] == [
+        "ranks 1 and 2 are not distinguishable",
         "the last evaluated round differs between runs: 2 to 4",
         "local seed 0 is stopped: below quorum",
         "ifca seed 0 has no accuracy and is left out",

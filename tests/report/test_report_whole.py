@@ -117,8 +117,9 @@ def test_other_formats_say_the_same(comparison):
     assert [cell.strip() for cell in lines[0].strip("|").split("|")] == heads
     cells = list(zip(*([str(cell) for cell in column.cells] for column in table.columns), strict=True))
     assert [tuple(cell.strip() for cell in line[1:-1].split("|")) for line in lines[2:]] == cells
-    assert notes == []
-    assert markdown.splitlines()[-1].startswith("macro: mean over clients")
+    assert notes == ["ranks 1 to 4 are not distinguishable"]
+    assert notes[0] in markdown
+    assert any(line.startswith("macro: mean over clients") for line in markdown.splitlines())
     body = latex[latex.index(r"\midrule") : latex.index(r"\bottomrule")].splitlines()[1:]
     assert len(body) == len(cells)
     for line, row in zip(body, cells, strict=True):

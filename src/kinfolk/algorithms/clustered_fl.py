@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from kinfolk.clustering.distances import cosines, flat
 from kinfolk.clustering.hierarchy import bipartition
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
-from kinfolk.script import Script, ask
+from kinfolk.script import Script, TuneSpace, ask
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Client, Stack, Tree
 
@@ -43,6 +44,7 @@ class ClusteredFL:
     min_size: int = 2  # only larger groups are split
     gamma_max: float = 0.0  # a split needs sqrt((1 - largest cosine across) / 2) above this
     aggregate: Aggregator = Aggregator()  # all models of a round are held in any case
+    tune_space: ClassVar[TuneSpace] = {"eps1": (0.2, 0.4), "eps2": (0.5, 1.0)}
 
     def __post_init__(self) -> None:
         for name in ("eps1", "eps2", "split_after", "gamma_max"):

@@ -56,7 +56,7 @@ class FedAvgTuned(FedAvg):
     It belongs in every comparison: it rivals clustered methods wherever clients have enough own rows.
     """
 
-    tune_epochs: int = 1  # epochs of local training before the model is scored
+    tune_epochs: int = 1  # epochs before the model is scored, unless local.tune_epochs says otherwise
 
     def __post_init__(self) -> None:
         at_least("algorithm.tune_epochs", self.tune_epochs, 1)

@@ -7,6 +7,7 @@ The two samples of a round are drawn independently, which the authors' code does
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from kinfolk.errors import at_least
 from kinfolk.fold import Mean, Weights
 from kinfolk.learning.learner import Learner, reply_model
 from kinfolk.learning.optim import SumGradients
-from kinfolk.script import Script, fold
+from kinfolk.script import Script, TuneSpace, fold
 from kinfolk.streams import RoundContext
 from kinfolk.task import Batch, Carry, ClientInfo, Fit, Plan, Table, Task
 from kinfolk.types import Client, Message, Tree, tree_of
@@ -30,6 +31,7 @@ class FedDANE:
     learner: Learner
     mu: float = 0.5  # strength of the penalty (mu / 2) |v - w|^2
     weights: Weights = "size"  # n_i / n, or the same for every client
+    tune_space: ClassVar[TuneSpace] = {"mu": (0.01, 0.1, 0.5, 1.0)}
 
     def __post_init__(self) -> None:
         at_least("algorithm.mu", self.mu, 0)

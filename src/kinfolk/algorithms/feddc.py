@@ -17,6 +17,7 @@ Kept and sent is lr g, the length of a step: g itself would be rounding errors o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from kinfolk.algorithms.blocks import one_model
 from kinfolk.errors import at_least
 from kinfolk.fold import Mean
 from kinfolk.learning.learner import Learner
-from kinfolk.script import Script, ask, fold
+from kinfolk.script import Script, TuneSpace, ask, fold
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Batch, Carry, ClientInfo, Table, Task
 from kinfolk.types import Client, Message, Stack, Tree, tree_of
@@ -47,6 +48,7 @@ class FedDC:
 
     learner: Learner
     a: float = 0.01  # alpha: strength of the penalty on drift
+    tune_space: ClassVar[TuneSpace] = {"a": (0.001, 0.01, 0.1)}
 
     def __post_init__(self) -> None:
         at_least("algorithm.a", self.a, 0)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from torch import Tensor
 from kinfolk.algorithms.blocks.many_models import copies
 from kinfolk.errors import at_least
 from kinfolk.learning.learner import Learner, own_model
-from kinfolk.script import Script, ask
+from kinfolk.script import Script, TuneSpace, ask
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Batch, Carry, ClientInfo, Expected, Fit, FloatSpec, IntSpec, Plan, Scan, Table, Task
 from kinfolk.types import Client, Message, PerClient, Stack, Tree, tree_of
@@ -50,6 +50,7 @@ class FedFomo:
     norm: Literal["l2", "l1"] = "l2"  # of w_n - b_i; the paper's is l2, its code's l1
     epsilon: float = 0.3  # chance that a model is drawn and not the most liked, in the first round
     decay: float = 0.05  # what that chance loses in every round
+    tune_space: ClassVar[TuneSpace] = {"models": (3, 5, 10), "epsilon": (0.0, 0.3)}
 
     def __post_init__(self) -> None:
         at_least("algorithm.models", self.models, 1)

@@ -7,6 +7,7 @@ MLSys 2020, Algorithm 2. The penalty is squared and has a gradient, which two pu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from kinfolk.algorithms.blocks.one_model import State, average
 from kinfolk.errors import at_least
 from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
-from kinfolk.script import Script
+from kinfolk.script import Script, TuneSpace
 from kinfolk.streams import RoundContext
 from kinfolk.task import Batch, Carry, ClientInfo, Table
 from kinfolk.types import Client, Message, Tree, tree_of
@@ -28,6 +29,7 @@ class FedProx:
     learner: Learner
     mu: float = 0.1  # strength of the penalty; 0 gives FedAvg
     weights: Weights = "size"  # n_i / n, or the same for every client
+    tune_space: ClassVar[TuneSpace] = {"mu": (0.001, 0.01, 0.1, 1.0)}
 
     def __post_init__(self) -> None:
         at_least("algorithm.mu", self.mu, 0)

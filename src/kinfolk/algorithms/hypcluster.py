@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,7 +26,7 @@ from kinfolk.algorithms.blocks.lowest_loss import (
 from kinfolk.algorithms.blocks.many_models import copies
 from kinfolk.errors import at_least
 from kinfolk.learning.learner import Learner
-from kinfolk.script import Request, Script, ask, fold
+from kinfolk.script import Request, Script, TuneSpace, ask, fold
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Table
 from kinfolk.types import Client, Stack, Tree
@@ -47,6 +47,7 @@ class HypCluster:
     k: int = 3  # number of models; 1 gives FedAvg
     server_lr: float = 1.0  # length of the server's step along the mean change
     aggregate: Aggregator = Aggregator(weights="size")
+    tune_space: ClassVar[TuneSpace] = {"server_lr": (0.5, 1.0)}
 
     def __post_init__(self) -> None:
         at_least("algorithm.k", self.k, 1)

@@ -93,6 +93,17 @@ def check_options(name: str, kind: type[Any], options: Mapping[str, Any]) -> dic
     return checked
 
 
+def search_space(kind: type[Any]) -> dict[str, tuple[Any, ...]]:
+    """Values worth trying of an algorithm's own options, which it declares as a class attribute `tune_space`.
+
+    >>> from kinfolk.algorithms.fedprox import FedProx
+    >>> search_space(FedProx)
+    {'algorithm.mu': (0.001, 0.01, 0.1, 1.0)}
+    """
+    declared: Mapping[str, tuple[Any, ...]] = getattr(kind, "tune_space", {})
+    return {f"algorithm.{name}": tuple(values) for name, values in declared.items()}
+
+
 def _is_option(f: Field[Any]) -> bool:
     return f.init and f.name != "learner"
 

@@ -13,6 +13,7 @@ from kinfolk.cli.groups import groups
 from kinfolk.cli.models import models
 from kinfolk.cli.order import InOrder
 from kinfolk.cli.shared import (
+    Algorithms,
     AsJson,
     Log,
     Seeds,
@@ -24,6 +25,7 @@ from kinfolk.cli.shared import (
     read_seeds,
     read_spec,
 )
+from kinfolk.cli.tune import Backend, BudgetRounds, Spaces, search, show_search, tuning
 from kinfolk.errors import KinfolkError, near
 
 app = typer.Typer(
@@ -37,6 +39,7 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(groups)
 app.add_typer(models)
+app.add_typer(tuning)
 
 
 def _version(wanted: bool) -> None:
@@ -58,15 +61,6 @@ def main(
 
 Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]
-Algorithms = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--algorithm",
-        "-a",
-        metavar="NAME[,OPTION=VALUE]",
-        help="May be repeated; default: local, fedavg, fedavg_tuned, fedprox, ifca, fesem.",
-    ),
-]
 
 
 @app.command(
@@ -113,6 +107,8 @@ def run(
     epilog=examples(
         "kinfolk compare",
         "kinfolk compare configs/digits.toml -a local -a fedprox,mu=0.5 --seeds 5 --out runs/mine",
+        'kinfolk compare configs/digits.toml -a fedavg -a "fedavg;local.lr=0.05;local.clip=1"',
+        "kinfolk compare configs/digits.toml --tune -a fedavg -a fesem,k=4",
     )
 )
 def compare(
@@ -123,6 +119,10 @@ def compare(
     out: Out = None,
     resume: Resume = False,
     log: Log = None,
+    tune: Annotated[bool, typer.Option("--tune", help="Search each method's settings first.")] = False,
+    budget: BudgetRounds = 0,
+    space: Spaces = None,
+    backend: Backend = "halving",
     json_: AsJson = False,
 ) -> None:
     """Compare algorithms over several seeds: one table, mean ± sample std, and one figure."""
@@ -139,6 +139,15 @@ def compare(
     names, numbers = algorithm or DEFAULT, seed_numbers(read_seeds(seeds), experiment.run.seed)
     folder = out or Path("runs") / f"compare-{run_id(experiment)}"
     serves = follows(experiment.engine.name)
+    if not tune and (budget or space or backend != "halving"):
+        raise KinfolkError("--budget, --space, --backend", None, "are about a search; add --tune")
+    if tune:
+        first = search(
+            experiment, names, folder / "tune", budget, 1, space, backend, resume=resume, quiet=json_
+        )
+        names = [one["chosen"] for one in first["methods"]]
+        if not json_:
+            show_search(first)
     total = experiment.run.rounds * len(names) * len(numbers)
     with telling(total, quiet=json_ or serves) as teller, logged(log) as logger:
         results = compare_all(

@@ -24,6 +24,16 @@ Seeds = Annotated[
 Log = Annotated[
     str | None, typer.Option("--log", metavar="NAME", help="Log scores to tensorboard, mlflow or wandb.")
 ]
+Algorithms = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--algorithm",
+        "-a",
+        metavar="NAME[,OPTION=VALUE][;SETTING=VALUE]",
+        help="May be repeated; settings after ; are the method's own. "
+        "Default: local, fedavg, fedavg_tuned, fedprox, ifca, fesem.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and no progress.")]
 
 

@@ -86,6 +86,7 @@ def assign(
         "round": trained.round,
         "by": rule,
         "score": asking.name,
+        "tune_epochs": parts.learner.tune_epochs or 1,
         "warnings": [*trained.warnings, *warnings],
         "newcomers": _rows(parts.federation, trained.groups, group, fit, before, worst, each, tuned),
     }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,12 +42,18 @@ class Parts:
     algorithm: Algorithm[Any]
     title: str
     attack: Attack | None = None
+    own: Mapping[str, Any] = field(default_factory=dict)  # settings that this method alone has so
 
 
 def build_parts(
-    spec: Experiment, federation: Federation | None = None, network: Network | None = None
+    spec: Experiment,
+    federation: Federation | None = None,
+    network: Network | None = None,
+    own: Mapping[str, Any] | None = None,
 ) -> Parts:
     """Build and check everything a spec names, before anything is written.
+
+    `own` are the settings that the method has otherwise than those it is compared with.
 
     >>> build_parts(Experiment()).title
     'fedavg'
@@ -76,19 +82,23 @@ def build_parts(
     _check_training(spec, learner)
     algorithm = build_algorithm(spec.algorithm.name, learner, spec.algorithm.options)
     attack = planned(spec.run, federation, seed)
-    return Parts(spec, seed, federation, learner, algorithm, title(spec), attack)
+    return Parts(spec, seed, federation, learner, algorithm, title(spec, own), attack, own or {})
 
 
-def title(spec: Experiment) -> str:
-    """The algorithm's name and those of its options that are not the default.
+def title(spec: Experiment, own: Mapping[str, Any] | None = None) -> str:
+    """The algorithm's name, those of its options that are not the default, and settings of its own.
 
     >>> from kinfolk.experiment.sections import AlgorithmSpec
     >>> title(Experiment(algorithm=AlgorithmSpec("fedprox", {"mu": 0.5})))
     'fedprox mu=0.5'
     """
     usual = options_of(find_algorithm(spec.algorithm.name))
-    own = flat_options(spec.algorithm.options)
-    changed = [f"{k}={v}" for k, v in own.items() if k not in usual or usual[k] != v]
+    options = flat_options(spec.algorithm.options)
+    changed = [f"{k}={v}" for k, v in options.items() if k not in usual or usual[k] != v]
+    for name, value in (own or {}).items():
+        short = name.removeprefix("local.")  # unless the algorithm has an option of that name
+        text = f"{value:g}" if isinstance(value, float) else value
+        changed.append(f"{name if short in usual else short}={text}")
     return " ".join([spec.algorithm.name.rpartition(":")[2], *changed])
 
 
@@ -106,6 +116,7 @@ def _learner(
         decay=local.decay,
         clip=local.clip,
         tune_lr=local.tune_lr,
+        tune_epochs=local.tune_epochs,
         score_split=spec.run.split,
         half=spec.engine.precision == "bf16",
     )

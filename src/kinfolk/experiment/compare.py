@@ -9,35 +9,23 @@ from typing import Any
 
 from kinfolk.engines.link import follows
 from kinfolk.errors import BrokeDown, KinfolkError
-from kinfolk.experiment.build import Network, build_parts, title
+from kinfolk.experiment.build import Network, build_parts
+from kinfolk.experiment.method import Method, parse_algorithm, parse_method
 from kinfolk.experiment.record import write_json
 from kinfolk.experiment.run import Result, Watch, run
-from kinfolk.experiment.sections import AlgorithmSpec, Experiment
+from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.seeds import Seeds, seed_numbers
-from kinfolk.experiment.spec import override
 from kinfolk.experiment.stopping import Stopped
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
 from kinfolk.streams import Seed
 
+__all__ = ["DEFAULT", "compare", "parse_algorithm", "parse_methods"]
+
 # Who is compared if nobody is named: no training together, one model, models of one's own, models of groups.
 # Each takes any data and network; `kinfolk list` has all, among them methods for classes alone and baselines
 # that are wrong on purpose.
 DEFAULT = ("local", "fedavg", "fedavg_tuned", "fedprox", "ifca", "fesem")
-
-
-def parse_algorithm(text: str, spec: Experiment) -> AlgorithmSpec:
-    """An algorithm written as `name,option=value,...`; the spec's own options hold for its own algorithm.
-
-    >>> parse_algorithm("fedprox,mu=0.5", Experiment())
-    AlgorithmSpec(name='fedprox', options={'mu': 0.5})
-    """
-    name, *options = (part.strip() for part in text.split(","))
-    if not all("=" in option for option in options):
-        raise KinfolkError("algorithm", text, "write name,option=value, as in fedprox,mu=0.5")
-    usual = spec.algorithm.options if name == spec.algorithm.name else {}
-    bare = replace(spec, algorithm=AlgorithmSpec(name, dict(usual)))
-    return override(bare, [f"algorithm.{option}" for option in options]).algorithm
 
 
 def compare(
@@ -57,40 +45,40 @@ def compare(
     down does not keep others from running: it is missing in what is returned, and its records say why.
     """
     numbers = seed_numbers(seeds, spec.run.seed)
-    specs = _by_title(spec, algorithms or DEFAULT)
+    methods = parse_methods(spec, algorithms or DEFAULT)
     leads = not follows(spec.engine.name)
     if leads and (folder / "compare.json").exists() and not resume:
         remedy = "a comparison is there already; add resume=True or choose another folder"
         raise KinfolkError("folder", str(folder), remedy)
     make = federation or (lambda seed: build(spec.data, seed))
     data = {k: make(Seed(k)) for k in numbers}
-    for one in specs.values():  # every spec is checked before the first of them runs
-        build_parts(one, data[numbers[0]], network)
-    runs = {f"{name.replace(' ', '-')}-seed{k}": (name, k) for name in specs for k in numbers}
+    for one in methods.values():  # every spec is checked before the first of them runs
+        build_parts(one.spec, data[numbers[0]], network)
+    runs = {f"{one.folder}-seed{k}": (one, k) for one in methods.values() for k in numbers}
     if leads:
         write_json(folder / "compare.json", {"runs": list(runs)})
     results, broken = [], []
-    for where, (name, k) in runs.items():
-        seeded = replace(specs[name], run=replace(spec.run, seed=k))
-        given: dict[str, Any] = {"federation": data[k], "network": network, "watch": watch(name, k)}
+    for where, (one, k) in runs.items():
+        seeded = replace(one.spec, run=replace(spec.run, seed=k))
+        given: dict[str, Any] = {"federation": data[k], "network": network, "watch": watch(one.title, k)}
         try:
-            results.append(run(seeded, folder / where, resume=resume, **given))
+            results.append(run(seeded, folder / where, resume=resume, own=one.own, **given))
         except BrokeDown as problem:
             broken.append(problem)
         except Stopped as stop:
-            raise Stopped(stop.round, stop.signal, f"{name} seed {k}") from None
+            raise Stopped(stop.round, stop.signal, f"{one.title} seed {k}") from None
     if not results:
         raise broken[0]
     return results
 
 
-def _by_title(spec: Experiment, algorithms: Sequence[str]) -> dict[str, Experiment]:
-    """The spec with each algorithm, by its title; the same twice is an error."""
-    found: dict[str, Experiment] = {}
+def parse_methods(spec: Experiment, algorithms: Sequence[str]) -> dict[str, Method]:
+    """The methods of a comparison by their titles; the same twice is an error."""
+    found: dict[str, Method] = {}
     for text in algorithms:
-        one = replace(spec, algorithm=parse_algorithm(text, spec))
-        if title(one) in found:
-            remedy = "is named twice; leave one out or change its options"
-            raise KinfolkError("algorithm", title(one), remedy)
-        found[title(one)] = one
+        one = parse_method(text, spec)
+        if one.title in found:
+            remedy = "is named twice; leave one out or change its options or settings"
+            raise KinfolkError("algorithm", one.title, remedy)
+        found[one.title] = one
     return found

@@ -47,6 +47,7 @@ def description(parts: Parts, choice: Choice, how: Mapping[str, Any]) -> dict[st
         "versions": versions(),
         "id": run_id(spec),
     }
+    facts |= {"own": dict(parts.own)} if parts.own else {}
     return facts if parts.attack is None else facts | {"attackers": sorted(parts.attack.who)}
 
 

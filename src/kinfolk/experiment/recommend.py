@@ -145,7 +145,7 @@ def check_criterion(criterion: str) -> None:
 
     >>> check_criterion("silhouete")
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: --criterion = 'silhouete': did you mean 'silhouette'?
+    kinfolk.errors.KinfolkError: criterion = 'silhouete': did you mean 'silhouette'?
     """
     if criterion not in CRITERIA:
         raise KinfolkError("criterion", criterion, near(criterion, CRITERIA))

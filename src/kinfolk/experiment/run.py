@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,14 +84,16 @@ def run(
     network: Network | None = None,
     resume: bool = False,
     watch: Watch = lambda event, facts: None,
+    own: Mapping[str, Any] | None = None,
 ) -> Result:
     """Run an experiment into its folder; with `resume`, go on from the last checkpoint to the same end.
 
+    `own` are the settings that the method has otherwise than those it is compared with: for its title.
     Of the ranks of the distributed engine all but the first serve it, and return when it has finished.
     """
 
     def lead(link: Link | None) -> Result:
-        parts = build_parts(spec, federation, network)
+        parts = build_parts(spec, federation, network, own)
         check_rows(parts)
         where = Path(folder or Path("runs") / f"{parts.title.replace(' ', '-')}-{run_id(spec)}")
         if not resume and (where / "run.json").exists():

@@ -1,4 +1,4 @@
-"""A finished run's models scored on other test rows, without training again."""
+"""A finished run's models scored on other test rows or fine-tuned otherwise, without training again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kinfolk.streams import Seed
 from kinfolk.types import Client
 
 # What may differ from the run whose models are scored.
-_FREE = re.compile(r"(data\.test(_rows|_fraction)?|run\.(split|models)|engine\.\w+):")
+_FREE = re.compile(r"(data\.test(_rows|_fraction)?|run\.(split|models)|local\.tune_(lr|epochs)|engine\.\w+):")
 
 
 def score_again(
@@ -131,7 +131,8 @@ def only_tests_differ(before: Experiment, spec: Experiment) -> None:
     wrong = [line for line in differences(before, spec) if not _FREE.match(line)]
     if wrong:
         name, _, told = wrong[0].partition(": ")
-        may = "data.test, data.test_rows, data.test_fraction, run.split, run.models and engine.* may change"
+        may = "data.test, data.test_rows, data.test_fraction, local.tune_lr, local.tune_epochs, run.split, "
+        may += "run.models and engine.* may change"
         raise KinfolkError(name, None, f"{told}; only {may} when models are scored again")
 
 

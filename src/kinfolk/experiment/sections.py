@@ -43,6 +43,8 @@ class LocalSpec:
     decay: float = 1.0
     # Learning rate of models that are fine-tuned to be scored; 0: that of the round.
     tune_lr: float = 0.0
+    # Epochs of models that are fine-tuned to be scored; 0: as many as the method has of its own, mostly 1.
+    tune_epochs: int = 0
     # How gradients move parameters: "sgd" or "adam".
     optimiser: str = "sgd"
     # Momentum of "sgd".
@@ -143,7 +145,7 @@ RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
     (bool, "give a name", "model.name algorithm.name run.target_score"),
     (lambda v: v >= 1, "give 1 or more", "local.batch run.rounds run.evaluate_every run.checkpoint_every"),
     (lambda v: v >= 0, "give 0 or more", "local.epochs local.steps local.weight_decay local.clip"),
-    (lambda v: v >= 0, "give 0 or more", "local.augment_pad local.tune_lr"),
+    (lambda v: v >= 0, "give 0 or more", "local.augment_pad local.tune_lr local.tune_epochs"),
     (lambda v: v >= 0, "give 0 or more", "run.seed run.patience"),
     (lambda v: v > 0, "give a number above 0", "local.lr"),
     (lambda v: 0 < v <= 1, "give a number above 0 and at most 1", "local.decay run.participation"),

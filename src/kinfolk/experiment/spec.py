@@ -41,6 +41,7 @@ __all__ = [
     "LocalSpec",
     "ModelSpec",
     "RunSpec",
+    "as_value",
     "check",
     "describe",
     "differences",
@@ -50,6 +51,7 @@ __all__ = [
     "parse",
     "read_toml",
     "run_id",
+    "values",
 ]
 
 # A spec is a page of text. Whatever is larger or deeper is a mistake or an attack on the parser.
@@ -189,7 +191,7 @@ def differences(there: Experiment, here: Experiment) -> list[str]:
     >>> differences(Experiment(), override(Experiment(), ["local.lr=0.05"]))
     ['local.lr: 0.1 there, 0.05 here']
     """
-    a, b = ({name: _toml(value) for name, value in _flat(spec).items()} for spec in (there, here))
+    a, b = ({name: _toml(value) for name, value in values(spec).items()} for spec in (there, here))
     names = [name for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)]
     return [f"{n}: {a.get(n, 'not set')} there, {b.get(n, 'not set')} here" for n in names]
 
@@ -321,7 +323,7 @@ def _bounded(tables: Mapping[str, Any]) -> None:
 
 def _check_ranges(spec: Experiment) -> None:
     check_spec(spec.data)
-    found = _flat(spec)
+    found = values(spec)
     for name, known in {**engine_names(), **CHOICES}.items():
         if found[name] not in known:
             raise KinfolkError(name, found[name], f"give one of {', '.join(known)}")
@@ -348,7 +350,12 @@ def _tables(spec: Experiment) -> Tables:
     return tables
 
 
-def _flat(spec: Experiment) -> dict[str, Any]:
+def values(spec: Experiment) -> dict[str, Any]:
+    """Every setting of a spec by its dotted name.
+
+    >>> values(Experiment())["local.lr"]
+    0.1
+    """
     return {f"{s}.{key}": value for s, table in _tables(spec).items() for key, value in table.items()}
 
 
@@ -359,6 +366,15 @@ def _key(key: str) -> str:
 def _dotted(key: str) -> str:
     """A key as TOML writes it; each part of an option's dotted name is a key."""
     return ".".join(map(_key, key.split(".")))
+
+
+def as_value(value: Any) -> str:
+    """A value as the command line takes it: as in TOML, but text without quotes.
+
+    >>> as_value("sgd"), as_value(True), as_value(0.05)
+    ('sgd', 'true', '0.05')
+    """
+    return value if isinstance(value, str) else _toml(value)
 
 
 def _toml(value: Any) -> str:

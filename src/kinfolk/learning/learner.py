@@ -106,6 +106,7 @@ class Learner:
     decay: float = 1.0
     clip: float = 0.0
     tune_lr: float = 0.0  # the learning rate of fine-tuning; 0: that of the round
+    tune_epochs: int = 0  # epochs of fine-tuning; 0: what the method asks for
     score_split: str = "test"
     score_batch: int = 256
     half: bool = False  # products in bfloat16; parameters, gradients, norms and losses stay float32
@@ -205,8 +206,8 @@ class Learner:
         return Task(start, finish, (Fit((self.descent(objective),), self.plan),), expected)
 
     def tuning(self, epochs: int) -> Fit:
-        """Some plain epochs on the client's own rows, at a rate of their own if there is one."""
-        plan, descent = replace(self.plan, epochs=epochs, steps=0), self.descent()
+        """Some plain epochs on the client's own rows; their rate and number may be set by themselves."""
+        plan, descent = replace(self.plan, epochs=self.tune_epochs or epochs, steps=0), self.descent()
         own = replace(descent, lr=self.tune_lr, decay=1.0) if self.tune_lr else descent
         return Fit((own,), plan)
 

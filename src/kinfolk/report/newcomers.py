@@ -67,10 +67,11 @@ def newcomers_table(facts: Mapping[str, Any]) -> tuple[Table, list[str]]:
         else []
     )
     how = {"loss": "lowest loss on its training rows", "distance": "centre nearest to what it trained"}
+    epochs = facts.get("tune_epochs", 1)
     return table, [
         *notes,
         f"group: {how[facts['by']]}. mean of all: of the groups' models; no model for all was trained. "
-        "fine-tuned: one epoch more.",
+        f"fine-tuned: {'one epoch' if epochs == 1 else f'{epochs} epochs'} more.",
         f"models: {facts['run']}, round {facts['round']}",
     ]
 

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import plain
-from kinfolk.report.diverged import divergences, has_diverged, unranked
+from kinfolk.report.against import against_best, last_scores, mark, marks_told, pair_notes
+from kinfolk.report.diverged import divergences, has_diverged
 from kinfolk.report.groups import doubtful, named, switches
 from kinfolk.report.read import (
     Run,
@@ -36,8 +37,6 @@ from kinfolk.scores import about, summary
 COMPARED = ("macro", "micro", "worst", "p10")
 _HEADS = {"macro": "macro", "micro": "micro", "worst": "worst\nclient", "p10": "10th\npercentile"}
 _COST_HEADS = ("vs\nbest", "MB per\nclient,\nround", "s per\nround", "rounds", "seeds")
-# Two means are distinguishable beyond this many pooled deviations.
-CLEAR = 2.0
 # Clients of a group that `show` names.
 NAMED = 8
 # What may differ between runs that are compared.
@@ -48,11 +47,13 @@ def comparison_frame(runs: Iterable[Run], score: str | None = None, over: str = 
     """Algorithms side by side, a row for each title and scored model, the best first.
 
     Means and sample standard deviations (`_std`) over seeds of the last evaluated round. `difference` is
-    to the best row; `apart` says whether it exceeds twice the pooled deviation, and None if there are too
-    few seeds to say. Bytes and seconds are those of training, a start's included: scoring and checkpoints
-    do not count. `extra_rounds` are rounds' worth of training beyond the rounds; `epochs` how often a client
-    went over its training rows, a mean over rows and seeds; NaN where that was not recorded. `diverged` is
-    the number of runs (of `runs`) whose models had diverged: such a row comes last and is not compared.
+    to the best row, paired over the clients and seeds that both have, with a 95 % `interval`; `p` is
+    corrected for all pairs of rows, `n` counts the units of the test (`unit`: client or seed). `apart` says
+    whether the two are distinguishable, and is None if that cannot be said; `.attrs["ranks"]`, which ranks
+    hold. Bytes and seconds are those of training, a start's included: scoring and checkpoints do not count.
+    `extra_rounds` are rounds' worth of training beyond the rounds; `epochs` how often a client went over its
+    training rows, a mean over rows and seeds; NaN where that was not recorded. `diverged` is the
+    number of runs (of `runs`) whose models had diverged: such a row comes last and is not compared.
 
     >>> def run(title, seed, value):
     ...     return Run.of({"title": title, "seed": seed}, {"client": ["a", "b"], "value": value, "rows": 10})
@@ -68,13 +69,14 @@ def comparison_frame(runs: Iterable[Run], score: str | None = None, over: str = 
         _compared(title, model, score, same, ends)
         for title, same in by_title(runs).items()
         for model in dict.fromkeys(kind for run in same for kind in run.models)
-        if (ends := _ends(model, score, same))
+        if (ends := last_scores(model, score, same))
     ]
     worse = 1 if about(score).lower_is_better else -1
     rows.sort(key=lambda row: (row["diverged"] > 0, math.isnan(row[over]), worse * row[over]))
-    for row in rows:
-        row |= _against(row, rows[0], over)
-    return pd.DataFrame(rows)
+    differences, ranks = against_best(rows, runs, over)
+    frame = pd.DataFrame([row | more for row, more in zip(rows, differences, strict=True)])
+    frame.attrs["ranks"] = ranks
+    return frame
 
 
 def comparison_rows(
@@ -90,12 +92,6 @@ def comparison_rows(
     """
     rows: list[dict[str, Any]] = plain(comparison_frame(runs, score, over).to_dict("records"))
     return rows
-
-
-def _ends(model: str, score: str, runs: Sequence[Run]) -> list[pd.DataFrame]:
-    """The clients at the end of each run that scored this model so."""
-    found = [last(run, model, score) for run in runs if model in run.models and score in run.metrics]
-    return [end for end in found if len(end)]
 
 
 def _compared(
@@ -129,17 +125,6 @@ def _parts(facts: Iterable[Mapping[str, Any]], name: str) -> list[tuple[str, Any
     return [(kind, value) for fact in facts for kind, value in (fact.get(name) or {}).items()]
 
 
-def _against(row: Mapping[str, Any], best: Mapping[str, Any], over: str) -> dict[str, Any]:
-    """The difference to the best row, and whether the seeds set the two apart."""
-    known = math.isfinite(best[over]) and not row["diverged"] and not best["diverged"]
-    difference = row[over] - best[over] if known else math.nan
-    pooled = math.sqrt((row[f"{over}_std"] ** 2 + best[f"{over}_std"] ** 2) / 2)
-    known = not math.isnan(pooled) and not math.isnan(difference)
-    # The last digits of a mean depend on the order of adding: they set nothing apart.
-    apart = abs(difference) > CLEAR * pooled + 1e-12 * abs(best[over]) if known else None
-    return {"difference": difference, "pooled_std": pooled, "apart": apart}
-
-
 def comparison_table(
     runs: Iterable[Run], score: str | None = None, over: str = "macro"
 ) -> tuple[Table, list[str]]:
@@ -166,9 +151,9 @@ def comparison_table(
     for head in [*(_HEADS[name] for name in means), *heads]:
         table.add_column(head, justify="right", no_wrap=True)
     for place, row in enumerate(frame.to_dict("records")):
-        exact = (over, "worst") if not row["diverged"] else ()  # no deviation of what is not compared
+        exact = (over,) if not row["diverged"] else ()  # no deviation of what is not compared
         cells = [shown(row[n], score, row[f"{n}_std"] if n in exact else math.nan) for n in means]
-        cells += [_mark(row, score, place), *_costs(row)[: len(heads) - 1]]
+        cells += [mark(row, score, place), *_costs(row)[: len(heads) - 1]]
         name = Text(row["algorithm"], style="bold" if place == 0 and not row["diverged"] else "")
         table.add_row(name, Text(row["model"]), *map(Text, cells))
     table.caption = _caption(over, frame)
@@ -186,23 +171,11 @@ def _short(number: float) -> str:
     return "-" if math.isnan(number) else f"{number:.1f}" if number >= 1 else f"{number:.2g}"
 
 
-def _mark(row: Mapping[str, Any], score: str, place: int) -> str:
-    """What stands in `vs best`: nothing where the seeds do not allow a comparison."""
-    if row["diverged"] or row["apart"] is None:
-        return unranked(row)
-    if place == 0:
-        return "best"
-    if not row["apart"]:
-        return "="
-    return f"{100 * row['difference']:+.1f}" if about(score).percent else f"{row['difference']:+.2g}"
-
-
 def _caption(over: str, frame: pd.DataFrame) -> Text:
     said = ["macro: mean over clients; micro: over their rows."]
     if (frame["seeds"] > 1).any():
         said.append("±: sample standard deviation over seeds.")
-    if frame["apart"].notna().any() and len(frame) > 1:
-        said.append(f"= : {over} within twice the pooled deviation of the best, so not distinguishable.")
+    said += marks_told(over, frame)
     if (frame["extra_rounds"] > 0).any():
         said.append("rounds a+b: a rounds, and a start that trained as much as b; MB are those of both.")
     said.append("MB and seconds: training only, without scoring.")
@@ -211,11 +184,13 @@ def _caption(over: str, frame: pd.DataFrame) -> Text:
 
 def _notes(runs: Sequence[Run], frame: pd.DataFrame) -> list[str]:
     """What a reader must know before believing the table."""
-    notes = []
+    notes = pair_notes(runs, frame)
     single = list(dict.fromkeys(frame.loc[frame["seeds"] == 1, "algorithm"]))
     if single:
-        everywhere = (frame["seeds"] == 1).all()
-        notes.append("one seed: no comparison" + ("" if everywhere else f" for {', '.join(single)}"))
+        who = "" if (frame["seeds"] == 1).all() else f" for {', '.join(single)}"
+        known = frame.loc[frame["seeds"] == 1, "apart"].notna().any()
+        what = "how much seeds differ is unknown" if known else "no comparison"
+        notes.append(f"one seed{who}: {what}")
     elif frame["seeds"].nunique() > 1:
         notes.append("not all algorithms have the same number of seeds")
     # A start that is paid for is no difference; what is left of a budget is less than a round.
@@ -244,11 +219,16 @@ def _unlike(runs: Sequence[Run]) -> list[str]:
     """Notes on settings and data in which the runs differ, besides algorithm and seed."""
     settings: dict[str, set[str]] = {}
     for run in runs:
+        mine = run.facts.get("own") or {}
         for section, table in run.spec.items():
             for key, value in table.items() if isinstance(table, dict) else ():
+                if f"{section}.{key}" in mine:
+                    continue
                 settings.setdefault(f"{section}.{key}", set()).add(repr(value))
+    own = {name for run in runs for name in run.facts.get("own") or {}}
     unlike = sorted(k for k, found in settings.items() if len(found) > 1 and not k.startswith(_FREE))
-    notes = [f"the runs also differ in {', '.join(unlike)}"] if unlike else []
+    notes = [f"by intention, methods have settings of their own: {', '.join(sorted(own))}"] if own else []
+    notes += [f"the runs also differ in {', '.join(unlike)}"] if unlike else []
     prints: dict[int, set[str]] = {}
     for run in runs:
         prints.setdefault(run.seed, set()).add(str((run.facts.get("federation") or {}).get("fingerprint")))

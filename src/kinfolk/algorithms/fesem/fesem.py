@@ -29,7 +29,7 @@ from kinfolk.algorithms.blocks.start import Start
 from kinfolk.clustering.margin import margins
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
-from kinfolk.script import AssignBy, Request, Script, ask, fold
+from kinfolk.script import AssignBy, Request, Script, TuneSpace, ask, fold
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Table
 from kinfolk.types import Client, Message, PerClient, Stack, Tree
@@ -64,6 +64,7 @@ class FeSEM:
     patience: int = 5  # rounds without change after which the run may stop; 0: never
     start: Start = Start()
     aggregate: Aggregator = Aggregator()  # the paper's mean is uniform
+    tune_space: ClassVar[TuneSpace] = {"lam": (0.0, 0.05, 0.5)}
 
     def __post_init__(self) -> None:
         for name, least in (("k", 1), ("lam", 0), ("reseed_after", 0), ("patience", 0)):

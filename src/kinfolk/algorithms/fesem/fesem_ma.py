@@ -44,7 +44,7 @@ from kinfolk.algorithms.fesem.matching import Matching
 from kinfolk.clustering.margin import margins
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
-from kinfolk.script import AssignBy, Request, Script, ask
+from kinfolk.script import AssignBy, Request, Script, TuneSpace, ask
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Carry, Fit, Table, Task
 from kinfolk.types import Client, Message, PerClient, Stack, Tree
@@ -67,6 +67,7 @@ class FeSEMMA:
     learner: Learner
     k: int = 3  # number of centres
     lam: float = 0.05  # lambda: how strongly clients are held to their centre
+    tune_space: ClassVar[TuneSpace] = {"lam": (0.0, 0.05, 0.5)}
     # "normalised": lambda / (N a_i), the paper's weights divided by a_i; "plain": lambda for everyone.
     prox_scaling: Literal["normalised", "plain"] = "normalised"
     start: Start = Start()

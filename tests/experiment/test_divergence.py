@@ -208,3 +208,11 @@ def test_the_loss_of_a_constant_answer_is_the_variance_of_the_training_targets()
     parts = run.build_parts(run.Experiment(), federation=data)
     whole = np.concatenate([y.numpy() for _, y in rows])
     assert divergence.constant_loss(parts) == pytest.approx(whole.var())
+
+
+def test_fine_tuned_models_are_compared_with_a_start_without_fine_tuning(tmp_path):
+    """Fine-tuning at a rate of 1e4 breaks models before the first round; that is no start to go by."""
+    tuned = ("algorithm.name=fedavg_tuned", "local.tune_lr=10000")
+    result = go(tmp_path / "r", *MLP, *tuned)
+    assert list(facts_of(tmp_path / "r")["diverged"]["models"]) == ["fine-tuned"]
+    assert "diverged at round 1" in result.diverged

@@ -94,7 +94,8 @@ class Health:
         for kind, now in seen.items():
             if kind not in self.traces:
                 self.start.setdefault(kind, dict(zip(now.clients, now.loss.tolist(), strict=True)))
-            trace, start = self.traces.setdefault(kind, Trace()), self.start.get(kind, {})
+        for kind, now in seen.items():
+            trace, start = self.traces.setdefault(kind, Trace()), self.before_training(kind)
             # Targets that do not vary, or that are made when they are asked for, leave the start to go by.
             known = [value for value in start.values() if math.isfinite(value)]
             usual = self.constant if self.constant > 0 else float(np.mean(known)) if known else math.inf
@@ -102,6 +103,14 @@ class Health:
             if trace.diverged.get("round") == round and self.suspects:
                 worst = max(self.suspects, key=lambda c: self.suspects[c])
                 trace.diverged["largest"] = [worst, self.suspects[worst]]
+
+    def before_training(self, kind: str) -> dict[str, float]:
+        """Every client's loss before training: the lowest of all kinds of models.
+
+        Fine-tuned models are trained before they are scored even at the start, and may be broken by then.
+        """
+        own, all_kinds = self.start.get(kind, {}), self.start.values()
+        return {who: min(known.get(who, value) for known in all_kinds) for who, value in own.items()}
 
     def described(self) -> dict[str, Any]:
         """What `run.json` says of it: nothing of a run that is well."""

@@ -22,7 +22,8 @@ RISEN = 10.0
 ABSURD = 100.0
 # Accuracy was well above chance if it ever had this lead over it; below that a fall may be noise.
 LEAD = 0.15
-# Such a lead is not lost by noise between two evaluations; a smaller one has to be lost in two of them.
+# Such a lead is not lost by noise between two evaluations; a smaller one has to be lost STUCK times in a row,
+# since label skew with few clients a round brings accuracy down to chance and up again.
 CLEAR_LEAD = 0.5
 # Lost is a lead of which less than this part is left: from 74 % with chance at 6 %, below 19.6 %.
 LEFT = 0.2
@@ -172,7 +173,7 @@ def _classification(
     lead, loss = now.lead(classes), now.typical
     if loss > RISEN * max(before, constant) and lead < trace.best / 2 + LEAD / 2:
         return Sign("loss", f"loss {loss:.2g}, {loss / max(before, constant):.1g} times its start")
-    if _lost(lead, trace.best) and (trace.best >= CLEAR_LEAD or trace.low):
+    if _lost(lead, trace.best) and (trace.best >= CLEAR_LEAD or trace.low >= STUCK - 1):
         accuracy, chance = lead + now.chance(classes), now.chance(classes)
         was = trace.best + chance
         return Sign("chance", f"accuracy fell from {was:.1%} to {accuracy:.1%}, chance is {chance:.1%}")

@@ -100,8 +100,8 @@ for text, folder, moments in jobs:
 
 # Touches of a first round, then of resumed ones: the even ones here, the odd ones there. Then by the clock.
 TOUCHES = {
-    "fedavg": [*range(0, 24, 2), 11, 23, 40],
-    "local": [*range(1, 25, 2), 14, 26],
+    "fedavg": [*range(0, 40, 2), 11, 23, 60],
+    "local": [*range(1, 41, 2), 14, 26, 61],
 }
 CLOCK = {"fedavg": [0.0, 0.013, 0.041], "local": [0.002, 0.007, 0.023]}
 

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "codec": {"types", "errors"},
     "scores": set(),
     "by_path": {"errors"},
+    "configs": {"errors"},
     "learning": {"types", "task", "streams", "errors", "scores", "by_path"},
     "clustering": {"types", "errors", "streams"},
     "federation": {"types", "streams", "errors"},

@@ -57,8 +57,8 @@ Algorithms = Annotated[
 @app.command(
     epilog=examples(
         "kinfolk run",
-        "kinfolk run configs/digits.toml --set local.lr=0.05 --out runs/a",
-        "kinfolk run configs/digits.toml --set local.lr=0.05 --out runs/a --resume",
+        "kinfolk run digits --set local.lr=0.05 --out runs/a",
+        "kinfolk run digits --set local.lr=0.05 --out runs/a --resume",
         "torchrun --nproc-per-node 2 -m kinfolk run --set engine.name=distributed --out runs/b",
     )
 )
@@ -86,7 +86,7 @@ def run(
 @app.command(
     epilog=examples(
         "kinfolk compare",
-        "kinfolk compare configs/digits.toml -a local -a fedprox,mu=0.5 --seeds 5 --out runs/mine",
+        "kinfolk compare digits -a local -a fedprox,mu=0.5 --seeds 5 --out runs/mine",
     )
 )
 def compare(
@@ -187,18 +187,22 @@ def _show(folder: Path, json_: bool = False, score: str | None = None) -> None:
     print(f"run folder: {folder}\nfigure:     {figure}")
 
 
-@app.command("list", epilog=examples("kinfolk list", "kinfolk list settings"))
+# Lists that are pages of their own.
+LONG = ("configs", "settings")
+
+
+@app.command("list", epilog=examples("kinfolk list", "kinfolk list configs", "kinfolk list settings"))
 def list_(
-    what: Annotated[str, typer.Argument(help="algorithms, data, models, settings, or all.")] = "all",
+    what: Annotated[str, typer.Argument(help="algorithms, data, models, configs, settings, or all.")] = "all",
     json_: AsJson = False,
 ) -> None:
-    """List algorithms, data, models and settings, one line each."""
+    """List algorithms, data, models, packaged configurations and settings, one line each."""
     from kinfolk.errors import near
 
     rows = _listed()
     if what not in rows and what != "all":
         raise KinfolkError("list", what, near(what, [*rows, "all"]))
-    chosen = {k: v for k, v in rows.items() if k == what or (what == "all" and k != "settings")}
+    chosen = {k: v for k, v in rows.items() if k == what or (what == "all" and k not in LONG)}
     if json_:
         names = ("name", "line", "options")
         print_json({k: [dict(zip(names, row, strict=True)) for row in v] for k, v in chosen.items()})
@@ -215,6 +219,7 @@ def list_(
 def _listed() -> dict[str, list[tuple[str, str, str]]]:
     """(name, what it is, options or default) of everything there is, by kind."""
     from kinfolk.algorithms import ALGORITHMS, options_of, summary_line
+    from kinfolk.configs import config_lines
     from kinfolk.experiment.spec import describe
     from kinfolk.federation.sources import SOURCES
     from kinfolk.learning.models import MODELS
@@ -226,6 +231,7 @@ def _listed() -> dict[str, list[tuple[str, str, str]]]:
         "algorithms": [(n, summary_line(k), options(options_of(k))) for n, k in ALGORITHMS.items()],
         "data": [(n, s.line, "") for n, s in SOURCES.items()],
         "models": [(n, m.line, options(m.options)) for n, m in MODELS.items()],
+        "configs": [(n, line, "") for n, line in config_lines()],
         "settings": [(n, meaning, str(default)) for n, default, meaning in describe()],
     }
 

@@ -18,8 +18,8 @@ groups = typer.Typer()
 @groups.command(
     "choose-k",
     epilog=examples(
-        "kinfolk choose-k configs/digits.toml --out runs/how-many",
-        "kinfolk choose-k configs/digits.toml --k 2,3,4 --criterion silhouette --set algorithm.name=ifca",
+        "kinfolk choose-k digits --out runs/how-many",
+        "kinfolk choose-k digits --k 2,3,4 --criterion silhouette --set algorithm.name=ifca",
     ),
 )
 def choose_k(

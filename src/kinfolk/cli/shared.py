@@ -10,7 +10,10 @@ import typer
 from rich.console import Console
 
 SpecFile = Annotated[
-    Path | None, typer.Argument(metavar="[SPEC]", help="TOML file; default: built-in rotated digits.")
+    Path | None,
+    typer.Argument(
+        metavar="[SPEC]", help="TOML file, or a name of `list configs`; default: built-in rotated digits."
+    ),
 ]
 Sets = Annotated[
     list[str] | None,

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import plain
+from kinfolk.report.convergence import convergence_note
 from kinfolk.report.read import (
     Run,
     by_title,
@@ -161,7 +162,8 @@ def comparison_table(
         name = Text(row["algorithm"], style="bold" if place == 0 else "")
         table.add_row(name, Text(row["model"]), *map(Text, cells))
     table.caption = _caption(over, frame)
-    return table, _notes(runs, frame)
+    settled = convergence_note(runs, score)
+    return table, [*([settled] if settled else []), *_notes(runs, frame)]
 
 
 def _costs(row: Mapping[str, Any]) -> list[str]:

@@ -31,8 +31,8 @@ def choose_k(
     rounds: Annotated[int, typer.Option("--rounds", help="Rounds of each run.")] = 3,
     seeds: Annotated[int, typer.Option("--seeds", help="Number of seeds.")] = 3,
     criterion: Annotated[
-        str, typer.Option("--criterion", help="accuracy, intra_distance or silhouette.")
-    ] = "accuracy",
+        str, typer.Option("--criterion", help="agreement of all, accuracy, intra_distance or silhouette.")
+    ] = "agreement",
     set_: Sets = None,
     folder: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")] = False,

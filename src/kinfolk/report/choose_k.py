@@ -120,7 +120,7 @@ def _dress(axes: Axes, facts: Facts) -> None:
 
 
 def _wrapped(text: str) -> str:
-    return "\n".join(textwrap.wrap(text.replace("$", r"\$"), 150))
+    return "\n".join(textwrap.wrap(text.replace("$", r"\$"), 130))
 
 
 def _number(facts: Facts, key: str) -> float:

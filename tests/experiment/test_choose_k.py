@@ -228,4 +228,4 @@ def test_rounds_on_a_plateau_are_told(tmp_path):
     sets = ["algorithm.name=fesem_shared", "algorithm.start.plateau=0.01", "data.clients=6", "data.rows=20"]
     facts = choose_k(override(SMALL, sets), tmp_path, Trial((2,), rounds=1, seeds=1))
     assert any("groups trained for 0 of 1 rounds; give --rounds" in note for note in facts["notes"])
-    assert facts["confidence"] != "high"
+    assert facts["confidence"] == "low", facts["reason"]

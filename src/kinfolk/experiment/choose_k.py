@@ -103,9 +103,9 @@ def choose_k(
         _told(trial.criterion, spec.algorithm.name, runs[k][-1])
     looks = [_look(one, sample, network, ks, ran.common) for one, ran in zip(specs[1], runs[1], strict=True)]
     rows = [_row(k, runs[k], looks, seed) for k in ks]
-    notes += _late([one for k in ks[1:] for one in runs[k]], trial)
+    late = _late([one for k in ks[1:] for one in runs[k]], trial)
     facts = {
-        **_answer(rows, trial, [look.counted for look in looks], runs[1][0].score, notes),
+        **_answer(rows, trial, [look.counted for look in looks], runs[1][0].score, notes, late),
         "algorithm": spec.algorithm.name,
         "federation": whole.name,
         "clients": len(sample.clients),
@@ -135,9 +135,9 @@ def _told(criterion: str, algorithm: str, ran: _Ran) -> None:
 
 
 def _answer(
-    rows: Sequence[Row], trial: Trial, counted: list[int], score: str, notes: list[str]
+    rows: Sequence[Row], trial: Trial, counted: list[int], score: str, notes: list[str], late: list[str]
 ) -> dict[str, Any]:
-    advice = recommend(rows, trial.criterion, counted, score)
+    advice = recommend(rows, trial.criterion, counted, score, bool(late))
     return {
         "recommended": advice.k,
         "confidence": advice.confidence,
@@ -147,7 +147,7 @@ def _answer(
         "score": score,
         "counted": counted,
         "rows": [as_facts(row, rows[0]) for row in rows],
-        "notes": notes,
+        "notes": notes + late,
     }
 
 
@@ -322,7 +322,7 @@ def _run(
         (frame["round"] == result.rounds) & (frame["model"] == main) & (frame["score"] == score)
     ].set_index("client")["value"]
     values = [sign * float(last.get(who, math.nan)) for who in federation.clients]
-    told = [line.get("info") or {} for line in read_rounds(folder)]
+    told = [line.get("info") or {} for line in read_rounds(folder) if line["round"] > 0]
     spread = told[-1].get("spread")
     found = algorithm.groups(result.state).tolist()
     # Rounds that tell how far the common model has come are those in which it is everybody's.

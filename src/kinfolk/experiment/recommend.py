@@ -126,10 +126,13 @@ def rand(one: NDArray[np.int64], other: NDArray[np.int64]) -> Floats:
     return np.where(same, 1.0, (index - expected) / np.where(same, 1.0, most - expected))
 
 
-def recommend(rows: Sequence[Row], criterion: str, counted: Sequence[int], score: str = "accuracy") -> Advice:
+def recommend(
+    rows: Sequence[Row], criterion: str, counted: Sequence[int], score: str = "accuracy", late: bool = False
+) -> Advice:
     """One number of groups, by the agreement of all criteria or by one of them, and how sure that is.
 
     `counted` is what a gap statistic counts among models that were trained from one start, seed by seed.
+    `late` says that groups trained for fewer rounds than planned: then nothing is sure.
 
     >>> one, two = (Row(k, np.full((3, 4), v), (s,) * 3) for k, v, s in ((1, 0.6, 0.0), (2, 0.8, 0.3)))
     >>> advice = recommend([one, two, Row(3, one.scores, one.silhouette)], "agreement", [2, 2, 2])
@@ -145,6 +148,8 @@ def recommend(rows: Sequence[Row], criterion: str, counted: Sequence[int], score
     else:
         advice = _by_models(rows, criterion, counted)
     sure, why = confidence(advice.k, rows, named, counted)
+    if late:
+        sure, why = "low", "groups had too few rounds"
     return Advice(advice.k, f"{advice.reason} Confidence: {sure} ({why}).", sure, named)
 
 

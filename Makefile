@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow check mutants bench bench-peers format clean
+.PHONY: demo readme test test-slow check mutants bench bench-peers format clean
 
-# The demo: seven methods on rotated digits, three seeds, one table and one figure.
-DEMO := local fedavg fedavg_tuned fedprox feddist ifca,k=4 fesem,k=4
+# The demo: five methods on rotated digits until they have converged, three seeds, one table and one figure.
+DEMO := local fedavg fedavg_tuned ifca,k=4 fesem,k=4
 demo: $(READY)
 	@rm -rf runs/demo
-	@$(BIN)/kinfolk compare configs/digits.toml $(DEMO:%=-a %) --seeds 3 --out runs/demo
+	@$(BIN)/kinfolk compare demo $(DEMO:%=-a %) --seeds 3 --out runs/demo
+
+# Runs the demo and puts its table and figure into the README.
+readme: demo
+	$(BIN)/python benchmarks/readme.py runs/demo
 
 # Style, types, tests, doctests, README commands, configs. loadgroup: what a module's fixture makes is made in
 # one process.

@@ -25,7 +25,7 @@ from kinfolk.experiment.spec import Experiment, load, override
 from kinfolk.federation.sources import build
 from kinfolk.streams import Seed
 
-CONFIG = Path(__file__).parents[1] / "configs" / "digits.toml"
+CONFIG = "digits"
 ATTACKS = ("sign_flip", "scaled", "noise", "label_flip")
 SHARES = (0.1, 0.2)
 # A group has 6 members: a share below 1 in 6 would cut nobody.

@@ -27,13 +27,12 @@ from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import Experiment, load, override
 from kinfolk.papers.trust_record import KINDS, trace_trust
 
-CONFIGS = Path(__file__).parents[1] / "configs"
-SMALL = ("digits.toml", "engine.name=batched", "engine.chunk=24", "run.rounds=20")
+SMALL = ("digits", "engine.name=batched", "engine.chunk=24", "run.rounds=20")
 FEDERATIONS: dict[str, tuple[str, ...]] = {
     "digits": SMALL,
     "pendigits": (*SMALL, "data.name=pendigits", "data.shift=label_swap"),
     "wisdm": (*SMALL, "data.name=wisdm", "data.shift=label_permutation"),
-    "cifar10": ("slfed/groups-cifar10.toml", "engine.precision=tf32"),  # wants a GPU
+    "cifar10": ("slfed/groups-cifar10", "engine.precision=tf32"),  # wants a GPU
 }
 TABLES = ["digits", "pendigits", "wisdm"]
 # As published, with a smaller GAN and fewer images, as elsewhere on the page.
@@ -73,7 +72,7 @@ def spec_of(data: str, row: str, seed: int, split: str, more: list[str]) -> Expe
     """One run, scored once at its end."""
     config, *sets = FEDERATIONS[data]
     sets += [f"run.seed={seed}", f"run.split={split}", *(["data.valid=0.2"] if split == "valid" else [])]
-    spec = override(load(CONFIGS / config), [*sets, *more])
+    spec = override(load(config), [*sets, *more])
     last = replace(spec.run, evaluate_every=spec.run.rounds, checkpoint_every=spec.run.rounds)
     return replace(spec, run=last, algorithm=parse_algorithm(ROWS[row], spec))
 

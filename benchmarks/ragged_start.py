@@ -15,7 +15,6 @@ import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -33,7 +32,7 @@ from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Fit, Plan
 from kinfolk.types import Tree
 
-CONFIG = Path(__file__).parents[1] / "configs" / "digits.toml"
+CONFIG = "digits"
 LEAST, MOST, EPOCHS, LONG, GROUPS = 20, 500, 5, 15, 4
 
 

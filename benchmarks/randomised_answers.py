@@ -25,7 +25,7 @@ from kinfolk.experiment.record import read_rounds
 from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import Experiment, load, override
 
-CONFIG = Path(__file__).parents[1] / "configs" / "digits.toml"
+CONFIG = "digits"
 EPSILONS = (0.0, 0.5, 1.0, 2.0, 4.0)
 GROUPS = 4
 

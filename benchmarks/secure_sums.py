@@ -3,7 +3,7 @@
 With plain sums every request is served. With a scheme that hides, a model is part of one sum in a round; a
 sum is passed on to its members (docs/secret-shares.md).
 
-    python benchmarks/secure_sums.py configs/digits.toml --seeds 0 1 2 --set algorithm.images.kind=means
+    python benchmarks/secure_sums.py digits --seeds 0 1 2 --set algorithm.images.kind=means
 """
 
 from __future__ import annotations

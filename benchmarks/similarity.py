@@ -12,7 +12,6 @@ import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -35,9 +34,8 @@ from kinfolk.script import Ask, client_tasks, play
 from kinfolk.streams import RoundContext
 from kinfolk.types import Message, Tree
 
-CONFIGS = Path(__file__).parents[1] / "configs"
-DATA = {"digits": CONFIGS / "digits.toml", "mnist": CONFIGS / "mdicfl" / "rotated-mnist-small.toml"}
-DATA["cifar10"] = CONFIGS / "mdicfl" / "swapped-rotated-cifar10-small.toml"
+DATA = {"digits": "digits", "mnist": "mdicfl/rotated-mnist-small"}
+DATA["cifar10"] = "mdicfl/swapped-rotated-cifar10-small"
 SOURCES = ("gan", "noise", "back_search", "means", "held_out")
 # Groups by rotation with even and with skewed labels, and skewed labels alone.
 FEDERATIONS = {

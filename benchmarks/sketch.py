@@ -10,7 +10,6 @@ import platform
 import resource
 import sys
 import time
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -73,8 +72,7 @@ def rows(name: str, separation: float, device: str) -> bool:
 
 def writers(seeds: int = 5) -> None:
     """FeSEM's own start on FEMNIST; another seed of the exact k-means is what a sketch can be held to."""
-    config = Path(__file__).parents[1] / "configs" / "fesem" / "femnist.toml"
-    spec = override(load(config), ["data.min_rows=100", "local.lr=0.1"])
+    spec = override(load("fesem/femnist"), ["data.min_rows=100", "local.lr=0.1"])
     parts = build_parts(spec)
     points = trained_alike(parts, 5)
     print(f"{len(points)} writers' models of {points.shape[1]:,} numbers, 20 restarts, {seeds} seeds")

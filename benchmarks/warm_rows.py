@@ -1,6 +1,6 @@
 """Whether cheap pseudo rows choose the clusters that the paper's choose, round by round, over a whole run.
 
-python benchmarks/warm_rows.py configs/mdicfl/rotated-mnist-small.toml data.alpha=3.0 run.seed=1
+python benchmarks/warm_rows.py mdicfl/rotated-mnist-small data.alpha=3.0 run.seed=1
 
 A run of MD-ICFL goes on by the paper's rows (100 steps from fresh noise, M = 30). In every round, the one in
 which clients are split included, the same models of clusters and clients are also looked at with other rows,

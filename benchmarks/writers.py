@@ -36,7 +36,7 @@ from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import load, override
 from kinfolk.federation.federation import Federation
 
-CONFIG = Path(__file__).parents[1] / "configs" / "fesem" / "femnist.toml"
+CONFIG = "fesem/femnist"
 Floats = NDArray[np.float64]
 PERMUTATIONS, DIGITS = 1000, 10
 

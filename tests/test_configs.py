@@ -1,12 +1,14 @@
-"""Every file under configs/ is sound; those of the papers say what was printed and have a small twin."""
+"""Every packaged configuration is sound; those of the papers say what was printed and have a small twin."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+from kinfolk.configs import config_lines, config_names, find_config, find_paper
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.spec import Experiment, dump, load, parse
@@ -14,8 +16,7 @@ from kinfolk.federation.datasets.catalogue import where
 from kinfolk.federation.sources import SOURCES
 
 ROOT = Path(__file__).parents[1]
-CONFIGS = {str(p.relative_to(ROOT / "configs"))[:-5]: p for p in (ROOT / "configs").rglob("*.toml")}
-CONFIGS = {name: path for name, path in CONFIGS.items() if path.name != "reproduce.toml"}
+CONFIGS = {name: find_config(name) for name in config_names()}
 OURS = ("slfed/groups-cifar10",)  # the paper has no federation of known groups
 PAPERS = sorted(n for n in CONFIGS if "/" in n and not n.endswith("-small") and n not in OURS)
 DATA = ROOT.parent / "shared" / "data"
@@ -84,3 +85,45 @@ def test_every_config_builds(name, monkeypatch):
             pytest.skip("this copy of CIFAR-10 is smaller than the published one")
         raise
     assert len(parts.federation.clients) == spec.data.clients or spec.data.clients == 0
+
+
+def test_names_work_anywhere_and_paths_stay_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load("digits") == load(find_config("digits"))
+    assert load("mdicfl/rotated-mnist").data.clients == 48
+    (tmp_path / "digits.toml").write_text("[data]\nclients = 5")
+    assert load("digits.toml").data.clients == 5, "what ends in .toml is a path"
+    assert load("digits").data.clients == 24
+    (tmp_path / "mine").write_text("[data]\nclients = 7")
+    assert load("mine").data.clients == 7
+    assert find_paper("fesem").is_file()
+    assert find_paper("my/paper.toml") == Path("my/paper.toml")
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("digit", "no such file or configuration; did you mean 'digits'?"),
+        ("rotated-mnist", "did you mean 'mdicfl/rotated-mnist'?"),
+        ("configs/digits.toml", "no such file; did you mean 'digits'?"),
+        ("elsewhere/mdicfl/rotated-mnsit.toml", "did you mean 'mdicfl/rotated-mnist'?"),
+        ("zzz", "`kinfolk list configs` names the packaged ones"),
+        ("fesem/reproduce", "no such file or configuration"),
+    ],
+)
+def test_a_name_that_there_is_not_gets_the_nearest_ones(given, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KinfolkError, match=re.escape(line)):
+        load(given)
+
+
+def test_every_configuration_says_in_a_sentence_what_it_is(kinfolk):
+    lines = dict(config_lines())
+    assert set(lines) == set(CONFIGS)
+    assert all(len(line) > 20 and line.endswith((".", "?")) for line in lines.values()), lines
+    code, out, _ = kinfolk("list", "configs")
+    assert code == 0
+    assert all(name in out for name in ("digits", "mdicfl/rotated-mnist", "slfed/cifar10-dist0"))
+    assert "digits-skewed" not in kinfolk("list")[1], "a page of its own"
+    code, _, err = kinfolk("reproduce", "fesm")
+    assert (code, err) == (2, "error: paper = 'fesm': did you mean 'fesem'?\n")

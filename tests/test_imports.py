@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "by_path": {"errors"},
     "progress": set(),
     "markup": set(),
+    "configs": {"errors"},
     "learning": {"types", "task", "streams", "errors", "scores", "by_path"},
     "clustering": {"types", "errors", "streams"},
     "federation": {"types", "streams", "errors"},

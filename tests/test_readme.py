@@ -29,8 +29,7 @@ def commands(document: str) -> list[str]:
 def folder(tmp_path_factory):
     """A folder that looks like the repository's root; commands find there what earlier ones have written."""
     folder = tmp_path_factory.mktemp("root")
-    for name in ("configs", "examples"):
-        (folder / name).symlink_to(ROOT / name)
+    (folder / "examples").symlink_to(ROOT / "examples")
     return folder
 
 
@@ -142,7 +141,7 @@ def test_the_frame_example_prints_what_was_found(python):
 def test_the_records_example_reads_the_readme_run(room, typed, python):
     (example,) = blocks("docs/run-folders.md", "python")
     if not (room / "runs/first").exists():
-        typed("kinfolk run configs/digits.toml --out runs/first --set run.rounds=2")
+        typed("kinfolk run digits --out runs/first --set run.rounds=2")
     assert "centre" in python(example)
 
 

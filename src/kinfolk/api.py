@@ -110,6 +110,11 @@ class KChoice(_Shown):
         return int(self.facts["recommended"])
 
     @property
+    def confidence(self) -> str:
+        """`"high"`, `"medium"` or `"low"`: how far criteria and seeds agree on it."""
+        return str(self.facts["confidence"])
+
+    @property
     def reason(self) -> str:
         """Why, in a sentence."""
         return str(self.facts["reason"])
@@ -376,7 +381,7 @@ def choose_k(
     sample: int = 100,
     rounds: int = 3,
     seeds: Seeds = 3,
-    criterion: str = "accuracy",
+    criterion: str = "agreement",
     test: Given | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
@@ -393,7 +398,8 @@ def choose_k(
         sample: how many clients are drawn for it.
         rounds: rounds of every run.
         seeds: how many seeds, or which; two or more tell how stable the groups are.
-        criterion: `"accuracy"` (on validation rows), `"intra_distance"` or `"silhouette"`.
+        criterion: `"agreement"` of all of them, or one: `"accuracy"` (on validation rows),
+            `"intra_distance"` or `"silhouette"`.
         test: test rows of each client, which are left alone; without them a fifth is set aside.
         folder: where the runs and `choose-k.json` are kept; a temporary folder if not given.
         resume: go on with the runs of the folder.

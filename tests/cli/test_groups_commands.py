@@ -19,7 +19,9 @@ def test_choose_k_prints_a_table_a_reason_and_where_things_are(kinfolk, tmp_path
     assert code == 0, err
     lines = out.splitlines()
     assert max(map(len, lines)) <= 100
-    assert "validation accuracy" in lines[0]
+    assert "validation" in lines[0]
+    assert max(map(len, lines[:5])) <= 80
+    assert "Confidence: " in " ".join(out.split())
     assert "fesem, 6 of 6 clients, 1 rounds, seeds 0, 1" in out
     assert "a fifth of the training rows is held out" in out
     assert (tmp_path / "c/choose-k.png").stat().st_size > 10_000

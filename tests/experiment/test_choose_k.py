@@ -22,6 +22,7 @@ from kinfolk.experiment.choose_k import (
 )
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
+from kinfolk.federation.federation import Split
 from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.sources import build
 from kinfolk.federation.spec import DataSpec
@@ -41,6 +42,8 @@ def four(tmp_path_factory):
 def test_four_rotations_are_four_groups(four):
     folder, facts = four
     assert facts["recommended"] == 4, facts["reason"]
+    assert facts["confidence"] == "high", facts["reason"]
+    assert facts["named"] == {"accuracy": 4, "gap statistic": 4, "silhouette": 4}
     assert facts["reason"].startswith("4 groups: +")
     assert facts["counted"] == [4, 4]
     assert json.loads((folder / "choose-k.json").read_text()) == facts
@@ -185,3 +188,44 @@ def test_regression_is_chosen_by_the_squared_error(tmp_path):
     assert facts["recommended"] == 2, facts["reason"]
     assert "2 groups: -" in facts["reason"]
     assert " in mse " in facts["reason"]
+
+
+@pytest.mark.parametrize("k", range(1, 9))
+@pytest.mark.parametrize(("alpha", "per_group"), [(100, False), (100, True), (3, False)])
+@pytest.mark.slow
+def test_planted_groups_are_found_or_the_answer_is_not_sure(k, alpha, per_group, tmp_path):
+    shift = "label_permutation" if k > 1 else "none"
+    sets = [
+        f"data.groups={k}",
+        f"data.shift={shift}",
+        f"data.alpha={alpha}",
+        "data.clients=40",
+        "data.valid=0.2",
+    ]
+    spec = or_fesem(override(Experiment(), [*sets, "data.seed=0", "engine.name=batched"]))
+    made = build(spec.data, Seed(0))
+    if per_group and k > 1:  # of the first group twice as many as of others
+        kept = [i for i, group in enumerate(made.truth.tolist()) if group == 0 or i < 20]
+        made = sub(made, kept)
+    facts = choose_k(spec, tmp_path, Trial(tuple(range(1, k + 3)), seeds=2), federation=made)
+    assert facts["recommended"] == k or facts["confidence"] != "high", facts["reason"]
+    if alpha == 100 and k <= 5:
+        assert facts["recommended"] == k, facts["reason"]
+
+
+def sub(federation, kept):
+    place = torch.tensor(kept)
+    return replace(
+        federation,
+        clients=tuple(federation.clients[i] for i in kept),
+        splits={name: Split(s.start, s.row, s.of[place]) for name, s in federation.splits.items()},
+        truth=federation.truth[place],
+    )
+
+
+def test_rounds_on_a_plateau_are_told(tmp_path):
+    # Nothing counts as having left the plateau: all rounds are common ones.
+    sets = ["algorithm.name=fesem_shared", "algorithm.start.plateau=0.01", "data.clients=6", "data.rows=20"]
+    facts = choose_k(override(SMALL, sets), tmp_path, Trial((2,), rounds=1, seeds=1))
+    assert any("groups trained for 0 of 1 rounds; give --rounds" in note for note in facts["notes"])
+    assert facts["confidence"] == "low", facts["reason"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.recommend import Row, as_facts, chance, gain, rand, recommend
+from kinfolk.experiment.recommend import Row, as_facts, chance, confidence, gain, names, rand, recommend
 from kinfolk.streams import Seed
 
 
@@ -131,3 +131,102 @@ def test_facts_of_a_row():
     assert facts["silhouette"]["mean"] == pytest.approx(0.2)
     assert facts["spread"] is None
     assert facts["gain"]["clear"]
+
+
+KS = range(1, 11)
+
+
+def criteria(scored, silhouettes, stable=1.0, peak=0.3):
+    """Rows of K = 1 to 10 with the best score at `scored` and the highest silhouette at `silhouettes`."""
+    scores = {k: 0.5 if scored == 1 else 0.8 - 0.05 * abs(k - scored) if k > 1 else 0.4 for k in KS}
+    near = {k: (0.0 if k == 1 else peak if k == silhouettes else 0.05,) * 3 for k in KS}
+    firm = {k: stable for k in KS if k > 1}
+    return table(scores, noise=0.001, silhouette=near, stability=firm, chance=dict.fromkeys(firm, 0.05))
+
+
+@pytest.mark.parametrize("k", range(1, 9))
+def test_what_all_criteria_name_is_the_answer_and_sure(k):
+    advice = recommend(criteria(k, k), "agreement", [k] * 3)
+    assert (advice.k, advice.confidence) == (k, "high")
+    assert set(advice.named.values()) == {k}
+    assert advice.reason.endswith("Confidence: high (all criteria name it).")
+
+
+@pytest.mark.parametrize(("scored", "k"), [(2, 4), (3, 8), (6, 5), (4, 2)])
+def test_the_answer_does_not_contradict_gap_statistic_and_silhouette(scored, k):
+    advice = recommend(criteria(scored, k), "agreement", [k] * 3)
+    assert (advice.k, advice.confidence) == (k, "medium")
+    assert f"{k} groups: the clients' models lie in {k} clusters" in advice.reason
+    assert f"against K = {scored}" in advice.reason
+    assert f"(accuracy {scored}, gap statistic {k}, silhouette {k})" in advice.reason
+
+
+def test_a_number_that_only_one_of_them_names_is_never_sure():
+    advice = recommend(criteria(2, 4), "agreement", [6] * 3)
+    assert (advice.k, advice.confidence) == (2, "low")
+    assert "accuracy 2, gap statistic 6, silhouette 4" in advice.reason
+    for criterion in ("accuracy", "silhouette"):  # one criterion alone says how far the others agree, too
+        assert recommend(criteria(2, 4), criterion, [6] * 3).confidence == "low"
+
+
+def test_accuracy_and_one_other_are_enough():
+    assert recommend(criteria(4, 2), "agreement", [4, 4, 1]).k == 4
+    advice = recommend(criteria(4, 4), "agreement", [6, 6, 4])
+    assert (advice.k, advice.confidence) == (4, "medium")
+
+
+def test_clusters_that_cost_accuracy_are_not_recommended():
+    # One group is best by far: label skew makes clusters of models that are of no use.
+    worse = {k: 0.8 if k == 1 else 0.7 for k in KS}
+    near = {k: (0.3 if k == 4 else 0.05,) for k in KS}
+    advice = recommend(table(worse, noise=0.001, silhouette=near), "agreement", [4, 4, 4])
+    assert (advice.k, advice.confidence) == (1, "low")
+    # No worse, no better: the models decide, and the answer is not sure.
+    level = dict.fromkeys(KS, 0.8)
+    advice = recommend(table(level, noise=0.05, silhouette=near), "agreement", [4, 4, 4])
+    assert (advice.k, advice.confidence) == (4, "low")
+
+
+def test_a_cloud_of_models_does_not_outvote_a_clear_gain():
+    advice = recommend(criteria(4, 4, peak=0.05), "agreement", [1, 1, 1])
+    assert advice.named == {"accuracy": 4, "gap statistic": 1, "silhouette": 1}
+    assert (advice.k, advice.confidence) == (4, "low")
+
+
+@pytest.mark.parametrize(("stable", "sure"), [(0.81, "high"), (0.79, "low")])
+def test_groups_that_change_with_the_seed_are_never_sure(stable, sure):
+    advice = recommend(criteria(4, 4, stable), "agreement", [4] * 3)
+    assert (advice.k, advice.confidence) == (4, sure)
+    assert ("the seeds agree on the groups by 0.79 only" in advice.reason) == (sure == "low")
+
+
+def test_the_largest_k_that_was_tried_is_not_sure():
+    advice = recommend(criteria(6, 6)[:6], "agreement", [6] * 3)
+    assert (advice.k, advice.confidence) == (6, "medium")
+    assert "no larger K was tried" in advice.reason
+
+
+def test_a_seed_that_counts_otherwise_is_not_sure():
+    advice = recommend(criteria(4, 4), "agreement", [4, 4, 5])
+    assert (advice.k, advice.confidence) == (4, "medium")
+
+
+def test_what_each_criterion_names():
+    rows = criteria(3, 5)
+    assert names(rows, [2, 4, 4]) == {"accuracy": 3, "gap statistic": 4, "silhouette": 5}
+    assert names(rows, [4, 2])["gap statistic"] == 2, "of two the smaller"
+    assert names(rows, []) == {"accuracy": 3, "silhouette": 5}
+    low, high = (names(criteria(3, 5, peak=peak), [3])["silhouette"] for peak in (0.09, 0.11))
+    assert (low, high) == (1, 5)
+    assert confidence(3, rows, {"accuracy": 3}, [])[0] == "low", "one criterion alone"
+
+
+@given(st.integers(2, 8), st.integers(1, 8), st.lists(st.integers(1, 8), min_size=1, max_size=4))
+def test_only_full_agreement_is_sure(scored, near, counted):
+    advice = recommend(criteria(scored, near), "agreement", counted)
+    if advice.confidence == "high":
+        assert {scored, near, *counted} == {advice.k}
+    # Two that agree are not answered with a third number.
+    _, second, third = advice.named.values()
+    if second == third > 1:
+        assert advice.k == second

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
 
+from kinfolk.configs import CONFIGS
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.record import read_rounds
@@ -31,8 +31,7 @@ from kinfolk.papers.reproduction import (
     terminal_table,
 )
 
-ROOT = Path(__file__).parents[2]
-PAPERS = sorted((ROOT / "configs").glob("*/reproduce.toml"))
+PAPERS = sorted(CONFIGS.glob("*/reproduce.toml"))
 
 TINY = """
 title = "A paper"
@@ -114,7 +113,7 @@ def test_fesems_tables_have_every_row_and_a_reason_for_every_difference():
     others = ["NoFed", "FedSGD", "FedAvg", "FedDist", "FedDist+WS", "Robust(TKM)", "FedCluster"]
     others += ["HypoCluster(3)", "FedDANE", "FedProx"]
     ours = ["FeSEM(2)", "FeSEM(3)", "FeSEM(4)", "FeSEM-MA(3)"]
-    tables = {table.name: table for table in load_paper(ROOT / "configs/fesem/reproduce.toml").tables}
+    tables = {table.name: table for table in load_paper(CONFIGS / "fesem/reproduce.toml").tables}
     for name in ("femnist", "celeba"):
         table = tables[name]
         rows = {row.label: row for row in table.rows}

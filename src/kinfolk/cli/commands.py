@@ -66,8 +66,8 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last chec
 @app.command(
     epilog=examples(
         "kinfolk run",
-        "kinfolk run configs/digits.toml --set local.lr=0.05 --out runs/a",
-        "kinfolk run configs/digits.toml --set local.lr=0.05 --out runs/a --resume",
+        "kinfolk run digits --set local.lr=0.05 --out runs/a",
+        "kinfolk run digits --set local.lr=0.05 --out runs/a --resume",
         "torchrun --nproc-per-node 2 -m kinfolk run --set engine.name=distributed --out runs/b",
     )
 )
@@ -106,9 +106,9 @@ def run(
 @app.command(
     epilog=examples(
         "kinfolk compare",
-        "kinfolk compare configs/digits.toml -a local -a fedprox,mu=0.5 --seeds 5 --out runs/mine",
-        'kinfolk compare configs/digits.toml -a fedavg -a "fedavg;local.lr=0.05;local.clip=1"',
-        "kinfolk compare configs/digits.toml --tune -a fedavg -a fesem,k=4",
+        "kinfolk compare digits -a local -a fedprox,mu=0.5 --seeds 5 --out runs/mine",
+        'kinfolk compare digits -a fedavg -a "fedavg;local.lr=0.05;local.clip=1"',
+        "kinfolk compare digits --tune -a fedavg -a fesem,k=4",
     )
 )
 def compare(
@@ -235,17 +235,23 @@ def _show(folder: Path, json_: bool = False, score: str | None = None) -> None:
     print(f"run folder: {folder}\nfigure:     {figure}")
 
 
-@app.command("list", epilog=examples("kinfolk list", "kinfolk list settings"))
+# Lists that are pages of their own.
+LONG = ("configs", "settings")
+
+
+@app.command("list", epilog=examples("kinfolk list", "kinfolk list configs", "kinfolk list settings"))
 def list_(
-    what: Annotated[str | None, typer.Argument(help="algorithms, data, models, settings or all.")] = None,
+    what: Annotated[
+        str | None, typer.Argument(help="algorithms, data, models, configs, settings or all.")
+    ] = None,
     json_: AsJson = False,
 ) -> None:
-    """List algorithms, data, models and settings, one line each."""
+    """List algorithms, data, models, packaged configurations and settings, one line each."""
     rows = _listed()
     if what is not None and what not in (*rows, "all"):
         raise KinfolkError("list", what, near(what, [*rows, "all"]))
-    # The settings are three pages: they come when they are asked for.
-    chosen = {k: v for k, v in rows.items() if what in (k, "all") or (what is None and k != "settings")}
+    # Configurations and settings are pages of their own: they come when they are asked for.
+    chosen = {k: v for k, v in rows.items() if what in (k, "all") or (what is None and k not in LONG)}
     if json_:
         names = ("name", "line", "options")
         print_json({k: [dict(zip(names, row, strict=True)) for row in v] for k, v in chosen.items()})
@@ -264,6 +270,7 @@ def list_(
 def _listed() -> dict[str, list[tuple[str, str, str]]]:
     """(name, what it is, options or default) of everything there is, by kind."""
     from kinfolk.algorithms import ALGORITHMS, options_of, summary_line
+    from kinfolk.configs import config_lines
     from kinfolk.experiment.spec import describe
     from kinfolk.federation.sources import SOURCES
     from kinfolk.learning.models import MODELS
@@ -275,6 +282,7 @@ def _listed() -> dict[str, list[tuple[str, str, str]]]:
         "algorithms": [(n, summary_line(k), options(options_of(k))) for n, k in ALGORITHMS.items()],
         "data": [(n, s.line, "") for n, s in SOURCES.items()],
         "models": [(n, m.line, options(m.options)) for n, m in MODELS.items()],
+        "configs": [(n, line, "") for n, line in config_lines()],
         "settings": [(n, meaning, str(default)) for n, default, meaning in describe()],
     }
 

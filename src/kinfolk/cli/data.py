@@ -46,7 +46,7 @@ def fetch(name: Annotated[str, typer.Argument(help="A name from `kinfolk data li
         print(path)
 
 
-@data.command(epilog=examples("kinfolk data show configs/digits.toml --figure digits.png"))
+@data.command(epilog=examples("kinfolk data show digits --figure digits.png"))
 def show(
     spec: SpecFile = None,
     set_: Sets = None,

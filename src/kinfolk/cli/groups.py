@@ -29,8 +29,8 @@ groups = typer.Typer()
 @groups.command(
     "choose-k",
     epilog=examples(
-        "kinfolk choose-k configs/digits.toml --out runs/how-many",
-        "kinfolk choose-k configs/digits.toml --k 2,3,4 --criterion silhouette --set algorithm.name=ifca",
+        "kinfolk choose-k digits --out runs/how-many",
+        "kinfolk choose-k digits --k 2,3,4 --criterion silhouette --set algorithm.name=ifca",
     ),
 )
 def choose_k(
@@ -42,8 +42,8 @@ def choose_k(
     rounds: Annotated[int, typer.Option("--rounds", help="Rounds of each run.")] = 3,
     seeds: Seeds = "3",
     criterion: Annotated[
-        str, typer.Option("--criterion", help="accuracy, intra_distance or silhouette.")
-    ] = "accuracy",
+        str, typer.Option("--criterion", help="agreement of all, accuracy, intra_distance or silhouette.")
+    ] = "agreement",
     set_: Sets = None,
     folder: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")] = False,

@@ -12,7 +12,10 @@ from rich.console import Console
 from kinfolk.errors import KinfolkError
 
 SpecFile = Annotated[
-    Path | None, typer.Argument(metavar="[SPEC]", help="TOML file; default: built-in rotated digits.")
+    Path | None,
+    typer.Argument(
+        metavar="[SPEC]", help="TOML file, or a name of `list configs`; default: built-in rotated digits."
+    ),
 ]
 Sets = Annotated[
     list[str] | None,

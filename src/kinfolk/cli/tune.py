@@ -31,7 +31,7 @@ Backend = Annotated[
 
 @tuning.command(
     epilog=examples(
-        "kinfolk tune configs/digits.toml -a fedavg -a fesem,k=4 --out runs/tuned",
+        "kinfolk tune digits -a fedavg -a fesem,k=4 --out runs/tuned",
         'kinfolk tune -a fedavg --space "local.lr=0.01,0.03,0.1" --budget 60',
         "kinfolk run runs/tuned/fedavg.toml",
     )

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from kinfolk.algorithms.blocks.warm_start import Points, sketch_for, warm_task
+from kinfolk.algorithms.blocks.warm_start import Points, directions_from, sketch_for, warm_task
 from kinfolk.engines.choose import arithmetic, choose, make
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.memory import Memories
@@ -17,7 +17,7 @@ from kinfolk.learning.batchable import cost, obstacle
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
 from kinfolk.task import Table
-from kinfolk.types import Message, map_leaves
+from kinfolk.types import Message, Tree, map_leaves
 
 
 @contextmanager
@@ -60,8 +60,10 @@ def here(coordinator: Coordinator, message: Message) -> Message:
     return map_leaves(lambda t: t.to(coordinator.engine.device), message)
 
 
-def trained_alike(parts: Parts, epochs: int) -> Tensor:
-    """[clients, P]: what every client makes of the same first model, or sketches where that is too much.
+def trained_alike(parts: Parts, epochs: int, model: Tree | None = None, directions: bool = False) -> Tensor:
+    """[clients, P]: what every client makes of one model, the first if none is given; or sketches of it.
+
+    With `directions` which way each went from that model, at unit length: who has more rows gets farther.
 
     >>> from kinfolk.experiment.build import build_parts
     >>> from kinfolk.experiment.sections import Experiment
@@ -69,17 +71,16 @@ def trained_alike(parts: Parts, epochs: int) -> Tensor:
     24
     """
     learner, clients = parts.learner, parts.federation.clients
-    first = learner.first
+    first = learner.first if model is None else model
     sketch = sketch_for(first, learner.names, len(clients), parts.seed)
     with coordinated(parts, {"train": warm_task(learner, epochs)}) as coordinator:
-        fold = Points(learner.names, sketch)
-        request = Ask("train", clients, here(coordinator, {"model": first}), fold=fold)
+        fold, sent = Points(learner.names, sketch), here(coordinator, {"model": first})
+        request = Ask("train", clients, sent, fold=fold)
         who, _, points = coordinator.perform(request, RoundContext(parts.seed, 0, clients))
     if who != clients:
         lost = len(clients) - len(who)
         raise KinfolkError("local.lr", parts.spec.local.lr, f"{lost} clients diverged; give a smaller one")
-    got: Tensor = points.cpu()
-    return got
+    return directions_from(fold.row(sent["model"]) if directions else None, points).cpu()
 
 
 def middle(centres: Message) -> Message:

@@ -2,8 +2,9 @@
 
 Long, Xie, Shen, Zhou, Wang, Jiang: Multi-center federated learning: clients clustering for better
 personalization. World Wide Web 26, 2023, choose K so; here by validation rows, never by test rows.
-Distances and silhouettes are about models that were trained from one start: models that were trained
-from different centres lie apart whether there are groups or not.
+Silhouettes and the gap statistic are about models that all clients trained from one common model, the one
+that the run with one group ends with: models that were trained from different centres lie apart whether
+there are groups or not, and models trained from a first network differ by their clients' labels.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from kinfolk.clustering.agreement import stability
 from kinfolk.clustering.count import how_many
 from kinfolk.clustering.distances import squared
 from kinfolk.clustering.hierarchy import silhouette
+from kinfolk.clustering.kmeans import kmeans
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.experiment.asking import one_process, trained_alike
 from kinfolk.experiment.budget import head_start
@@ -37,13 +39,14 @@ from kinfolk.federation.federation import Federation, Maker, Split, pack
 from kinfolk.federation.partition.holdout import hold_out
 from kinfolk.federation.sources import build
 from kinfolk.streams import Seed
+from kinfolk.types import Tree
 
 # Fraction of the training rows that is held out where a spec has no validation rows.
 HELD = 0.2
-# Epochs from the common start before distances are taken, as FeSEM's own start has.
+# Epochs from the common model before distances are taken, as FeSEM's own start has.
 WARM = 5
-# Groups on which seeds agree less than this are no settled ones: rounds were too few, or there are none.
-SETTLED = 0.8
+# Starts of k-means; the best counts.
+RESTARTS = 20
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Trial:
     clients: int = 100
     rounds: int = 3
     seeds: Seeds = 3
-    criterion: str = "accuracy"
+    criterion: str = "agreement"
 
     def __post_init__(self) -> None:
         at_least("sample", self.clients, 1)
@@ -101,10 +104,11 @@ def choose_k(
         where = folder / "runs" / f"k{k}-seed{number}"
         runs[k].append(_run(one, where, sample, network, resume, watch(k, number)))
         _told(trial.criterion, spec.algorithm.name, runs[k][-1])
-    looks = [_look(one, sample, network, ks[-1]) for one in specs[1]]
+    looks = [_look(one, sample, network, ks, ran.common) for one, ran in zip(specs[1], runs[1], strict=True)]
     rows = [_row(k, runs[k], looks, seed) for k in ks]
+    late = _late([one for k in ks[1:] for one in runs[k]], trial)
     facts = {
-        **_answer(rows, trial, [look.counted for look in looks], runs[1][0].score, notes),
+        **_answer(rows, trial, [look.counted for look in looks], runs[1][0].score, notes, late),
         "algorithm": spec.algorithm.name,
         "federation": whole.name,
         "clients": len(sample.clients),
@@ -134,22 +138,32 @@ def _told(criterion: str, algorithm: str, ran: _Ran) -> None:
 
 
 def _answer(
-    rows: Sequence[Row], trial: Trial, counted: list[int], score: str, notes: list[str]
+    rows: Sequence[Row], trial: Trial, counted: list[int], score: str, notes: list[str], late: list[str]
 ) -> dict[str, Any]:
-    advice = recommend(rows, trial.criterion, counted, score)
-    chosen = next(row for row in rows if row.k == advice.k)
-    if chosen.stability < SETTLED:
-        told = f"the seeds agree on these groups by {chosen.stability:.2f} only: try more rounds"
-        notes = [*notes, told]
+    advice = recommend(rows, trial.criterion, counted, score, bool(late))
     return {
         "recommended": advice.k,
+        "confidence": advice.confidence,
         "reason": advice.reason,
+        "named": dict(advice.named),
         "criterion": trial.criterion,
         "score": score,
         "counted": counted,
         "rows": [as_facts(row, rows[0]) for row in rows],
-        "notes": notes,
+        "notes": notes + late,
     }
+
+
+def _late(runs: Sequence[_Ran], trial: Trial) -> list[str]:
+    """A note where clients shared one model for longer than planned, so that groups had fewer rounds."""
+    left = min((one.grouped for one in runs), default=trial.rounds)
+    if left >= trial.rounds:
+        return []
+    more = trial.rounds + trial.rounds - max(left, 0)
+    return [
+        f"the loss was on its plateau for longer than planned: groups trained for {max(left, 0)} of "
+        f"{trial.rounds} rounds; give --rounds {more} or more"
+    ]
 
 
 def check_algorithm(name: str) -> None:
@@ -290,6 +304,8 @@ class _Ran:
     values: list[float]  # by client, larger is better
     groups: list[int]  # by client
     spread: float | None
+    grouped: int  # rounds after those in which all clients shared one model
+    common: Tree | None = None  # of one group: its model
 
 
 def _run(
@@ -309,29 +325,43 @@ def _run(
         (frame["round"] == result.rounds) & (frame["model"] == main) & (frame["score"] == score)
     ].set_index("client")["value"]
     values = [sign * float(last.get(who, math.nan)) for who in federation.clients]
-    info = read_rounds(folder)[-1].get("info") or {}
-    spread = info.get("spread")
+    told = [line.get("info") or {} for line in read_rounds(folder) if line["round"] > 0]
+    spread = told[-1].get("spread")
     found = algorithm.groups(result.state).tolist()
-    return _Ran(score, values, found, None if spread is None else float(spread))
+    # Rounds that tell how far the common model has come are those in which it is everybody's.
+    grouped = sum("blind" not in info for info in told) if common_rounds(spec) else result.rounds
+    centres = getattr(result.state, "centres", None) if spec.algorithm.options["k"] == 1 else None
+    common = None if centres is None else {name: t[0] for name, t in centres.items()}
+    return _Ran(score, values, found, None if spread is None else float(spread), grouped, common)
 
 
 @dataclass(frozen=True)
 class _Look:
-    """The clients as points: what each makes of the same first model."""
+    """The clients as points: which way each goes from the same common model."""
 
-    distances: Tensor  # [clients, clients]
+    silhouettes: Mapping[int, float]  # of k-means, by K
     counted: int  # groups by the gap statistic
 
 
-def _look(spec: Experiment, federation: Federation, network: Network | None, most: int) -> _Look:
+def _look(
+    spec: Experiment, federation: Federation, network: Network | None, ks: Sequence[int], common: Tree | None
+) -> _Look:
     parts = build_parts(spec, federation, network)
-    points = trained_alike(parts, WARM)
-    return _Look(squared(points).sqrt(), how_many(points, most, parts.seed))
+    first = parts.learner.first
+    if common is not None and {n: t.shape for n, t in common.items()} != {
+        n: t.shape for n, t in first.items()
+    }:
+        common = None  # matched averaging may have widened it
+    points = trained_alike(parts, WARM, common, directions=True)
+    apart = squared(points).sqrt()
+    found = {k: kmeans(points, k, parts.seed, RESTARTS, start="plusplus").labels for k in ks}
+    near = {k: silhouette(apart, labels) for k, labels in found.items()}
+    return _Look(near, how_many(points, ks[-1], parts.seed))
 
 
 def _row(k: int, runs: Sequence[_Ran], looks: Sequence[_Look], seed: Seed) -> Row:
     groups = [torch.tensor(one.groups) for one in runs]
-    near = [silhouette(look.distances, g) for look, g in zip(looks, groups, strict=True)]
+    near = [look.silhouettes[k] for look in looks]
     spreads = tuple(one.spread for one in runs if one.spread is not None)
     scores = np.array([one.values for one in runs])
     steady, by_chance = math.nan, math.nan

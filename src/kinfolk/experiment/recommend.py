@@ -1,11 +1,17 @@
-"""From what was measured for every number of groups to one answer, which may be "one group"."""
+"""From what was measured for every number of groups to one answer, which may be "one group".
+
+Three criteria name a number each: the score on validation rows, a gap statistic and the silhouette, both
+among models that clients trained from one start. The answer is the number that two of them name, if seeds
+agree on its groups and it does not cost score; how sure it is follows from how far they agree.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +21,12 @@ from kinfolk.clustering.count import elbow
 from kinfolk.errors import KinfolkError, near
 from kinfolk.streams import Seed
 
-CRITERIA = ("accuracy", "intra_distance", "silhouette")
+CRITERIA = ("agreement", "accuracy", "intra_distance", "silhouette")
+# Groups on which seeds agree less than this are not settled: rounds were too few, or there are none.
+SETTLED = 0.8
+# Below this the highest silhouette names no groups: clients without any have up to 0.08 on rotated digits
+# and with strong label skew up to 0.1; four rotations have 0.26.
+LEAST_SILHOUETTE = 0.1
 Floats = NDArray[np.float64]
 
 
@@ -56,6 +67,8 @@ class Advice:
 
     k: int
     reason: str
+    confidence: str = ""  # "high", "medium" or "low"
+    named: Mapping[str, int] = field(default_factory=dict)  # the number that each criterion names
 
 
 def gain(row: Row, over: Row) -> Gain:
@@ -113,18 +126,111 @@ def rand(one: NDArray[np.int64], other: NDArray[np.int64]) -> Floats:
     return np.where(same, 1.0, (index - expected) / np.where(same, 1.0, most - expected))
 
 
-def recommend(rows: Sequence[Row], criterion: str, counted: Sequence[int], score: str = "accuracy") -> Advice:
-    """One number of groups, by validation rows, by distances or by silhouettes.
+def recommend(
+    rows: Sequence[Row], criterion: str, counted: Sequence[int], score: str = "accuracy", late: bool = False
+) -> Advice:
+    """One number of groups, by the agreement of all criteria or by one of them, and how sure that is.
 
     `counted` is what a gap statistic counts among models that were trained from one start, seed by seed.
+    `late` says that groups trained for fewer rounds than planned: then nothing is sure.
 
-    >>> one, two = (Row(k, np.full((3, 4), v)) for k, v in ((1, 0.6), (2, 0.8)))
-    >>> recommend([one, two], "accuracy", []).k, recommend([one, one], "accuracy", []).k
-    (2, 1)
+    >>> one, two = (Row(k, np.full((3, 4), v), (s,) * 3) for k, v, s in ((1, 0.6, 0.0), (2, 0.8, 0.3)))
+    >>> advice = recommend([one, two, Row(3, one.scores, one.silhouette)], "agreement", [2, 2, 2])
+    >>> advice.k, advice.confidence
+    (2, 'high')
     """
     check_criterion(criterion)
-    if criterion == "accuracy":
-        return _by_score(rows, score)
+    named = names(rows, counted, score)
+    if criterion == "agreement":
+        advice = _by_agreement(rows, named, score)
+    elif criterion == "accuracy":
+        advice = _by_score(rows, score)
+    else:
+        advice = _by_models(rows, criterion, counted)
+    sure, why = confidence(advice.k, rows, named, counted)
+    if late:
+        sure, why = "low", "groups had too few rounds"
+    return Advice(advice.k, f"{advice.reason} Confidence: {sure} ({why}).", sure, named)
+
+
+def names(rows: Sequence[Row], counted: Sequence[int], score: str = "accuracy") -> dict[str, int]:
+    """The number of groups that each criterion names by itself; one that was not measured is left out.
+
+    Score: the smallest K within a standard error of the best, of those that are clearly better than one
+    group and not found by chance. Gap statistic: the number counted by most seeds, the smaller of two.
+    Silhouette: the K with the highest, and one group where that is below LEAST_SILHOUETTE.
+
+    >>> one, two = (Row(k, np.full((3, 4), v), (s,)) for k, v, s in ((1, 0.6, 0.0), (2, 0.8, 0.05)))
+    >>> names([one, two], [2, 2, 1])
+    {'accuracy': 2, 'gap statistic': 2, 'silhouette': 1}
+    """
+    found = {score: _by_score(rows, score).k}
+    if counted:
+        often = Counter(counted)
+        found["gap statistic"] = min(often, key=lambda k: (-often[k], k))
+    tried = [row for row in rows if row.k > 1 and row.silhouette]
+    if tried:
+        best = max(tried, key=_silhouette)
+        found["silhouette"] = best.k if _silhouette(best) >= LEAST_SILHOUETTE else 1
+    return found
+
+
+def confidence(
+    k: int, rows: Sequence[Row], named: Mapping[str, int], counted: Sequence[int]
+) -> tuple[str, str]:
+    """("high", "medium" or "low", why): how far criteria and seeds agree on an answer.
+
+    High: every criterion names it, the gap statistic with every seed, seeds agree on its groups (by SETTLED
+    or more), and a larger K was tried. Medium: two criteria name it, the third agrees on whether there are
+    groups at all, and seeds agree. Low: anything else.
+
+    >>> rows = [Row(k, np.ones((1, 1))) for k in (1, 2)]
+    >>> confidence(2, rows, {"accuracy": 2, "silhouette": 3}, [])
+    ('low', 'accuracy 2, silhouette 3')
+    """
+    told = ", ".join(f"{name} {number}" for name, number in named.items())
+    row = next(row for row in rows if row.k == k)
+    agree = sum(number == k for number in named.values())
+    loose = row.stability < SETTLED
+    if loose:
+        told += f"; the seeds agree on the groups by {row.stability:.2f} only"
+    if agree < 2 or loose or any((number > 1) != (k > 1) for number in named.values()):
+        return "low", told
+    if agree == len(named) == 3 and all(one == k for one in counted):
+        if k == 1 or k < max(one.k for one in rows):
+            return "high", "all criteria name it"
+        return "medium", "all criteria name it, but no larger K was tried"
+    if agree == len(named):
+        return "medium", f"{told}; not every seed counts {k}"
+    return "medium", told
+
+
+def _by_agreement(rows: Sequence[Row], named: Mapping[str, int], score: str) -> Advice:
+    """What two criteria name, unless the score speaks clearly against it; else what the score names.
+
+    Against a number of groups speaks that it is clearly worse than what the score names, unless it is still
+    clearly better than one group: short runs favour few groups, since each then has more clients.
+    """
+    by_score, tried = _by_score(rows, score), {row.k: row for row in rows}
+    often = Counter(k for name, k in named.items() if name != score)
+    other, votes = max(often.items(), key=lambda pair: pair[1], default=(by_score.k, 0))
+    if votes < 2 or other == by_score.k or other not in tried:
+        return by_score
+    row, mine = tried[other], tried[by_score.k]
+    if gain(mine, row).clear and not gain(row, rows[0]).clear:
+        return by_score
+    models = "one cloud" if other == 1 else f"{other} clusters"
+    against = "one group" if mine.k == 1 else f"K = {mine.k}"
+    return Advice(
+        other,
+        f"{'One group' if other == 1 else f'{other} groups'}: the clients' models lie in {models} "
+        f"(gap statistic and silhouette); {_told(row, mine, score)} on validation rows against "
+        f"{against}{_steady(row)}.",
+    )
+
+
+def _by_models(rows: Sequence[Row], criterion: str, counted: Sequence[int]) -> Advice:
+    """By silhouettes or distances, once a gap statistic has found more than one cluster."""
     if not any(row.k > 1 for row in rows):
         return Advice(1, "One group: no other number was tried.")
     if sum(k > 1 for k in counted) * 2 <= len(counted):
@@ -180,9 +286,13 @@ def _by_score(rows: Sequence[Row], score: str) -> Advice:
     )
 
 
+def _silhouette(row: Row) -> float:
+    return float(np.mean(row.silhouette))
+
+
 def _by_silhouette(firm: Sequence[Row]) -> Advice:
-    best = max(firm, key=lambda row: float(np.mean(row.silhouette)))
-    value = float(np.mean(best.silhouette))
+    best = max(firm, key=_silhouette)
+    value = _silhouette(best)
     return Advice(best.k, f"{best.k} groups: the highest silhouette ({value:.2f}){_steady(best)}.")
 
 

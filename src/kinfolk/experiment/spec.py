@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from kinfolk.algorithms.options import flat_options
+from kinfolk.configs import find_config, hint
 from kinfolk.engines.choose import engine_names
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError, near
@@ -66,15 +67,17 @@ Tables = dict[str, dict[str, Any]]
 
 
 def load(path: str | Path) -> Experiment:
-    """Read an experiment file; whatever is wrong with it is one line that says how to mend it.
+    """Read an experiment file, or a packaged one by its name; each error is one line with a remedy.
 
     A file may begin with `extends = "other.toml"`, a file beside it, and then say only what differs.
 
-    >>> load("nowhere.toml")
+    >>> load("digits").data.groups
+    4
+    >>> load("digitz.toml")
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: spec = 'nowhere.toml': no such file
+    kinfolk.errors.KinfolkError: spec = 'digitz.toml': no such file; did you mean 'digits'?
     """
-    return _build(_extended(Path(path), ()))
+    return _build(_extended(find_config(path), ()))
 
 
 def _extended(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
@@ -111,7 +114,7 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except FileNotFoundError as error:
-        raise KinfolkError("spec", str(path), "no such file") from error
+        raise KinfolkError("spec", str(path), f"no such file; {hint(str(path))}") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise KinfolkError("spec", str(path), f"cannot be read ({error})") from error
     if len(data) > MOST_BYTES:

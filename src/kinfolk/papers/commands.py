@@ -20,6 +20,7 @@ from kinfolk.cli.shared import (
     read_seeds,
     read_spec,
 )
+from kinfolk.configs import find_paper
 from kinfolk.errors import KinfolkError
 
 REPRODUCE_EXAMPLES = examples(
@@ -38,9 +39,6 @@ def reproduce(
     seeds: Seeds = "3",
     set_: Sets = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Folder; what is there goes on.")] = None,
-    configs: Annotated[Path, typer.Option("--configs", help="Where the papers' files lie.")] = Path(
-        "configs"
-    ),
     show: Annotated[bool, typer.Option("--show", help="Run nothing; show what is in the folder.")] = False,
     json_: AsJson = False,
 ) -> None:
@@ -50,11 +48,7 @@ def reproduce(
     from kinfolk.papers.reproduce import rounds_of
     from kinfolk.progress import telling
 
-    path = Path(paper) if paper.endswith(".toml") else configs / paper / "reproduce.toml"
-    if not path.is_file():
-        known = sorted(p.parent.name for p in configs.glob("*/reproduce.toml"))
-        remedy = f"known here: {', '.join(known)}" if known else "run it in a clone, or give --configs"
-        raise KinfolkError("paper", paper, f"there is no {path}; {remedy}")
+    path = find_paper(paper)
     wanted = load_paper(path).only(table or [])
     where = folder or Path("runs") / f"reproduce-{path.parent.name}{'-small' if small else ''}"
     numbers = read_seeds(seeds)
@@ -144,8 +138,8 @@ def pseudo(
 
 
 TRUST_EXAMPLES = examples(
-    "kinfolk trust configs/digits.toml --out runs/trust",
-    "kinfolk trust configs/digits.toml --direct 2 --set algorithm.name=slfed_similar",
+    "kinfolk trust digits --out runs/trust",
+    "kinfolk trust digits --direct 2 --set algorithm.name=slfed_similar",
 )
 
 

@@ -29,10 +29,10 @@ def choice_table(facts: Facts) -> tuple[Table, list[str]]:
     >>> choice_table(facts)[1][-1]
     'One group.'
     """
-    score, table = facts["score"], Table(box=None, padding=(0, 2, 0, 0))
+    score, table = facts["score"], Table(box=None, padding=(0, 1, 0, 0))
     distances = any(row["spread"] for row in facts["rows"])
-    columns = ["K", f"validation {score}", "vs one group", "distance to centre"]
-    columns = [*columns[: 4 if distances else 3], "silhouette", "stability", "by chance"]
+    columns = ["K", f"validation\n{score}", "vs one\ngroup", "distance\nto centre"]
+    columns = [*columns[: 4 if distances else 3], "silhouette", "stability", "by\nchance"]
     for column in columns:
         table.add_column(column, justify="right")
     for row in facts["rows"]:
@@ -53,8 +53,8 @@ def _notes(facts: Facts) -> list[str]:
         f"{facts['algorithm']}, {facts['clients']} of {facts['of']} clients, {facts['rounds']} rounds, "
         f"seeds {', '.join(map(str, facts['seeds']))}; ±: sample standard deviation over seeds; "
         "=: within two standard errors.",
-        "Silhouette: of the groups among models trained from one start; a gap statistic counts "
-        f"{counted} groups there (seed by seed).",
+        "Silhouette: of k-means among the models that clients train from one common model; a gap "
+        f"statistic counts {counted} groups there (seed by seed).",
         "Stability: adjusted Rand index between seeds; by chance: 95 of 100 shuffles stay below.",
     ]
 
@@ -120,7 +120,7 @@ def _dress(axes: Axes, facts: Facts) -> None:
 
 
 def _wrapped(text: str) -> str:
-    return "\n".join(textwrap.wrap(text.replace("$", r"\$"), 150))
+    return "\n".join(textwrap.wrap(text.replace("$", r"\$"), 130))
 
 
 def _number(facts: Facts, key: str) -> float:

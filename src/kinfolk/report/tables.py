@@ -16,6 +16,7 @@ from rich.text import Text
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import plain
 from kinfolk.report.against import against_best, last_scores, mark, marks_told, pair_notes
+from kinfolk.report.convergence import convergence_note
 from kinfolk.report.diverged import divergences, has_diverged
 from kinfolk.report.groups import doubtful, named, switches
 from kinfolk.report.read import (
@@ -157,7 +158,8 @@ def comparison_table(
         name = Text(row["algorithm"], style="bold" if place == 0 and not row["diverged"] else "")
         table.add_row(name, Text(row["model"]), *map(Text, cells))
     table.caption = _caption(over, frame)
-    return table, _notes(runs, frame)
+    settled = convergence_note(runs, score)
+    return table, [*([settled] if settled else []), *_notes(runs, frame)]
 
 
 def _costs(row: Mapping[str, Any]) -> list[str]:

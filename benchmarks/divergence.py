@@ -35,7 +35,7 @@ from kinfolk.script import Ask
 from kinfolk.streams import Seed
 from kinfolk.types import Stack
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[1] / "src" / "kinfolk" / "configs"
 SMALL = ("data.clients=12", "data.rows=30", "model.hidden=[16]", "local.epochs=1")
 
 

@@ -86,12 +86,14 @@ def test_group_commands_run_and_print_what_is_shown(typed, python):
     (example,) = blocks("docs/groups.md", "python")
     python(example)
     shown = blocks("docs/groups.md", "text")
-    choose, train, place = commands("docs/groups.md")
+    choose, train, place, *members = commands("docs/groups.md")
     printed = typed(f"{choose} --k 2 --rounds 1 --seeds 1")
     assert printed.splitlines()[0].split() == shown[0].splitlines()[0].split()
     typed(train)
     groups = [[row.split()[i] for i in (0, 2)] for row in shown[-1].splitlines()[2:10]]
     assert [[row.split()[i] for i in (0, 2)] for row in typed(place).splitlines()[2:10]] == groups
+    for command in members:
+        typed(command)
 
 
 def test_commands_that_take_models_home_run_one_after_another(typed, python):

@@ -41,6 +41,7 @@ def test_list_leads_to_the_settings(kinfolk):
     assert "fedavg_tuned" in out
     assert set(json.loads(kinfolk("list", "all", "--json")[1])) == {
         "algorithms",
+        "configs",
         "data",
         "models",
         "settings",

@@ -128,9 +128,9 @@ def _among(option: str, names: Sequence[str], known: Sequence[str]) -> tuple[str
 def load_paper(path: Path) -> Paper:
     """Read a paper's file; what is wrong with it is one line.
 
-    >>> load_paper(Path("nowhere.toml"))
+    >>> load_paper(Path("nowhere.toml"))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: spec = 'nowhere.toml': no such file
+    kinfolk.errors.KinfolkError: spec = 'nowhere.toml': no such file; ...
     """
     held, where = read_toml(path), f"{path.name}: table"
     tables = [

@@ -29,7 +29,7 @@ NETWORKS = {
     "celeba": (lambda: CelebaCNN(12), (3, 12, 12)),
     "tiny": (lambda: TinyCNN(norm="bn"), (1, 8, 8)),
     "row norm": (lambda: exchange_layers(TinyCNN(norm="bn"), without_padding), (1, 8, 8)),
-    "logistic": (lambda: Logistic(4, 3), (4,)),
+    "logistic": (lambda: Logistic(inputs=4, outputs=3), (4,)),
     "linear": (lambda: nn.Linear(4, 3), (4,)),
 }
 

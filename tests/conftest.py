@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import settings
 from kinfolk.__main__ import main
 
 torch.set_num_threads(1)
+# A shell starts what runs in its background with Ctrl-C ignored, and tests of stopping would hear nothing.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # A change lands or not by its own faults: the examples are the same in every run of the suite. For new ones:
 # pytest --hypothesis-profile=explore
 settings.register_profile("steady", deadline=None, derandomize=True)

@@ -141,7 +141,9 @@ class Running:
         self.records, self.health = Records(folder), divergence.Health.of(parts)
         self.asked = parts  # as the spec has it; after a rollback, `parts` have a smaller rate
         self.status = ""
-        self.stop = Stop(patient=link is not None)
+        # Other ranks are in the middle of a round; and an exception inside autograd's own calls of Python, which
+        # `batched` makes, may abort the process.
+        self.stop = Stop(patient=link is not None or choice.engine.name == "batched")
         self.memories = make_memories(parts, choice.device, folder)
         engine = make(choice.engine, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)

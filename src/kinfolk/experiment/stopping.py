@@ -39,7 +39,7 @@ class Stopped(KeyboardInterrupt):
 class Stop:
     """Hears SIGINT and SIGTERM for one run: the first asks it to stop, the second ends it at once.
 
-    `patient`: the round in progress is finished first, since other ranks are in the middle of it too.
+    `patient`: the round in progress is finished first.
     """
 
     def __init__(self, patient: bool = False) -> None:

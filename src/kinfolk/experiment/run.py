@@ -141,8 +141,8 @@ class Running:
         self.records, self.health = Records(folder), divergence.Health.of(parts)
         self.asked = parts  # as the spec has it; after a rollback, `parts` have a smaller rate
         self.status = ""
-        # Other ranks are in the middle of a round; and an exception inside autograd's own calls of Python, which
-        # `batched` makes, may abort the process.
+        # Other ranks are in the middle of a round; and an exception inside Python code that autograd calls, as
+        # with `batched`, may abort the process.
         self.stop = Stop(patient=link is not None or choice.engine.name == "batched")
         self.memories = make_memories(parts, choice.device, folder)
         engine = make(choice.engine, parts.federation, table_of(parts), self.memories)

@@ -141,7 +141,7 @@ class Running:
         self.records, self.health = Records(folder), divergence.Health.of(parts)
         self.asked = parts  # as the spec has it; after a rollback, `parts` have a smaller rate
         self.status = ""
-        # Other ranks are in the middle of a round; and an exception inside Python code that autograd calls, as
+        # Other ranks are in the middle of a round; and an exception in Python code that autograd calls, as
         # with `batched`, may abort the process.
         self.stop = Stop(patient=link is not None or choice.engine.name == "batched")
         self.memories = make_memories(parts, choice.device, folder)

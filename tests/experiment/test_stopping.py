@@ -9,6 +9,7 @@ import threading
 import pytest
 from small_runs import assert_same_end, go, saved
 
+from kinfolk.engines.batched import Batched
 from kinfolk.engines.loop import Loop
 from kinfolk.experiment.record import read_audit, read_rounds
 from kinfolk.experiment.stopping import Stop, Stopped
@@ -132,3 +133,24 @@ def test_a_run_in_another_thread_runs(tmp_path):
     other.start()
     other.join()
     assert status(tmp_path / "r") == ("finished", 3)
+
+
+def test_a_batched_round_is_finished_before_a_stop(tmp_path, monkeypatch):
+    """An exception inside Python code that autograd calls may abort the process."""
+    replies, sent = Batched.replies, []
+
+    def telling(self, request, context):
+        for chunk in replies(self, request, context):
+            if request.task == "update" and context.round == 2 and not sent:
+                sent.append(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+            yield chunk
+
+    monkeypatch.setattr(Batched, "replies", telling)
+    words = (*EVERY, "engine.name=batched")
+    with pytest.raises(Stopped, match="stopped at round 3"):
+        go(tmp_path / "r", *words)
+    assert status(tmp_path / "r") == ("stopped", 3)
+    go(tmp_path / "r", *words, resume=True)
+    go(tmp_path / "whole", *words)
+    assert_same_end(tmp_path / "r", tmp_path / "whole")

@@ -15,7 +15,7 @@ from small_runs import equal, go, saved
 
 from kinfolk.algorithms import ALGORITHMS
 from kinfolk.contract import toy
-from kinfolk.contract.compare import ENGINE_TOLERANCE, outcome_difference
+from kinfolk.contract.compare import ENGINE_TOLERANCE, outcome_difference, state_difference
 from kinfolk.contract.toy import Outcome
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.choose import arithmetic
@@ -25,6 +25,7 @@ from kinfolk.engines.fast.lanes import lanes_on
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
 from kinfolk.experiment.record import read_scores
+from kinfolk.experiment.state import from_message, to_message
 from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.sources import DataSpec, build
 from kinfolk.learning import recording
@@ -311,3 +312,25 @@ def test_a_resumed_run_keeps_its_kernels_and_bits(tmp_path: Path, monkeypatch: p
     (_, tensors, _), (_, wanted, _) = saved(broken), saved(whole)
     assert all(equal(tensors[entry], wanted[entry]) for entry in wanted)
     assert read_scores(broken).equals(read_scores(whole))
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_a_state_restored_to_the_device_goes_on_as_before(name: str) -> None:
+    """A checkpoint brings every tensor of a state to the device, also those that rounds keep on the host."""
+    if name.startswith("slfed"):
+        pytest.importorskip("cryptography")
+    federation, device = toy.ragged(), torch.device("cuda")
+    algorithm = ALGORITHMS[name](toy.learner("mlp", federation))
+
+    def ends(restored: bool) -> Any:
+        with toy.coordinated(algorithm, federation, "batched", device=device) as coordinator:
+            first = {n: t.to(device) for n, t in toy.first_model(algorithm).items()}
+            state = algorithm.init(first, federation.clients, Seed(0))
+            for number in range(4):
+                if restored:
+                    state = from_message(state, *to_message(state), device)
+                context = RoundContext(Seed(0), number, federation.clients)
+                state = toy.play_one(algorithm, state, federation.clients, coordinator, context)
+        return state
+
+    assert state_difference(ends(True), ends(False), ENGINE_TOLERANCE) == ""

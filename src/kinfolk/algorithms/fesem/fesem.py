@@ -98,7 +98,8 @@ class FeSEM:
         idle = torch.where(member.bincount(minlength=self.k) > 0, 0, state.idle.cpu() + 1)
         centres, moved = self._reseed(found, idle)
         drift = abs(found.spread - state.spread)
-        stable = torch.equal(member, state.member) and drift <= STABLE * state.spread
+        # A state that was restored may lie on the device.
+        stable = torch.equal(member, state.member.to(member)) and drift <= STABLE * state.spread
         new = replace(
             state, centres=centres, member=member, idle=torch.where(moved, 0, idle), spread=found.spread,
             margin=state.margins(found.margin),

@@ -13,7 +13,7 @@ import torch
 from fast_learner import Learner
 from small_runs import equal, go, saved
 
-from kinfolk.algorithms import ALGORITHMS
+from kinfolk.algorithms import ALGORITHMS, build_algorithm
 from kinfolk.contract import toy
 from kinfolk.contract.compare import ENGINE_TOLERANCE, outcome_difference, state_difference
 from kinfolk.contract.toy import Outcome
@@ -44,6 +44,12 @@ pytestmark = [
 ]
 
 
+# By the direction of updates the toy's clients are all about equally far apart, and rounding decides who
+# joins whom: a change of 1e-7 in the first weights gives other groups, on a CPU too. Whole models are clearly
+# apart.
+CLEAR = {name: {"start.on": "models"} for name in ("fesem", "fesem_ma")}
+
+
 @pytest.mark.parametrize("network", ["lenet", "tiny_cnn"])
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_cuda_agrees_with_the_reference(name: str, network: str, request: pytest.FixtureRequest) -> None:
@@ -53,19 +59,20 @@ def test_cuda_agrees_with_the_reference(name: str, network: str, request: pytest
         # Seen on an H200: images are numbers rounded to bytes, and some come out one grey level apart.
         request.applymarker(pytest.mark.xfail(reason="a GAN's images differ by a grey level", strict=False))
     federation = toy.images28() if network == "lenet" else toy.ragged()
-    algorithm = ALGORITHMS[name](toy.learner(network, federation))
+    algorithm = build_algorithm(name, toy.learner(network, federation), CLEAR.get(name, {}))
     reference = toy.play_rounds(algorithm, federation, "loop")
     for engine in ("loop", "batched"):
         got = toy.play_rounds(algorithm, federation, engine, device=torch.device("cuda"))
         assert outcome_difference(got, reference, ENGINE_TOLERANCE) == "", engine
 
 
-@pytest.mark.parametrize("optimiser", [SGD(), SGD(0.9, 1e-3), Adam(eps=1e-2)], ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("optimiser", [SGD(), SGD(0.9, 1e-3), Adam(eps=1.0)], ids=lambda o: type(o).__name__)
 @pytest.mark.parametrize("network", ["mlp", "lenet", "tiny_cnn", "tiny_cnn, changed rows"])
 def test_a_recorded_pass_is_the_pass(network: str, optimiser: object) -> None:
     """Clients of unequal size, so that steps with padding and with idle clients are recorded too.
 
     Adam with a large eps: with its own, the sign of a gradient that is zero but for rounding moves a weight.
+    At 0.01 a change of 1e-7 in the first weights still becomes 1e-2 of a convolution's, at 1 it stays 2e-6.
     """
     network, _, changed = network.partition(",")
     plan = Plan(8, epochs=2, augment=FlipCrop(2) if changed else None)
@@ -106,7 +113,7 @@ def test_a_recorded_pass_is_the_pass(network: str, optimiser: object) -> None:
 def test_lanes_give_what_one_lane_gives(name: str) -> None:
     """With memories, folds in chunks and several tasks a round."""
     federation, device = toy.ragged(), torch.device("cuda")
-    algorithm = ALGORITHMS[name](toy.learner("tiny_cnn", federation))
+    algorithm = build_algorithm(name, toy.learner("tiny_cnn", federation), CLEAR.get(name, {}))
 
     def in_lanes(count: int) -> Outcome:
         def change(engine: Engine) -> Engine:
@@ -119,7 +126,6 @@ def test_lanes_give_what_one_lane_gives(name: str) -> None:
     one = in_lanes(1)
     for _ in range(3):
         assert outcome_difference(in_lanes(3), one, 0) == "", "not a bit"
-    # Seen to fail for fesem on an H200, before clients were computed without vmap; the cause is not known.
     together = toy.play_rounds(algorithm, federation, "batched", device=device)
     assert outcome_difference(one, together, ENGINE_TOLERANCE) == "", "one client a call or three"
 

@@ -297,9 +297,19 @@ def shown(value: float, score: str, deviation: float = math.nan, unit: bool = Fa
         decimals = 2 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
         text = [f"{part:.{decimals}f}" for part in (value, deviation)]
     else:
-        text = [f"{value:.2e}", f"{deviation:.0e}"]
+        text = [power(value, 2), power(deviation, 0)]
     mean = f"{text[0]}%" if unit and about(score).percent else text[0]
     return mean if math.isnan(deviation) else f"{mean} ± {text[1]}"
+
+
+def power(value: float, decimals: int, sign: str = "") -> str:
+    """A number that is very large or small, in few letters.
+
+    >>> power(1.5e9, 2), power(2e-7, 0), power(3e12, 1, "+"), power(math.inf, 2)
+    ('1.50e9', '2e-7', '+3.0e12', 'inf')
+    """
+    digits, e, exponent = f"{value:{sign}.{decimals}e}".partition("e")
+    return f"{digits}e{int(exponent)}" if e else digits
 
 
 def human_bytes(count: float) -> str:

@@ -71,7 +71,7 @@ def test_files_that_will_not_do_are_refused(table_run, tmp_path):
     for data, told in (
         ("nowhere.csv", "DATA = 'nowhere.csv': there is no such file or folder"),
         ("wide.npz", "x = [2, 5]: give rows of shape [rows, 2]"),
-        ("empty", "the run was not trained on images from files"),
+        ("empty", "DATA = 'empty': is a folder; name one table (.csv, .parquet) or .npz file"),
         ("run/spec.toml", "is of no known kind"),
     ):
         code, _, err = table_run("predict", "run", data)
@@ -88,10 +88,43 @@ def test_export_writes_files_and_tells_them(table_run, tmp_path):
         "README.md", "model.json", "model.safetensors"
     ]  # fmt: skip
     assert json.loads((tmp_path / "mine" / "model.json").read_text())["feature_names"] == ["age", "size"]
+    card = (tmp_path / "mine" / "README.md").read_text()
+    assert "Linear(in_features=2, out_features=2" in card, "what to build, for who has PyTorch alone"
+    assert "--format torch" in card
     code, _, err = table_run("export", "run", "--all", "--client", "ann", "--out", "more")
     assert (code, "leave --client and --group out" in err) == (2, True)
     code, _, err = table_run("export", "run", "--group", "1", "--out", "more")
     assert (code, "fedavg has no groups; name a client" in err) == (2, True)
+
+
+def test_a_comparison_is_no_run_but_names_its_runs(kinfolk, tmp_path):
+    write_table(tmp_path / "all.csv")
+    words = (
+        "all.csv",
+        "--set",
+        "data.client_column=who",
+        "--set",
+        "model.name=logistic",
+        "--set",
+        "run.rounds=1",
+    )
+    code, _, err = kinfolk("compare", *words, "-a", "local", "-a", "fedavg", "--seeds", "1", "--out", "both")
+    assert code == 0, err
+    for command in (("export", "both", "--out", "m"), ("predict", "both", "all.csv")):
+        code, out, err = kinfolk(*command)
+        assert (code, out) == (2, "")
+        told = "error: run = 'both': holds several runs; name one of them: fedavg-seed0, local-seed0"
+        assert err.strip() == told
+    for command in (("export", "both/local-seed0", "--out", "m"), ("predict", "both/local-seed0", "all.csv")):
+        code, out, err = kinfolk(*command)
+        assert (code, out) == (2, "")
+        assert (
+            err.strip()
+            == "error: --client: clients of local have models of their own; say whose: --client NAME"
+        )
+    assert not (tmp_path / "m").exists()
+    code, _, err = kinfolk("predict", "both/local-seed0", "all.csv", "--client", "an")
+    assert (code, err.strip()) == (2, "error: --client = 'an': no such client; did you mean 'ann'?")
 
 
 def test_a_folder_of_images_is_predicted_by_file(kinfolk, tmp_path):

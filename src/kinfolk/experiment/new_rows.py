@@ -46,7 +46,9 @@ def read_rows(path: Path, outline: Outline) -> NewRows:
 
 def _images(folder: Path, outline: Outline) -> NewRows:
     if len(outline.shape) != 3 or outline.scale is None:
-        remedy = "the run was not trained on images from files; give its rows as an npz file with an array x"
+        remedy = (
+            f"is a folder; name one table ({', '.join(TABLES)}) or .npz file: the run did not read images"
+        )
         raise KinfolkError("DATA", str(folder), remedy)
     names, x = read_loose(folder, outline.shape[0])
     wanted, found = outline.shape[1:], x.shape[2:]

@@ -144,7 +144,9 @@ def load_run(path: str | Path) -> Run:
     """
     folder = Path(path)
     if not (folder / "run.json").is_file():
-        raise KinfolkError("run", str(folder), "is not a run folder (it has no run.json)")
+        runs = sorted(found.parent.name for found in folder.glob("*/run.json"))
+        remedy = f"holds several runs; name one of them: {', '.join(runs[:6])}" + ", ..." * (len(runs) > 6)
+        raise KinfolkError("run", str(folder), remedy if runs else "is not a run folder (it has no run.json)")
     facts = _json(folder / "run.json")
     if isinstance(facts.get("format"), int) and facts["format"] > FORMAT:
         written = (facts.get("versions") or {}).get("kinfolk", "a newer version")

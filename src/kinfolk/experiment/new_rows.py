@@ -32,6 +32,8 @@ def read_rows(path: Path, outline: Outline) -> NewRows:
     kind = path.suffix.lower()
     if kind in TABLES:
         frame, _ = read_table_file(path, least=1)
+        if frame.empty:
+            raise KinfolkError("DATA", str(path), "has no rows")
         left = unused([str(name) for name in frame.columns], outline)
         notes = [f"columns that the model does not use: {', '.join(left)}"] if left else []
         return ("row", list(range(1, len(frame) + 1))), frame, notes

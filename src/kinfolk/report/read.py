@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.experiment.record import FORMAT, read_audit, read_client_facts, read_rounds, read_scores
+from kinfolk.experiment.record import read_audit, read_client_facts, read_rounds, read_scores, readable
 from kinfolk.scores import SCORES, about, summary
 
 
@@ -148,10 +148,7 @@ def load_run(path: str | Path) -> Run:
         remedy = f"holds several runs; name one of them: {', '.join(runs[:6])}" + ", ..." * (len(runs) > 6)
         raise KinfolkError("run", str(folder), remedy if runs else "is not a run folder (it has no run.json)")
     facts = _json(folder / "run.json")
-    if isinstance(facts.get("format"), int) and facts["format"] > FORMAT:
-        written = (facts.get("versions") or {}).get("kinfolk", "a newer version")
-        remedy = f"is of format {facts['format']}, this version reads {FORMAT}; use kinfolk {written}"
-        raise KinfolkError("run", str(folder), remedy)
+    readable(folder, facts)
     for name, kind in (("algorithm", str), ("seed", int)):
         if not isinstance(facts.get(name), kind):
             raise KinfolkError("run", str(folder / "run.json"), f"does not name its {name}")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -103,6 +104,15 @@ def test_commands_that_take_models_home_run_one_after_another(typed, python):
     said, shape = python(example).splitlines()
     assert said.endswith("('no', 'yes')")
     assert shape == "(40, 2)"
+
+
+def test_the_first_model_is_had_by_the_commands_of_its_page(typed, python):
+    """Up to a file that torch alone opens, whose answers are those of `kinfolk predict`."""
+    for command in commands("docs/first-model.md"):
+        typed(command)
+    (example,) = blocks("docs/first-model.md", "python")
+    said = pd.read_csv("predictions.csv")["prediction"]
+    assert python(example).strip() == f"tensor({[int(one == 'yes') for one in said[:5]]})"
 
 
 @pytest.mark.slow

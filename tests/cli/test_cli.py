@@ -168,7 +168,7 @@ class Branch(nn.Module):
         (["--set", "engine.device=cuda", "--set", "engine.name=loop"], "engine.device", "cpu"),
         (["missing.toml"], "spec", "no such file"),
         (["bad.toml"], "bad.toml", "line 2"),
-        (["."], "spec", "folder"),
+        (["."], "data.file", "not a file of a known kind"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(kinfolk, tmp_path, words, field, hint):

@@ -106,3 +106,61 @@ def test_a_path_that_will_not_do_is_one_line(kinfolk, sites, sets, line):
     assert code == 2
     assert line in err
     assert len(err.strip().splitlines()) == 1
+
+
+def alter(path):
+    """Another byte in the middle of a file; its size stays."""
+    raw = bytearray(path.read_bytes())
+    raw[-9] ^= 4
+    path.write_bytes(raw)
+
+
+def test_check_tells_whether_a_store_is_what_was_written(data, sites, tmp_path):
+    assert data("import", "sites", "--out", "store")[0] == 0
+    code, out, err = data("check", "store")
+    assert (code, err) == (0, "")
+    assert "2 clients, 20 rows" in out
+    assert json.loads(data("check", "store", "--json")[1])["rows"] == 20
+    alter(tmp_path / "store" / "x.npy")
+    code, out, err = data("check", "store")
+    assert (code, out) == (2, "")
+    line = "error: store = 'store/x.npy': was altered: its checksum is another; write the store again"
+    assert err.strip() == line
+    code, _, err = data("check", "sites")
+    assert (code, "is no store" in err) == (2, True)
+    # An import reads all of it anyway, and would vouch for what it copies.
+    code, _, err = data("import", "store", "--out", "copy")
+    assert (code, err.strip()) == (2, line)
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("name", ["clients.json", "train-row.npy", "y.npy"])
+def test_small_files_of_a_store_are_compared_before_every_run(kinfolk, sites, tmp_path, name):
+    assert kinfolk("data", "import", "sites", "--out", "store")[0] == 0
+    alter(tmp_path / "store" / name)
+    code, _, err = kinfolk("run", "store", "--set", "run.rounds=1", "--out", "run")
+    assert code == 2
+    assert f"store/{name}': was altered" in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_own_data_stand_in_the_place_of_a_spec(kinfolk, sites, tmp_path):
+    assert kinfolk("data", "import", "sites", "--out", "store")[0] == 0
+    few = ("--set", "run.rounds=1", "--set", "model.hidden=[4]")
+    for place in ("store", "sites"):
+        code, out, err = kinfolk("run", place, *few, "--out", f"run-{place}", "--json")
+        assert code == 0, err
+    rows = "".join(f"{who},{i},{i % 2}\n" for who in ("ann", "bob") for i in range(9))
+    (tmp_path / "all.csv").write_text("who,age,y\n" + rows)
+    code, out, err = kinfolk("data", "show", "all.csv", "--set", "data.client_column=who", "--json")
+    assert code == 0, err
+    assert json.loads(out)["clients"] == 2
+    for place, told in (
+        ("all.csv", "data.client_column: name the column of all.csv that says whose each row is"),
+        ("run-store", "spec = 'run-store': is a run folder; name its spec.toml, or own data"),
+        ("nowhere", "spec = 'nowhere': no such file or configuration"),
+    ):
+        code, _, err = kinfolk("run", place, "--out", "more")
+        assert (code, told in err, len(err.strip().splitlines())) == (2, True, 1), err
+    assert not (tmp_path / "more").exists()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -68,11 +71,13 @@ def test_other_columns_are_refused_by_name(columns, told, table_run):
 def test_files_that_will_not_do_are_refused(table_run, tmp_path):
     np.savez("wide.npz", x=np.zeros((2, 5)))
     (tmp_path / "empty").mkdir()
+    (tmp_path / "head.csv").write_text("age,size\n")
     for data, told in (
         ("nowhere.csv", "DATA = 'nowhere.csv': there is no such file or folder"),
         ("wide.npz", "x = [2, 5]: give rows of shape [rows, 2]"),
-        ("empty", "the run was not trained on images from files"),
+        ("empty", "DATA = 'empty': is a folder; name one table (.csv, .parquet) or .npz file"),
         ("run/spec.toml", "is of no known kind"),
+        ("head.csv", "DATA = 'head.csv': has no rows"),
     ):
         code, _, err = table_run("predict", "run", data)
         assert (code, told in err) == (2, True), err
@@ -88,10 +93,97 @@ def test_export_writes_files_and_tells_them(table_run, tmp_path):
         "README.md", "model.json", "model.safetensors"
     ]  # fmt: skip
     assert json.loads((tmp_path / "mine" / "model.json").read_text())["feature_names"] == ["age", "size"]
+    card = (tmp_path / "mine" / "README.md").read_text()
+    assert "Linear(in_features=2, out_features=2" in card, "what to build, for who has PyTorch alone"
+    assert "--format torch" in card
     code, _, err = table_run("export", "run", "--all", "--client", "ann", "--out", "more")
     assert (code, "leave --client and --group out" in err) == (2, True)
     code, _, err = table_run("export", "run", "--group", "1", "--out", "more")
     assert (code, "fedavg has no groups; name a client" in err) == (2, True)
+
+
+def test_a_comparison_is_no_run_but_names_its_runs(kinfolk, tmp_path):
+    write_table(tmp_path / "all.csv")
+    words = (
+        "all.csv",
+        "--set",
+        "data.client_column=who",
+        "--set",
+        "model.name=logistic",
+        "--set",
+        "run.rounds=1",
+    )
+    code, _, err = kinfolk("compare", *words, "-a", "local", "-a", "fedavg", "--seeds", "1", "--out", "both")
+    assert code == 0, err
+    for command in (("export", "both", "--out", "m"), ("predict", "both", "all.csv")):
+        code, out, err = kinfolk(*command)
+        assert (code, out) == (2, "")
+        told = "error: run = 'both': holds several runs; name one of them: fedavg-seed0, local-seed0"
+        assert err.strip() == told
+    for command in (("export", "both/local-seed0", "--out", "m"), ("predict", "both/local-seed0", "all.csv")):
+        code, out, err = kinfolk(*command)
+        assert (code, out) == (2, "")
+        assert (
+            err.strip()
+            == "error: --client: clients of local have models of their own; say whose: --client NAME"
+        )
+    assert not (tmp_path / "m").exists()
+    code, _, err = kinfolk("predict", "both/local-seed0", "all.csv", "--client", "an")
+    assert (code, err.strip()) == (2, "error: --client = 'an': no such client; did you mean 'ann'?")
+
+
+ODD = """
+from torch import nn
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.a(x) if x.sum() > 0 else self.b(x)
+"""
+
+
+def test_a_network_that_cannot_be_traced_is_one_line_whatever_torch_says(kinfolk, tmp_path):
+    """In a process of its own: what torch logs goes past whatever a test catches."""
+    write_table(tmp_path / "all.csv")
+    (tmp_path / "odd.py").write_text(ODD)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, "."])}
+
+    def typed(*words):
+        command = [sys.executable, "-m", "kinfolk", *words]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+
+    sets = ("data.client_column=who", "model.name=odd:Odd", "engine.name=loop", "run.rounds=1")
+    done = typed("run", "all.csv", "--out", "run", *(part for word in sets for part in ("--set", word)))
+    assert done.returncode == 0, done.stderr
+    done = typed("export", "run", "--format", "torch", "--out", "mine")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "cannot be traced" in done.stderr
+    assert "torch.where" in done.stderr
+    # What can be had is there, whole.
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [
+        "README.md", "model.json", "model.safetensors"
+    ]  # fmt: skip
+
+
+def test_a_run_of_a_newer_version_is_refused_everywhere(table_run, tmp_path):
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(
+        json.dumps({**facts, "format": 99, "versions": {"kinfolk": "9.1"}})
+    )
+    spec = ("run/spec.toml", "--out", "run", "--resume")
+    for words in (
+        ("show", "run"), ("groups", "run"), ("export", "run", "--out", "m"), ("predict", "run", "all.csv"),
+        ("score", "run"), ("assign", "run", "--data", "all.csv"), ("run", *spec),
+    ):  # fmt: skip
+        code, out, err = table_run(*words)
+        assert (code, out) == (2, ""), words
+        told = "error: run = 'run': is of format 99, this version reads 1; use kinfolk 9.1"
+        assert err.strip() == told, words
+    assert not (tmp_path / "m").exists()
 
 
 def test_a_folder_of_images_is_predicted_by_file(kinfolk, tmp_path):

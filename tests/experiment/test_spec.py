@@ -345,7 +345,11 @@ def test_files_that_can_not_be_loaded(tmp_path: Path, monkeypatch: pytest.Monkey
         assert "\n" not in str(caught.value)
 
     refused(tmp_path / "none.toml", "no such file")
-    refused(tmp_path, "is a folder")
+    assert load(tmp_path).data == DataSpec("own", path=str(tmp_path)), "a folder is somebody's own data"
+    (tmp_path / "run.json").write_text("{}")
+    refused(tmp_path, "is a run folder")
+    (tmp_path / "folder.toml").write_text('extends = "."')
+    refused(tmp_path / "folder.toml", "is a folder")
     refused(Path("/dev/zero"), "larger than")
     path = tmp_path / "spec.toml"
     path.write_bytes(b"[local]\nlr = 0.1 # \xff")

@@ -209,12 +209,13 @@ def test_a_trial_that_diverges_or_breaks_down_is_worst_and_no_error(
         ({"local.clip": ["x"]}, r"local\.clip=x: local\.clip = 'x'"),
         ({"algorithm.weights": ["half"]}, r"algorithm\.weights=half"),
         ({"local.lrr": ["1"]}, "no such setting; did you mean 'local.lr'"),
+        ({"algorithm.k": ["999"]}, r"--space: has no point .* the first is algorithm\.k=999: .* at most"),
         ({"algorithm.mu": ["1"]}, "no method here has such an option"),
     ],
 )
 def test_a_space_without_a_valid_point_is_one_line(space: Any, told: str, tmp_path: Path) -> None:
     with pytest.raises(KinfolkError, match=told) as error:
-        searched(tmp_path / "t", "fedavg", space=space)
+        searched(tmp_path / "t", "ifca" if "algorithm.k" in space else "fedavg", space=space)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "t").exists()
 

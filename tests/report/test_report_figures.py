@@ -164,3 +164,59 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
     late = load_run(make_run(tmp_path / "late", {}))
     with pytest.raises(KinfolkError, match="has no scores yet"):
         comparison_figure([late], tmp_path / "figure.png")
+
+
+def ended(title: str, seed: int, values: dict[int, float], diverged: int | None = None) -> Run:
+    """A run of two clients; its centre models diverged at a round, if at all."""
+    facts: dict[str, object] = {"title": title, "algorithm": title.split()[0], "seed": seed}
+    if diverged is not None:
+        facts["diverged"] = {"text": "diverged", "models": {"centre": {"round": diverged}}}
+    rounds = [r for r in values for _ in "ab"]
+    return Run.of(
+        facts, {"round": rounds, "client": ["a", "b"] * len(values), "value": [values[r] for r in rounds]}
+    )
+
+
+CLIMB = {0: 0.1, 10: 0.5, 20: 0.8, 30: 0.82}
+FALL = {0: 0.1, 10: 0.6, 20: 0.07, 30: 0.069}
+
+
+def test_a_method_that_diverged_is_dashed_to_a_cross_and_says_when() -> None:
+    runs = [ended("fedavg", 0, CLIMB), ended("ifca k=4", 0, FALL, diverged=14)]
+    gone, fine = sorted(all_series(runs, "accuracy"), key=lambda one: one.end)
+    assert (gone.failure, fine.failure) == ("diverged at round 14", "")
+    axes = Figure().add_subplot()
+    figures._curves(axes, [gone, fine], "accuracy")
+    before, after, whole = axes.lines
+    assert before.get_linestyle() == whole.get_linestyle() == "-"
+    np.testing.assert_allclose(before.get_xdata(), [0, 10])
+    assert after.get_linestyle() == "--"
+    np.testing.assert_allclose(after.get_xdata(), [10, 20, 30])
+    np.testing.assert_allclose(after.get_ydata(), [0.6, 0.07, 0.069])
+    assert (after.get_marker(), after.get_markevery()) == ("X", [2])
+    assert after.get_color() == before.get_color()
+    assert "diverged" in axes.texts[1].get_text(), "what the cross means"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "told"),
+    [((14, 14, 14), "diverged at round 14"), ((14, 25, 9), "diverged at 9-25"),
+     ((None, 14, None), "1 of 3 diverged"), ((None, None, None), "")],
+)  # fmt: skip
+def test_seeds_that_diverged_are_counted(rounds: tuple[int | None, ...], told: str) -> None:
+    runs = [ended("ifca", seed, FALL, diverged) for seed, diverged in enumerate(rounds)]
+    (series,) = all_series(runs, "accuracy")
+    assert series.failure == told
+    assert series.since == (min((r for r in rounds if r is not None), default=None))
+
+
+def test_a_mark_of_divergence_stands_in_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
+    runs = [ended("fedavg", 0, CLIMB), ended("ifca k=4", 0, {0: 0.1, 10: 0.6}, diverged=10)]
+    comparison_figure(runs, tmp_path / "f.png")
+    texts = [text.get_text() for text in drawn[0].texts]
+    assert "ifca k=4\ndiverged at round 10" in texts
+    assert "fedavg" in texts
+    crosses = [line for line in drawn[0].axes[0].lines if line.get_marker() == "X"]
+    assert len(crosses) == 1, "also where the run ended at once"

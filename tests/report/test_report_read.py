@@ -249,8 +249,8 @@ def test_a_run_of_many_rounds_and_seeds_is_found_whole(tmp_path: Path) -> None:
         (0.0, "mse", 0.0, "0.00 ± 0.00"),
         (123.4, "mse", 6.7, "123 ± 7"),
         (0.01234, "mae", 0.00056, "0.0123 ± 0.0006"),
-        (1.5e9, "mse", 2e8, "1.50e+09 ± 2e+08"),
-        (1.5e-7, "mse", NAN, "1.50e-07"),
+        (1.5e9, "mse", 2e8, "1.50e9 ± 2e8"),
+        (1.5e-7, "mse", NAN, "1.50e-7"),
     ],
 )
 def test_numbers_are_shown_short(value: float, score: str, deviation: float, text: str) -> None:

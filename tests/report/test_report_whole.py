@@ -6,7 +6,9 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 
+import numpy as np
 import pytest
 from made_up import make_run
 from rich.console import Console
@@ -15,8 +17,9 @@ from kinfolk.errors import KinfolkError
 from kinfolk.markup import as_html, as_latex, as_markdown
 from kinfolk.report.formats import FORMATS, written
 from kinfolk.report.newcomers import newcomers_table
-from kinfolk.report.read import load_run, load_runs
+from kinfolk.report.read import Run, load_run, load_runs
 from kinfolk.report.tables import comparison_table, run_table
+from kinfolk.report.tune import tune_table
 
 LONG = "a_method_of_our_own_with_a_name_of_sixty_letters_and_an_option"[:60]
 CLIENT = "hospital-of-the-holy-spirit-in-the-old-town-by-the-river-no-7"[:60]
@@ -61,7 +64,78 @@ def test_a_comparison_is_whole(comparison, score, width):
     for cell in cells:
         assert all(word in text for word in cell.split() if word != LONG), cell
     if score == "mse":
-        assert re.search(r"\d\.\d\de\+\d\d", text)
+        assert re.search(r"\d\.\d\de9", text)
+
+
+TUNED = "fedavg lr=0.3 clip=1 tune_lr=0.09 tune_epochs=3"
+
+
+def tuned_run(title, seed, level, score, rounds):
+    """Twelve clients, two kinds of model, a start of 2.5 rounds; seeds may end at different rounds."""
+    values = level * (1 + np.random.default_rng([seed, len(title)]).random(12) / 10)
+    kinds = ["centre"] * 12 + ["fine-tuned"] * 12
+    scores = {"client": [f"c{i}" for i in range(12)] * 2, "model": kinds, "score": score, "round": rounds}
+    facts = {"round": 1, "bytes": {"update": {"up": 38400, "down": 39000}}, "cohort": 2, "extra": 2.5}
+    facts |= {"seconds": {"update": 0.0037}}
+    return Run.of(
+        {"title": title, "seed": seed}, {**scores, "value": [*values, *1.01 * values], "rows": 9}, [facts]
+    )
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("unlike", [False, True])
+@pytest.mark.parametrize(
+    ("score", "level"), [("mse", 1e8), ("mse", 3e-7), ("mse", 12345.0), ("accuracy", 0.8)]
+)
+def test_titles_of_tuned_methods_wrap_between_words_and_numbers_never_break(score, level, unlike, width):
+    """The case of `compare --tune` on targets that were not scaled; `unlike` adds the column of seeds."""
+    titles = [TUNED, "ifca k=4 lr=0.1 clip=10", "fedavg_tuned", "local"]
+    runs = [
+        tuned_run(title, seed, level / (1 + place / 10), score, 400 - 3 * seed * unlike)
+        for place, title in enumerate(titles)
+        for seed in range(3 - (unlike and title == "local"))
+    ]
+    table, _ = comparison_table(runs)
+    text = printed([table], width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    pieces = text.split()
+    for column in table.columns[1:]:
+        for cell in map(str, [column.header, *column.cells]):
+            assert all(word in pieces for word in cell.split()), cell
+    if unlike and width == 80:  # words that are longer than the column fold
+        assert letters(TUNED) == rejoined(text, letters(TUNED))
+    else:
+        assert all(word in pieces for title in titles for word in title.split())
+    if width == 200:
+        rows = [line.strip() for line in text.splitlines()]
+        assert sum(row.startswith(TUNED) for row in rows) == 2, "on one line where there is room"
+
+
+def test_a_table_that_cannot_fit_keeps_every_column():
+    runs = [tuned_run(title, seed, 1e8, "mse", 400) for title in (TUNED, "local") for seed in (0, 1)]
+    table, _ = comparison_table(runs)
+    text = printed([table], 50)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 50
+    assert re.search(r"^ ?loc", text, re.MULTILINE), "the first column is still there"
+    every = letters("".join(str(cell) for column in table.columns for cell in column.cells))
+    assert not Counter(every) - Counter(letters(text))
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_what_tuning_found_is_whole(width):
+    settings = {"local.lr": 0.0003, "local.clip": 10.0, "algorithm.tune_lr": 0.09, "algorithm.tune_epochs": 3}
+    one = {"algorithm": LONG, "tried": 27, "spent": 123456, "settings": settings, "model": "fine-tuned"}
+    one |= {"score": 1.2e8, "default": 9.8e12, "left_out": [], "chosen": LONG, "failed": 0}
+    facts = {"methods": [one], "score": "mse", "budget": 60, "rounds": 10, "rungs": [3, 10]}
+    table, _ = tune_table({**facts, "seeds": [0], "notes": [], "backend": "halving"})
+    text = printed([table], width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for word in ("1.20e8", "9.80e12", "tune_epochs=3", "lr=0.0003,", "fine-tuned"):
+        assert word in text.split(), word
+    assert LONG in (text if width == 200 else rejoined(text, LONG))
 
 
 def rejoined(text, name):
@@ -83,7 +157,7 @@ def test_a_run_is_whole(comparison, width):
     assert max(map(len, text.splitlines())) <= width
     assert letters(LONG) in letters(text)
     assert "percentile" in text
-    assert "8.12e+12" in text
+    assert "8.12e12" in text
     if width == 200:
         assert str(run.path) in text
 
@@ -106,7 +180,7 @@ def test_newcomers_with_long_names_are_whole(width):
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
     assert "1,000,000,000" in text
-    assert "2.00e+12" in text
+    assert "2.00e12" in text
 
 
 def test_other_formats_say_the_same(comparison):

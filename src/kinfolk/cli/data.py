@@ -10,7 +10,7 @@ from rich.table import Table
 
 from kinfolk.cli.shared import AsJson, Sets, SpecFile, examples, out, print_json, read_spec
 
-data = typer.Typer(help="Data sets: list, fetch, show, import.", no_args_is_help=True)
+data = typer.Typer(help="Data sets: list, fetch, show, import, check.", no_args_is_help=True)
 
 
 @data.command("list", epilog=examples("kinfolk data list"))
@@ -100,10 +100,28 @@ def import_(
     from kinfolk.federation.own_data.report import report_table
     from kinfolk.federation.own_data.store import write_store
 
-    federation, report = load_own(path, client=client, label=label, missing=missing)
+    federation, report = load_own(path, client=client, label=label, missing=missing, verify=True)
     written: Any = write_store(federation, out_, report)
     if json_:
         print_json({"store": str(written), "report": report.as_dict()})
         return
     out().print(report_table(report))
-    print(f"store: {written}")
+    print(f"store: {written}\nnext:  kinfolk compare {written}")
+
+
+@data.command(epilog=examples("kinfolk data check store"))
+def check(
+    store: Annotated[Path, typer.Argument(help="A folder that `kinfolk data import` has written.")],
+    json_: AsJson = False,
+) -> None:
+    """Compare every file of a store with its checksum, and see that its rows are sound."""
+    from kinfolk.federation.own_data.store import read_manifest, read_store
+
+    federation, manifest = read_store(store, verify=True), read_manifest(store)
+    size = sum(facts["bytes"] for facts in manifest["files"].values())
+    facts = {"clients": len(federation.clients), "rows": len(federation.x), "bytes": size}
+    if json_:
+        print_json({"store": str(store), **facts, "files": len(manifest["files"])})
+        return
+    counted = ", ".join(f"{count:,} {name}" for name, count in facts.items())
+    print(f"{store}: {counted}; all {len(manifest['files'])} files are as they were written")

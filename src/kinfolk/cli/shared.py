@@ -14,7 +14,9 @@ from kinfolk.errors import KinfolkError
 SpecFile = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[SPEC]", help="TOML file, or a name of `list configs`; default: built-in rotated digits."
+        metavar="[SPEC]",
+        help="TOML file, a name of `list configs`, or your own data: a store, a folder of clients, a table. "
+        "Default: built-in rotated digits.",
     ),
 ]
 Sets = Annotated[

@@ -10,8 +10,11 @@ from kinfolk.errors import KinfolkError
 FLAGS = {
     "algorithm": "--algorithm",
     "by": "--by",
+    "client": "--client",
     "criterion": "--criterion",
     "folder": "--out",
+    "group": "--group",
+    "kind": "--kind",
     "ks": "--k",
     "log": "--log",
     "newcomers": "--data",
@@ -27,7 +30,13 @@ def in_flags(text: str) -> str:
     >>> in_flags("stopped at round 132; continue with resume=True")
     'stopped at round 132; continue with --resume'
     """
-    return text.replace("resume=True", "--resume")
+    for said, typed in (
+        ("resume=True", "--resume"),
+        ("client=...", "--client NAME"),
+        ("group=...", "--group K"),
+    ):
+        text = text.replace(said, typed)
+    return text
 
 
 def error_line(error: KinfolkError) -> str:

@@ -73,7 +73,7 @@ def card(kept: KeptModels, wanted: Wanted, network: nn.Module, files: Sequence[s
             "",
             "## How to load",
             "",
-            *_loading(kept, files),
+            *_loading(kept, network, files),
             "",
             "## Licence",
             "",
@@ -122,16 +122,21 @@ def _scores(kept: KeptModels, wanted: Wanted) -> list[str]:
     return _table(("split", "score", "mean over clients", "worst client", "clients", "rows"), rows)
 
 
-def _loading(kept: KeptModels, files: Sequence[str]) -> list[str]:
-    build = f"network = ...  # {kept.spec.model.name}, built as for the run"
+def _loading(kept: KeptModels, network: nn.Module, files: Sequence[str]) -> list[str]:
+    build = f"network = ...  # {kept.spec.model.name}, as printed below"
     lines = ["```python", "from safetensors.torch import load_file", "", build]
     lines += ['network.load_state_dict(load_file("model.safetensors"))', "network.eval()"]
     if "model.pt2" in files:
         lines += ["", "import torch", 'network = torch.export.load("model.pt2").module()  # needs no class']
     if "model.onnx" in files:
         lines += ["", "import onnxruntime", 'session = onnxruntime.InferenceSession("model.onnx")']
+    lines += ["```", "", "The network:", "", "```text", *str(network).splitlines(), "```"]
+    if "model.pt2" not in files:
+        lines += [
+            "",
+            "`kinfolk export ... --format torch` writes a file that PyTorch loads without the class.",
+        ]
     lines += [
-        "```",
         "",
         "With the run folder: `kinfolk.load(FOLDER).model(...)`, and `.predict(...)` for labels.",
     ]

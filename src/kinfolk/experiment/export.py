@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -146,14 +149,20 @@ class _traced:
     """Turns whatever tracing a network raises into one line that says what can be done instead."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.quiet = name, warnings.catch_warnings()
+        self.name, self.quiet = name, ExitStack()
 
     def __enter__(self) -> None:
-        self.quiet.__enter__()
+        self.quiet.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # of libraries about one another
+        # What torch logs and prints of a graph that it gives up.
+        log, level = logging.getLogger("torch"), logging.getLogger("torch").level
+        log.setLevel(logging.CRITICAL)
+        self.quiet.callback(log.setLevel, level)
+        self.quiet.enter_context(redirect_stdout(StringIO()))
+        self.quiet.enter_context(redirect_stderr(StringIO()))
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self.quiet.__exit__(kind, error, trace)
+        self.quiet.close()
         if isinstance(error, Exception) and not isinstance(error, OSError):
             remedy = (
                 f"the network cannot be traced ({one_line(error)[:160]}); {WEIGHTS} is written, for use with "

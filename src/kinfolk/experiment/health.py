@@ -47,7 +47,7 @@ REMEDIES = {
     "loss": LOWER_RATE,
     "constant": f"scale rows and targets, {LOWER_RATE}",
     "chance": LOWER_RATE,
-    "one class": f"{LOWER_RATE}; look at the labels",
+    "one class": f"scale rows, {LOWER_RATE}; look at the labels",
     "rejected": LOWER_RATE,
 }
 

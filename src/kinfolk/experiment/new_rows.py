@@ -32,6 +32,8 @@ def read_rows(path: Path, outline: Outline) -> NewRows:
     kind = path.suffix.lower()
     if kind in TABLES:
         frame, _ = read_table_file(path, least=1)
+        if frame.empty:
+            raise KinfolkError("DATA", str(path), "has no rows")
         left = unused([str(name) for name in frame.columns], outline)
         notes = [f"columns that the model does not use: {', '.join(left)}"] if left else []
         return ("row", list(range(1, len(frame) + 1))), frame, notes
@@ -46,7 +48,9 @@ def read_rows(path: Path, outline: Outline) -> NewRows:
 
 def _images(folder: Path, outline: Outline) -> NewRows:
     if len(outline.shape) != 3 or outline.scale is None:
-        remedy = "the run was not trained on images from files; give its rows as an npz file with an array x"
+        remedy = (
+            f"is a folder; name one table ({', '.join(TABLES)}) or .npz file: the run did not read images"
+        )
         raise KinfolkError("DATA", str(folder), remedy)
     names, x = read_loose(folder, outline.shape[0])
     wanted, found = outline.shape[1:], x.shape[2:]

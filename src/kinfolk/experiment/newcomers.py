@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from kinfolk.algorithms.blocks.many_models import in_use
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.checkpoint import load_latest
+from kinfolk.experiment.score_again import read_run
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump, load
 from kinfolk.federation.federation import Federation
@@ -53,7 +53,7 @@ def open_run(folder: str | Path) -> Trained:
     kinfolk.errors.KinfolkError: run = 'nowhere': is no run folder; name one that `kinfolk run` has written
     """
     folder = Path(folder)
-    facts = _facts(folder)
+    facts = read_run(folder)
     spec = load(folder / "spec.toml")
     loaded, complaints = load_latest(folder / "checkpoints", dump(spec))
     if loaded is None:
@@ -78,16 +78,6 @@ def open_run(folder: str | Path) -> Trained:
         report.feature_names if report else (),
         tuple(complaints),
     )
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    """What the run says of itself."""
-    try:
-        facts: dict[str, Any] = json.loads((folder / "run.json").read_text())
-        return {"title": facts["title"], "status": facts["status"], "federation": facts["federation"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        remedy = "is no run folder; name one that `kinfolk run` has written"
-        raise KinfolkError("run", str(folder), remedy) from error
 
 
 def _own_report(spec: Experiment) -> Report | None:

@@ -45,6 +45,35 @@ FORMAT = 1  # of a run folder; a newer one is refused
 _FILE = re.compile(r"round-(\d{6,})\.parquet")
 
 
+def readable(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Refuse a run that a newer version has written.
+
+    >>> readable(Path("runs/a"), {"format": 2, "versions": {"kinfolk": "9.1"}})
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: run = 'runs/a': is of format 2, this version reads 1; use kinfolk 9.1
+    """
+    if isinstance(facts.get("format"), int) and facts["format"] > FORMAT:
+        written = (facts.get("versions") or {}).get("kinfolk", "of a newer version")
+        remedy = f"is of format {facts['format']}, this version reads {FORMAT}; use kinfolk {written}"
+        raise KinfolkError("run", str(folder), remedy)
+
+
+def check_place(folder: Path, resume: bool) -> None:
+    """Refuse to begin a run where there is one, and to go on with one that a newer version has written.
+
+    >>> check_place(Path("nowhere"), resume=False)
+    """
+    if not (folder / "run.json").exists():
+        return
+    if not resume:
+        remedy = "a run is there already; add resume=True or choose another folder"
+        raise KinfolkError("run folder", str(folder), remedy)
+    with suppress(
+        OSError, ValueError, AttributeError
+    ):  # it is written anew; checkpoints vouch for themselves
+        readable(folder, json.loads((folder / "run.json").read_text("utf-8")))
+
+
 @contextmanager
 def disk_errors(field: str, folder: Path) -> Iterator[None]:
     """Turn a full or unwritable disk into an error that names the folder and the remedy.

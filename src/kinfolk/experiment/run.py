@@ -34,7 +34,7 @@ from kinfolk.experiment.outline import FILE as OUTLINE
 from kinfolk.experiment.outline import write_outline
 from kinfolk.experiment.privacy import after_void, prepare, tell_spending
 from kinfolk.experiment.ranks import follow, table_of
-from kinfolk.experiment.record import Records, read_rounds, write_json, write_text
+from kinfolk.experiment.record import Records, check_place, read_rounds, write_json, write_text
 from kinfolk.experiment.result_text import result_html, result_line
 from kinfolk.experiment.saving import told, write_checkpoint
 from kinfolk.experiment.score import Columns, reached, score_everyone, score_groups
@@ -96,9 +96,7 @@ def run(
         parts = build_parts(spec, federation, network, own)
         check_rows(parts)
         where = Path(folder or Path("runs") / f"{parts.title.replace(' ', '-')}-{run_id(spec)}")
-        if not resume and (where / "run.json").exists():
-            remedy = "a run is there already; add resume=True or choose another folder"
-            raise KinfolkError("run folder", str(where), remedy)
+        check_place(where, resume)
         choice = chosen(parts, link)
         with arithmetic(choice.device, spec.engine.precision):
             # What the user has set is not tried out.

@@ -18,7 +18,7 @@ from kinfolk.experiment.build import Network, build_parts
 from kinfolk.experiment.checkpoint import Loaded, load_latest
 from kinfolk.experiment.choice import chosen, kept
 from kinfolk.experiment.finalize import play_final
-from kinfolk.experiment.record import read_rounds
+from kinfolk.experiment.record import read_rounds, readable
 from kinfolk.experiment.run import Result, Running, Watch, together
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import differences, dump, load
@@ -100,10 +100,12 @@ def read_run(folder: Path) -> dict[str, Any]:
     """
     try:
         facts = json.loads((Path(folder) / "run.json").read_text(encoding="utf-8"))
-        return {"status": str(facts["status"]), "rounds": int(facts["rounds"]), **facts}
+        told = {"status": str(facts["status"]), "rounds": int(facts["rounds"]), **facts}
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = "is no run folder; name one that `kinfolk run` has written"
         raise KinfolkError("run", str(folder), remedy) from error
+    readable(folder, told)
+    return told
 
 
 def spec_of(source: Path) -> Experiment:

@@ -32,6 +32,7 @@ from kinfolk.experiment.sections import (
     RunSpec,
     describe,
 )
+from kinfolk.federation.own_data.tables import TABLES
 from kinfolk.federation.sources import DataSpec, check_spec
 
 __all__ = [
@@ -69,7 +70,8 @@ Tables = dict[str, dict[str, Any]]
 def load(path: str | Path) -> Experiment:
     """Read an experiment file, or a packaged one by its name; each error is one line with a remedy.
 
-    A file may begin with `extends = "other.toml"`, a file beside it, and then say only what differs.
+    A file may begin with `extends = "other.toml"`, a file beside it, and then say only what differs. Own data
+    (a store, a folder of clients, a table) stand for an experiment on them with all settings as usual.
 
     >>> load("digits").data.groups
     4
@@ -77,7 +79,12 @@ def load(path: str | Path) -> Experiment:
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: spec = 'digitz.toml': no such file; did you mean 'digits'?
     """
-    return _build(_extended(find_config(path), ()))
+    found = find_config(path)
+    if found.is_dir() and any((found / name).is_file() for name in ("run.json", "compare.json")):
+        raise KinfolkError("spec", str(found), "is a run folder; name its spec.toml, or own data")
+    if found.is_dir() or found.suffix.lower() in TABLES:
+        return check(Experiment(data=DataSpec("own", path=str(found))))
+    return _build(_extended(found, ()))
 
 
 def _extended(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:

@@ -210,6 +210,8 @@ class _Task:
         """Why some settings cannot be run; empty if they can."""
         try:
             parts = self.bench.parts(self.method.having(point))
+            # What does not suit these clients, as more groups than there are, is found at the start alone.
+            parts.algorithm.init(parts.learner.first, parts.federation.clients, parts.seed)
         except KinfolkError as error:
             return str(error)
         tight = head_start(parts) >= self.steps[0]

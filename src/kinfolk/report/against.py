@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from kinfolk.report.diverged import unranked
-from kinfolk.report.read import Run, by_title, last
+from kinfolk.report.read import Run, by_title, last, power
 from kinfolk.report.statistics import (
     FEWEST_CLIENTS,
     LEVEL,
@@ -97,7 +97,7 @@ def mark(row: Row, score: str, place: int) -> str:
         return f"{difference:+.1f}±{reach:.1f}"
     size = math.floor(math.log10(abs(difference)))
     if not -4 <= size < 5:
-        return f"{difference:+.1e}±{reach:.0e}"
+        return f"{power(difference, 1, '+')} ±{power(reach, 0)}"  # may wrap where there is no room
     decimals = max(0, 1 - size)
     return f"{difference:+.{decimals}f}±{reach:.{decimals}f}"
 

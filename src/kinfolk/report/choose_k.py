@@ -13,6 +13,7 @@ from rich.table import Table
 
 from kinfolk.report.figures import save
 from kinfolk.report.read import shown
+from kinfolk.report.whole import WholeTable
 
 BLUE, ORANGE, INK, PALE = "#0072B2", "#D55E00", "#222222", "#8a8a8a"
 NAN = float("nan")
@@ -29,7 +30,7 @@ def choice_table(facts: Facts) -> tuple[Table, list[str]]:
     >>> choice_table(facts)[1][-1]
     'One group.'
     """
-    score, table = facts["score"], Table(box=None, padding=(0, 1, 0, 0))
+    score, table = facts["score"], WholeTable(box=None, padding=(0, 1, 0, 0))
     distances = any(row["spread"] for row in facts["rows"])
     columns = ["K", f"validation\n{score}", "vs one\ngroup", "distance\nto centre"]
     columns = [*columns[: 4 if distances else 3], "silhouette", "stability", "by\nchance"]

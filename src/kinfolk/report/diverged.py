@@ -19,6 +19,18 @@ def has_diverged(run: Run, model: str) -> bool:
     return model in (run.facts.get("diverged") or {}).get("models", ())
 
 
+def divergence_rounds(runs: Sequence[Run], model: str) -> list[int]:
+    """The round of each run at which this kind of model had diverged for good; runs that went well have none.
+
+    >>> facts = {"title": "fedavg", "seed": 0, "diverged": {"text": "", "models": {"centre": {"round": 51}}}}
+    >>> runs = [Run.of(facts, {"value": []}), Run.of({"title": "local", "seed": 0}, {"value": []})]
+    >>> divergence_rounds(runs, "centre")
+    [51]
+    """
+    gone = [run.facts["diverged"]["models"][model] for run in runs if has_diverged(run, model)]
+    return [int(facts.get("round", 0)) for facts in gone]
+
+
 def unranked(row: Mapping[str, Any]) -> str:
     """What stands in place of a comparison in the row of a method that diverged.
 

@@ -19,6 +19,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import disk_errors
+from kinfolk.report.diverged import divergence_rounds
 from kinfolk.report.read import (
     Run,
     by_title,
@@ -71,6 +72,8 @@ class Series:
     seeds: int
     colour: str
     style: Style
+    failure: str = ""  # that it diverged, and when
+    since: int | None = None  # the first round at which a seed had diverged
 
     @property
     def end(self) -> float:
@@ -107,8 +110,20 @@ def all_series(runs: Iterable[Run], score: str) -> list[Series]:
         worst = float((ends.max() if about(score).lower_is_better else ends.min()).mean())
         taken.append(look(str(same[0].facts.get("algorithm", title)), taken))
         colour, style = COLOURS[taken[-1][0]], STYLES[taken[-1][1]]
-        found.append(Series(label, mean_history(same, model, score), mean, worst, len(same), colour, style))
+        curve, gone = mean_history(same, model, score), divergence_rounds(same, model)
+        failure, since = _failure(gone, len(same)), min(gone, default=None)
+        found.append(Series(label, curve, mean, worst, len(same), colour, style, failure, since))
     return found
+
+
+def _failure(rounds: Sequence[int], runs: int) -> str:
+    """In a few words, how many of a series' runs diverged, and when."""
+    if not rounds:
+        return ""
+    if len(rounds) < runs:
+        return f"{len(rounds)} of {runs} diverged"
+    first, last = min(rounds), max(rounds)
+    return f"diverged at round {first}" if first == last else f"diverged at {first}-{last}"
 
 
 def comparison_figure(runs: Iterable[Run], path: str | Path, score: str | None = None) -> Path:
@@ -187,7 +202,10 @@ def _curves(axes: Axes, drawn: Sequence[Series], score: str) -> None:
         mean, std = curve["mean"], curve["std"].fillna(0.0)
         mark = "o" if mean.notna().sum() == 1 else None
         look: dict[str, Any] = {"color": series.colour, "linestyle": series.style, "marker": mark}
-        axes.plot(curve.index, mean, lw=1.7, ms=4, zorder=3, **look)
+        if series.since is None:
+            axes.plot(curve.index, mean, lw=1.7, ms=4, zorder=3, **look)
+        else:
+            _broken(axes, mean.dropna(), series)
         # An error has no band below zero, least of all on a logarithmic axis.
         low = (mean - std).where(mean > std, mean / 2) if about(score).lower_is_better else mean - std
         if (std > 0).any():
@@ -199,8 +217,20 @@ def _curves(axes: Axes, drawn: Sequence[Series], score: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     longest = max((series.last for series in drawn), default=0)
     axes.set_xlim(-0.01 * longest, 1.01 * longest or 1)
-    several = any(series.seeds > 1 for series in drawn)
-    dress(axes, "Mean over clients, by round", "band: ± standard deviation over seeds" if several else "")
+    said = ["band: ± standard deviation over seeds"] if any(series.seeds > 1 for series in drawn) else []
+    said += ["dashed, ×: diverged"] if any(series.failure for series in drawn) else []
+    dress(axes, "Mean over clients, by round", "; ".join(said))
+
+
+def _broken(axes: Axes, mean: pd.Series, series: Series) -> None:
+    """A curve that goes on dashed from the last evaluation before it diverged, and ends with a cross."""
+    if mean.empty:
+        return
+    before, after = mean[mean.index < series.since], mean[mean.index >= series.since]
+    after = pd.concat([before.tail(1), after])
+    axes.plot(before.index, before, lw=1.7, zorder=3, color=series.colour, linestyle=series.style)
+    cross: dict[str, Any] = {"marker": "X", "ms": 8, "mec": "white", "markevery": [len(after) - 1]}
+    axes.plot(after.index, after, lw=1.4, zorder=4, color=series.colour, linestyle="--", **cross)
 
 
 def _strips(axes: Axes, drawn: Sequence[Series], score: str) -> None:
@@ -213,8 +243,9 @@ def _strips(axes: Axes, drawn: Sequence[Series], score: str) -> None:
         _strip(axes, height, series, lower)
         lost = int(np.isinf(series.clients).sum())
         text = f"{lost} of {len(series.clients)}\ndiverged" if lost else shown(series.end, score, unit=True)
+        ink = PALE if series.failure else INK  # a number that stands for nothing
         axes.text(
-            1.02, height, text, transform=axes.get_yaxis_transform(), fontsize=8.5, va="center", color=INK
+            1.02, height, text, transform=axes.get_yaxis_transform(), fontsize=8.5, va="center", color=ink
         )
     axes.text(1.02, 1.02, "mean", transform=axes.transAxes, fontsize=8.5, color=PALE)
     spare = max(0.0, (4 - len(drawn)) / 2)  # a few strips must not swell to fill the panel
@@ -300,7 +331,10 @@ def _leaders(figure: Figure, left: Axes, right: Axes, drawn: Sequence[Series]) -
             line = Line2D([start[0], 0.458, 0.47], [start[1], level, level], color=series.colour, lw=1.0)
             line.set_linestyle(series.style if series.last == longest else ":")
             figure.add_artist(line)
-        words = textwrap.wrap(series.label, 20, max_lines=2, placeholder=" …")
+        tall = 3 * len(drawn) < 7 * figure.get_figheight()  # three lines of a label fit into its strip
+        most = 2 if tall or not series.failure else 1
+        words = textwrap.wrap(series.label, 20, max_lines=most, placeholder=" …")
+        words += [series.failure] if series.failure else []
         figure.text(
             0.474, level, _plain("\n".join(words)), fontsize=9, va="center", color=INK, linespacing=0.95
         )

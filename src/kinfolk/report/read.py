@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.experiment.record import FORMAT, read_audit, read_client_facts, read_rounds, read_scores
+from kinfolk.experiment.record import read_audit, read_client_facts, read_rounds, read_scores, readable
 from kinfolk.scores import SCORES, about, summary
 
 
@@ -144,12 +144,11 @@ def load_run(path: str | Path) -> Run:
     """
     folder = Path(path)
     if not (folder / "run.json").is_file():
-        raise KinfolkError("run", str(folder), "is not a run folder (it has no run.json)")
+        runs = sorted(found.parent.name for found in folder.glob("*/run.json"))
+        remedy = f"holds several runs; name one of them: {', '.join(runs[:6])}" + ", ..." * (len(runs) > 6)
+        raise KinfolkError("run", str(folder), remedy if runs else "is not a run folder (it has no run.json)")
     facts = _json(folder / "run.json")
-    if isinstance(facts.get("format"), int) and facts["format"] > FORMAT:
-        written = (facts.get("versions") or {}).get("kinfolk", "a newer version")
-        remedy = f"is of format {facts['format']}, this version reads {FORMAT}; use kinfolk {written}"
-        raise KinfolkError("run", str(folder), remedy)
+    readable(folder, facts)
     for name, kind in (("algorithm", str), ("seed", int)):
         if not isinstance(facts.get(name), kind):
             raise KinfolkError("run", str(folder / "run.json"), f"does not name its {name}")
@@ -297,9 +296,19 @@ def shown(value: float, score: str, deviation: float = math.nan, unit: bool = Fa
         decimals = 2 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
         text = [f"{part:.{decimals}f}" for part in (value, deviation)]
     else:
-        text = [f"{value:.2e}", f"{deviation:.0e}"]
+        text = [power(value, 2), power(deviation, 0)]
     mean = f"{text[0]}%" if unit and about(score).percent else text[0]
     return mean if math.isnan(deviation) else f"{mean} ± {text[1]}"
+
+
+def power(value: float, decimals: int, sign: str = "") -> str:
+    """A number that is very large or small, in few letters.
+
+    >>> power(1.5e9, 2), power(2e-7, 0), power(3e12, 1, "+"), power(math.inf, 2)
+    ('1.50e9', '2e-7', '+3.0e12', 'inf')
+    """
+    digits, e, exponent = f"{value:{sign}.{decimals}e}".partition("e")
+    return f"{digits}e{int(exponent)}" if e else digits
 
 
 def human_bytes(count: float) -> str:

@@ -28,6 +28,7 @@ from kinfolk.report.read import (
     human_bytes,
     is_training,
     last,
+    power,
     sample_std,
     shown,
     training_seconds,
@@ -129,7 +130,7 @@ def _parts(facts: Iterable[Mapping[str, Any]], name: str) -> list[tuple[str, Any
 def comparison_table(
     runs: Iterable[Run], score: str | None = None, over: str = "macro"
 ) -> tuple[Table, list[str]]:
-    """The comparison as a table, of 80 columns unless names are long, and notes on what a reader must know.
+    """The comparison as a table, which fits 80 columns, and notes on what a reader must know.
 
     >>> scores = {"client": ["a", "b"], "value": [0.5, 0.75], "rows": [1, 3]}
     >>> run = Run.of({"title": "local", "seed": 0}, scores)
@@ -165,12 +166,15 @@ def comparison_table(
 def _costs(row: Mapping[str, Any]) -> list[str]:
     sent, spent = row["bytes_per_client_round"] / 1e6, row["seconds_per_round"]
     span = f"{row['rounds']}" + (f"-{row['rounds_most']}" if row["rounds_most"] > row["rounds"] else "")
-    span += f"+{row['extra_rounds']:.3g}" if row["extra_rounds"] > 0 else ""
+    space = " " if "-" in span else ""  # may wrap there
+    span += f"{space}+{row['extra_rounds']:.3g}" if row["extra_rounds"] > 0 else ""
     return [_short(sent), _short(spent), span, str(row["seeds"])]
 
 
 def _short(number: float) -> str:
-    return "-" if math.isnan(number) else f"{number:.1f}" if number >= 1 else f"{number:.2g}"
+    if math.isnan(number):
+        return "-"
+    return power(number, 1) if number >= 1e5 else f"{number:.1f}" if number >= 1 else f"{number:.2g}"
 
 
 def _caption(over: str, frame: pd.DataFrame) -> Text:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kinfolk.report.read import shown
+from kinfolk.report.whole import WholeTable
 from kinfolk.scores import about
 
 Facts = Mapping[str, Any]
@@ -30,7 +31,7 @@ def tune_frame(facts: Facts) -> pd.DataFrame:
 
 
 def tune_table(facts: Facts) -> tuple[Table, list[str]]:
-    """(table, notes): a row for each method, within 80 columns, and what a reader must know.
+    """(table, notes): a row for each method, and what a reader must know.
 
     >>> one = {"algorithm": "fedavg", "tried": 5, "spent": 60, "settings": {}, "model": "centre", "failed": 0}
     >>> one |= {"score": 0.8, "default": 0.8, "left_out": [], "chosen": "fedavg", "file": "fedavg.toml"}
@@ -43,13 +44,13 @@ def tune_table(facts: Facts) -> tuple[Table, list[str]]:
     title = Text(
         f"{about(score).title}{unit}, on validation rows after {facts['rounds']} rounds", style="bold"
     )
-    table = Table(
+    table = WholeTable(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
     )
-    table.add_column("method", overflow="fold", max_width=16)
+    table.add_column("method")
     for head in ("tried", "rounds\nspent"):
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("chosen settings", overflow="fold", max_width=23)
+    table.add_column("chosen settings")
     table.add_column("model", no_wrap=True)
     for head in ("chosen", "as\ngiven"):
         table.add_column(head, justify="right", no_wrap=True)

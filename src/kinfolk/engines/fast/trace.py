@@ -31,8 +31,9 @@ from kinfolk.engines.padded import Rows
 from kinfolk.task import Carry, TrainStep
 from kinfolk.types import Tree, leaves
 
-# A trace costs about as much as this many steps; a network that trains less is not worth one.
-WORTH_TRACING = 8
+# Steps without a trace before one is made. It saves as much as it costs after 27 to 50 steps of a small dense
+# network and 100 to 180 of a convolution (docs/performance.md). Its bits are the same: nothing hangs on when.
+WORTH_TRACING = 64
 MOST_TRACES = 32
 # Numbers of one client's model from which on it pays to move weights by products. Those moves differ from
 # others in the last bit, so whether they are made must depend on sizes alone, not on how often or by which

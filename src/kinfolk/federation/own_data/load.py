@@ -30,12 +30,14 @@ def load_own(
     test_fraction: float = 0.2,
     valid: float = 0.0,
     missing: str = "refuse",
+    verify: bool = False,
     seed: Seed = Seed(0),  # noqa: B008 - a Seed never changes
 ) -> tuple[Federation, Report]:
     """The federation at `path` and a report on it.
 
     `client` names the client column of a table and has no place elsewhere. A store keeps the
-    splits it was written with, so it takes none of the options; the seed does not change it.
+    splits it was written with, so it takes none of the options; the seed does not change it. `verify`
+    compares the checksums of a store's large files too, which reads all of it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +55,7 @@ def load_own(
         raise KinfolkError("client", client, "a folder names its clients itself; leave client out")
     if is_store(path):
         _usual(label=label, test_fraction=test_fraction, valid=valid, missing=missing)
-        return read_store(path), store_report(path)
+        return read_store(path, verify=verify), store_report(path)
     found = (
         read_folder(path, label, missing=missing) if path.is_dir() else _table(path, client, label, missing)
     )
@@ -90,11 +92,15 @@ def own_data(spec: DataSpec, seed: Seed) -> tuple[Federation, Report]:
             raise KinfolkError(
                 f"data.{name}", getattr(spec, name), "own rows are whose they are; leave it out"
             )
+    path = Path(spec.path)
+    if path.is_file() and path.suffix.lower() in TABLES and not spec.client_column:
+        remedy = f"name the column of {path.name} that says whose each row is"
+        raise KinfolkError("data.client_column", None, remedy)
     options: dict[str, Any] = {"valid": spec.valid, "test_fraction": spec.test_fraction}
     if is_store(spec.path):  # it was split when it was written, and refuses what was asked for all the same
         options = {name: value for name, value in options.items() if value != usual[name]}
     return load_own(
-        Path(spec.path),
+        path,
         client=spec.client_column or None,
         label=spec.label_column or None,
         missing=spec.missing,

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from kinfolk.algorithms.blocks.many_models import copies, distinct
 from kinfolk.errors import at_least
 from kinfolk.fold import Mean, Weights
-from kinfolk.learning import metrics
 from kinfolk.learning.learner import Learner, ScoreTask
 from kinfolk.script import Script, fold
 from kinfolk.streams import RoundContext, Seed
@@ -137,23 +136,23 @@ class FedEM:
     def eval_tasks(self) -> Mapping[str, Task]:
         """The client's own mixture."""
         mine = self.learner
-        blank = metrics.blank(mine.outputs if mine.loss.classification else 0)
+        scoring = mine.scoring
 
         def begin(message: Message, memory: Message, facts: ClientInfo) -> Carry:
-            tally = {name: t.to(facts.rows.device) for name, t in blank.items()}
-            return {"sent": tree_of(message, "components"), "pi": memory["pi"], "tally": tally}
+            sent = {"sent": tree_of(message, "components"), "pi": memory["pi"]}
+            return sent | scoring.begin(facts.rows.device)
 
         def count(carry: Carry, batch: Batch) -> Carry:
             out = self.mixture(carry, batch)
-            found = metrics.count(carry["tally"], out, batch, mine.loss.row_loss(out, batch.y))
-            return {**carry, "tally": found}
+            return scoring.count(carry, out, batch, mine.loss.row_loss(out, batch.y))
 
         scan = Scan(count, Plan(mine.score_batch, shuffle=False, split=mine.score_split))
         return {
             "personal": ScoreTask(
-                begin, lambda carry: (carry["tally"], None), (scan,), blank,
+                begin, lambda carry: (scoring.reply(carry), None), (scan,), scoring.expected,
                 network=self.mixed_network,
                 model=_parts,
+                conclude=scoring.conclude if mine.metrics else None,
             )
         }  # fmt: skip
 

@@ -13,6 +13,7 @@ from kinfolk.codec import decode, encode
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import write_bytes, write_json
 from kinfolk.federation.federation import SPLITS, Federation, pack
+from kinfolk.learning.learner import Learner
 from kinfolk.types import Client, Tree
 
 FILE, FIRST = "federation.json", "first.safetensors"
@@ -30,10 +31,18 @@ class Outline:
     feature_names: tuple[str, ...]
     scale: tuple[float, float] | None  # rows that are bytes are trained on as x * scale[0] + scale[1]
     name: str
+    target: str = ""  # kind of the targets; by the classes where an older version wrote it
+    class_axis: int = -1  # of a class per position: which axis of the outputs is that of the classes
+    target_shape: tuple[int, ...] = ()  # of one row
+
+    @property
+    def kind(self) -> str:
+        """What is predicted: see `kinfolk.learning.losses.TARGETS`."""
+        return self.target or ("class" if self.classes else "numbers")
 
     @staticmethod
-    def of(federation: Federation) -> Outline:
-        """The outline of a federation.
+    def of(federation: Federation, learner: Learner | None = None) -> Outline:
+        """The outline of a federation, and of what a learner makes of its targets.
 
         >>> from kinfolk.federation.own_data.arrays import from_arrays
         >>> Outline.of(from_arrays({"ann": (torch.zeros(5, 2), torch.tensor([0, 1, 0, 1, 0]))})).shape
@@ -44,11 +53,14 @@ class Outline:
             federation.clients,
             federation.shape,
             federation.classes,
-            federation.classes or (y.shape[1] if y.dim() > 1 else 1),
+            learner.outputs if learner else federation.classes or (y.shape[1] if y.dim() > 1 else 1),
             federation.class_names,
             federation.feature_names,
             federation.scale,
             federation.name,
+            learner.loss.target if learner else "",
+            learner.loss.class_axis if learner else -1,
+            tuple(y.shape[1:]),
         )
 
     def without_rows(self) -> Federation:
@@ -57,13 +69,22 @@ class Outline:
         >>> Outline((Client("ann"),), (2,), 3, 3, (), (), None, "").without_rows().x.shape
         torch.Size([2, 2])
         """
-        zeros = torch.zeros(2, dtype=torch.int64) if self.classes else torch.zeros(2, self.outputs)
+        shape = self.target_shape or (() if self.classes or self.outputs == 1 else (self.outputs,))
+        y = torch.zeros(2, *shape, dtype=torch.int64 if self.classes else torch.float32)
+        # Targets must be taken as they were: what is all 0 or 1 may be labels, what sums to one is soft.
+        if self.kind == "positions":
+            y = y + self.classes - 1
+        y = (
+            y + 1 / max(y[0].numel(), 2)
+            if self.kind in ("numbers", "soft", "any") and not self.classes
+            else y
+        )
         shared = pack([torch.tensor([0])], of=[0] * len(self.clients))
         # Scaled rows are floats by the time that a network sees them.
         return Federation(
             self.clients,
             torch.zeros(2, *self.shape),
-            zeros if self.classes or self.outputs > 1 else zeros[:, 0],
+            y,
             dict.fromkeys(SPLITS, shared),
             self.classes,
             name=self.name,
@@ -72,10 +93,10 @@ class Outline:
         )
 
 
-def write_outline(folder: Path, federation: Federation, first: Tree) -> None:
+def write_outline(folder: Path, federation: Federation, learner: Learner) -> None:
     """Write both files of a run that begins."""
-    write_json(folder / FILE, asdict(Outline.of(federation)))
-    write_bytes(folder / FIRST, encode({"model": first}))
+    write_json(folder / FILE, asdict(Outline.of(federation, learner)))
+    write_bytes(folder / FIRST, encode({"model": learner.first}))
 
 
 def read_outline(folder: Path) -> Outline:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.outline import Outline
 from kinfolk.federation.own_data.tables import column_kind
+from kinfolk.learning.losses import logits_last
 
 BATCH = 256  # rows a call, as in scoring
 BYTES = 255
@@ -109,13 +110,18 @@ def unused(columns: Sequence[str], outline: Outline) -> list[str]:
 
 
 def outputs(network: nn.Module, rows: Tensor, outline: Outline) -> Tensor:
-    """What the network gives for rows, [rows, outputs]."""
-    parts = [torch.zeros(0, outline.outputs)]
+    """What the network gives for rows, [rows, outputs]; per position [rows, positions..., classes]."""
+    parts = []
     with torch.no_grad():
         for at in range(0, len(rows), BATCH):
             batch = rows[at : at + BATCH]
-            parts.append(network(batch).reshape(len(batch), -1).float())
-    return torch.cat(parts)
+            out = network(batch).float()
+            if outline.kind == "positions":
+                parts.append(logits_last(out, outline.class_axis))
+            else:
+                parts.append(out.reshape(len(batch), -1))
+    places = outline.target_shape if outline.kind == "positions" else ()
+    return torch.cat([torch.zeros(0, *places, outline.outputs), *parts])
 
 
 def said(out: Tensor, outline: Outline, proba: bool = False) -> NDArray[Any]:
@@ -126,13 +132,17 @@ def said(out: Tensor, outline: Outline, proba: bool = False) -> NDArray[Any]:
     >>> said(torch.tensor([[0.0, 3.0]]), outline), said(torch.zeros(1, 2), outline, proba=True)
     (array(['yes'], dtype='<U3'), array([[0.5, 0.5]]))
     """
-    if not outline.classes:
+    if outline.kind in ("numbers", "any"):
         if proba:
             raise KinfolkError("proba", True, "the run predicts numbers, which have no probabilities")
         return np.asarray(out[:, 0] if outline.outputs == 1 else out)
+    if outline.kind == "labels":  # each is there or not
+        return np.asarray(out.double().sigmoid() if proba else (out > 0).long())
+    if outline.kind == "binary":
+        out = torch.cat([torch.zeros_like(out), out], 1)
     if proba:
-        return np.asarray(out.double().softmax(1))
-    place: NDArray[np.int64] = np.asarray(out.argmax(1))
+        return np.asarray(out.double().softmax(-1))
+    place: NDArray[np.int64] = np.asarray(out.argmax(-1))
     names = outline.class_names
     if not names or names == tuple(map(str, range(len(names)))):
         return place

@@ -8,6 +8,9 @@ from torch import Tensor
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import SPLITS, Federation, Split
 
+# A position without a class, as PyTorch marks it.
+IGNORED = -100
+
 
 def check(federation: Federation) -> Federation:
     """Give the federation back if it is sound; otherwise name the client, the value and the remedy.
@@ -113,10 +116,14 @@ def _finite(f: Federation) -> None:
 def _labels(f: Federation) -> None:
     if f.classes <= 0:
         return
-    found = _first(f, (f.y < 0) | (f.y >= f.classes))
+    wrong = (f.y < 0) | (f.y >= f.classes)
+    if f.y.dim() > 1:  # a class per position, of which some may be left out
+        wrong &= f.y != IGNORED
+    found = _first(f, wrong.reshape(len(f.y), -1).any(1))
     if found:
+        row = found[1][0]
         remedy = f"labels run from 0 to {f.classes - 1}; correct the label or raise classes"
-        raise KinfolkError(f"data.{f.clients[found[0]]}.y", int(f.y[found[1][0]]), remedy)
+        raise KinfolkError(f"data.{f.clients[found[0]]}.y", int(f.y[row][wrong[row]].flatten()[0]), remedy)
 
 
 def _apart(f: Federation) -> None:

@@ -14,6 +14,7 @@ from kinfolk.algorithms.options import flat_options
 from kinfolk.engines.fast import accelerated
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.attack import Attack, planned
+from kinfolk.experiment.fit_rows import fit_rows
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.targets import Target, check_loss, settled, wanted
 from kinfolk.federation.federation import Federation
@@ -22,13 +23,15 @@ from kinfolk.learning.augment import find_augment
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import Loss
 from kinfolk.learning.models import build_model
+from kinfolk.learning.network import run
 from kinfolk.learning.optim import build_optimiser
-from kinfolk.learning.row_metrics import find_metrics, named_leaves
+from kinfolk.learning.row_metrics import find_metrics, named_targets
 from kinfolk.learning.schedules import factor, find_schedule
 from kinfolk.scores import learn
 from kinfolk.script import Algorithm
 from kinfolk.streams import Seed
 from kinfolk.task import Augment, Plan
+from kinfolk.types import Rows
 
 JUDGED_BY = ("accuracy", "mse", "loss")  # the first that there is, if none is named
 
@@ -48,7 +51,7 @@ class Parts:
     title: str
     attack: Attack | None = None
     own: Mapping[str, Any] = field(default_factory=dict)  # settings that this method alone has so
-    note: str = ""  # what was guessed of the targets
+    note: str = ""  # what there is to say of how the network takes the rows and their targets
 
     @property
     def monitor(self) -> str:
@@ -76,23 +79,24 @@ def build_parts(
         raise KinfolkError(
             "run.split", spec.run.split, "the federation has no such rows; set data.valid above 0"
         )
-    x, y = first_rows(federation, 1)
-    target = wanted(spec.local.loss, federation, y)
+    target = wanted(spec.local.loss, federation, first_rows(federation, 1)[1])
     # Networks draw their first weights from torch's global generator: lend them one.
     with seed.borrowed("init"):
         if network is None:
+            _check_built_in(spec.model.name, federation)
             module = build_model(spec.model.name, federation.shape, target.outputs, spec.model.options)
         else:
             module = network if isinstance(network, nn.Module) else network()
         # Within the loan too: lazy layers draw their weights when they see the first row.
-        out = _tried(module, spec.model.name, federation, x)
+        federation, note = fit_rows(module, federation, spec.model.output)
+        x, y = first_rows(federation, 1)
+        out = _tried(module, spec, federation, x)
     target, misfit = settled(target, spec.local.loss_options, spec.local.loss, out, y)
     if misfit:
         raise KinfolkError("model.name", spec.model.name, misfit)
     loss = target.made(spec.local.loss_options)
     check_loss(loss, out, y)
-    like = {"out": out.float(), **named_leaves(y)}
-    extra = _metrics(spec, target, federation, like)
+    extra = _metrics(spec, target, federation, {"out": out.float(), **named_targets(y)})
     augment = find_augment(spec.local.augment, spec.local.augment_pad, federation.shape)
     learner = _learner(spec, module, loss, target.outputs, augment, extra)
     learner = accelerated(learner, first_rows(federation, 2)[0])
@@ -102,8 +106,10 @@ def build_parts(
         if known and score not in learner.scoring.names:
             raise KinfolkError(name, score, near(score, learner.scoring.names))
     algorithm = build_algorithm(spec.algorithm.name, learner, spec.algorithm.options)
+    _check_rows(spec.algorithm.name, algorithm, federation)
     attack = planned(spec.run, federation, seed)
-    return Parts(spec, seed, federation, learner, algorithm, title(spec, own), attack, own or {}, target.note)
+    notes = "; ".join(filter(None, (note, target.note)))
+    return Parts(spec, seed, federation, learner, algorithm, title(spec, own), attack, own or {}, notes)
 
 
 def title(spec: Experiment, own: Mapping[str, Any] | None = None) -> str:
@@ -150,6 +156,7 @@ def _learner(
         by_round=by_round and (lambda round: factor("local.schedule", by_round, round, rounds)),
         by_step=by_step and (lambda at, of: factor("local.step_schedule", by_step, at, of)),
         **extra,
+        output=spec.model.output,
     )
 
 
@@ -165,24 +172,37 @@ def _metrics(
     return {"metrics": found, "score_rows": rows, "score_like": {name: t[:0] for name, t in like.items()}}
 
 
-def _tried(module: nn.Module, name: str, federation: Federation, x: Tensor) -> Tensor:
+def _check_built_in(name: str, federation: Federation) -> None:
+    if isinstance(federation.x, dict) and ":" not in name:
+        remedy = f"takes one tensor, and rows are {federation.row_text}; give a network of your own"
+        raise KinfolkError("model.name", name, f"{remedy}: 'module:Class'")
+
+
+def _check_rows(name: str, algorithm: Algorithm[Any], federation: Federation) -> None:
+    """Refuse rows that an algorithm cannot make more of: it says so by an attribute `makes_rows`."""
+    made = getattr(algorithm, "makes_rows", "")
+    plain = isinstance(federation.x, Tensor) and (federation.x.is_floating_point() or federation.scale)
+    if made and not plain:
+        kinds = "several tensors" if isinstance(federation.x, dict) else "whole numbers"
+        remedy = f"makes {made} of real numbers, and the inputs here are {kinds}; use another algorithm"
+        raise KinfolkError("algorithm.name", name, remedy)
+
+
+def _tried(module: nn.Module, spec: Experiment, federation: Federation, x: Rows) -> Tensor:
     """What the network gives for one row, or an error that says why it does not."""
+    name = spec.model.name
     try:
         with torch.no_grad():
             module.eval()
-            out = module(x)
+            return run(module, x, spec.model.output)
+    except KinfolkError:
+        raise
     except Exception as error:  # anything a user's forward raises
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise KinfolkError(
-            "model.name", name, f"cannot take rows of shape {federation.shape}: {reason}"
-        ) from error
+        rows = federation.shape if isinstance(federation.x, Tensor) else federation.row_text
+        raise KinfolkError("model.name", name, f"cannot take rows of shape {rows}: {reason}") from error
     finally:
         module.train()
-    if not isinstance(out, Tensor):
-        raise KinfolkError(
-            "model.name", name, f"gives a {type(out).__name__}; its forward must give a tensor"
-        )
-    return out
 
 
 def _check_training(spec: Experiment, learner: Learner) -> None:
@@ -193,10 +213,10 @@ def _check_training(spec: Experiment, learner: Learner) -> None:
         raise KinfolkError("local.batch", 1, "this network has BatchNorm, which needs batches of 2 or more")
 
 
-def first_rows(federation: Federation, count: int) -> tuple[Tensor, Tensor]:
+def first_rows(federation: Federation, count: int) -> tuple[Rows, Rows]:
     """A few rows to try a network on, as often as needed where there are fewer."""
     held = federation.among(federation.clients[:1])
-    return held.take(torch.arange(count) % len(held.x))
+    return held.take(torch.arange(count) % held.rows)
 
 
 def parameters(learner: Learner) -> int:

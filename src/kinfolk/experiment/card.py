@@ -105,7 +105,7 @@ def _predicts(outline: Outline) -> str:
     if outline.kind in ("labels", "soft"):
         return f"{outputs} labels, each or none" if outline.kind == "labels" else f"{outputs} classes"
     if outline.kind == "positions":
-        return f"one of {outputs} classes for each of {list(outline.target_shape)} positions"
+        return f"one of {outputs} classes for each position"
     shown = f" ({', '.join(names[:12])}{', ...' if len(names) > 12 else ''})" if names else ""
     return f"{classes} classes{shown}"
 

@@ -33,7 +33,7 @@ def chosen(parts: Parts, link: Link | None) -> Choice:
         engine = replace(engine, name=engine.inner, processes=1)
     x, y = first_rows(federation, 2)
     blocked = obstacle(parts.learner, x, y)
-    size = cost(parts.learner, x[:1])
+    size = cost(parts.learner, x)
     local, rows = parts.spec.local, federation.splits["train"].counts().double().mean()
     steps = local.steps or local.epochs * float(rows) / local.batch
     cohort = max(1, round(parts.spec.run.participation * len(federation.clients)))

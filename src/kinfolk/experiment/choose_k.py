@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from kinfolk.algorithms import ALGORITHMS, find_algorithm, options_of
 from kinfolk.algorithms.options import check_options, option_groups
@@ -40,7 +39,7 @@ from kinfolk.federation.partition.holdout import hold_out
 from kinfolk.federation.sources import build
 from kinfolk.scores import about
 from kinfolk.streams import Seed
-from kinfolk.types import Tree
+from kinfolk.types import Rows, Tree
 
 # Fraction of the training rows that is held out where a spec has no validation rows.
 HELD = 0.2
@@ -242,7 +241,7 @@ class Chosen:
     maker: Maker
     numbers: tuple[int, ...]
 
-    def __call__(self, i: int) -> Mapping[str, tuple[Tensor, Tensor]]:
+    def __call__(self, i: int) -> Mapping[str, tuple[Rows, Rows]]:
         """The rows of client number i of the chosen."""
         return self.maker(self.numbers[i])
 

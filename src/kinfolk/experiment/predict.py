@@ -15,6 +15,8 @@ from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.outline import Outline
 from kinfolk.federation.own_data.tables import column_kind
 from kinfolk.learning.losses import logits_last
+from kinfolk.learning.network import run
+from kinfolk.types import Rows, map_rows, row_count
 
 BATCH = 256  # rows a call, as in scoring
 BYTES = 255
@@ -109,19 +111,18 @@ def unused(columns: Sequence[str], outline: Outline) -> list[str]:
     return [name for name in columns if name not in outline.feature_names] if outline.feature_names else []
 
 
-def outputs(network: nn.Module, rows: Tensor, outline: Outline) -> Tensor:
+def outputs(network: nn.Module, rows: Rows, outline: Outline, output: str = "") -> Tensor:
     """What the network gives for rows, [rows, outputs]; per position [rows, positions..., classes]."""
     parts = []
     with torch.no_grad():
-        for at in range(0, len(rows), BATCH):
-            batch = rows[at : at + BATCH]
-            out = network(batch).float()
+        for at in range(0, row_count(rows), BATCH):
+            batch = map_rows(lambda t, at=at: t[at : at + BATCH], rows)  # type: ignore[misc]
+            out = run(network, batch, output).float()
             if outline.kind == "positions":
                 parts.append(logits_last(out, outline.class_axis))
             else:
-                parts.append(out.reshape(len(batch), -1))
-    places = outline.target_shape if outline.kind == "positions" else ()
-    return torch.cat([torch.zeros(0, *places, outline.outputs), *parts])
+                parts.append(out.reshape(row_count(batch), -1))
+    return torch.cat(parts) if parts else torch.zeros(0, outline.outputs)
 
 
 def said(out: Tensor, outline: Outline, proba: bool = False) -> NDArray[Any]:

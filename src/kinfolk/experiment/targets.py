@@ -97,8 +97,8 @@ def _kind(name: str, federation: Federation, y: Tensor) -> tuple[str, str]:
 
 
 def _is_binary(federation: Federation, sample: Tensor) -> bool:
-    y = sample if federation.maker is not None else federation.y
-    return bool(((y == 0) | (y == 1)).all())
+    y = federation.y if federation.maker is None and isinstance(federation.y, Tensor) else sample
+    return bool(torch.logical_or(y == 0, y == 1).all())
 
 
 def _width(federation: Federation, y: Tensor) -> int:

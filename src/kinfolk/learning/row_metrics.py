@@ -143,7 +143,7 @@ class Scoring:
         if not self.keeps:
             return {**carry, "tally": tally}
         place = batch.row if batch.weight is None else torch.where(batch.weight > 0, batch.row, self.rows)
-        values = {"out": out, **named_leaves(batch.y)}
+        values = {"out": out, **named_targets(batch.y)}
         room = {name: t.index_put((place,), values[name].to(t.dtype)) for name, t in carry[KEPT].items()}
         return {**carry, "tally": tally, KEPT: room}
 
@@ -182,10 +182,10 @@ def _usual(classes: int) -> str:
     return "class" if classes else "numbers"
 
 
-def named_leaves(y: Any) -> dict[str, Tensor]:
+def named_targets(y: Any) -> dict[str, Tensor]:
     """Targets as named tensors, of one tensor or of several.
 
-    >>> list(named_leaves(torch.zeros(1))), list(named_leaves({"time": torch.zeros(1)}))
+    >>> list(named_targets(torch.zeros(1))), list(named_targets({"time": torch.zeros(1)}))
     (['y'], ['y.time'])
     """
     return {f"y.{name}": t for name, t in y.items()} if isinstance(y, Mapping) else {"y": y}

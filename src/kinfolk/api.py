@@ -33,6 +33,7 @@ from kinfolk.experiment.seeds import Seeds, seed_numbers
 from kinfolk.experiment.spec import load, override
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.own_data.arrays import Given, from_arrays
+from kinfolk.federation.scaling import standardized
 from kinfolk.federation.sources import build
 from kinfolk.federation.spec import DataSpec
 from kinfolk.markup import as_html
@@ -458,9 +459,7 @@ def assign(
         rows = read_newcomers(newcomers, trained)
     else:
         # Whose rows are for tests is drawn by the newcomer's name and the seed of the run.
-        rows = in_terms_of(
-            _federation(newcomers, test, trained.spec, Seed(trained.spec.run.seed)), (), trained
-        )
+        rows = in_terms_of(_rows(newcomers, test, trained.spec, Seed(trained.spec.run.seed)), (), trained)
     return Placed(plain(assigning.assign(trained, rows, by=by, network=network)))
 
 
@@ -477,6 +476,11 @@ def build_federation(spec: str | Path, seed: int | None = None) -> Federation:
 
 
 def _federation(clients: Given | Federation, test: Given | None, spec: Experiment, seed: Seed) -> Federation:
+    rows = _rows(clients, test, spec, seed)
+    return standardized(rows, spec.data.standardize, spec.data.standardize_target)
+
+
+def _rows(clients: Given | Federation, test: Given | None, spec: Experiment, seed: Seed) -> Federation:
     if isinstance(clients, Federation):
         return clients
     data = spec.data

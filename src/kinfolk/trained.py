@@ -70,6 +70,8 @@ class TrainedRun(Run):
     ) -> nn.Module:
         """A model as a plain network in `eval` mode; it shares nothing with the run.
 
+        It takes rows as it was trained on them: standardised, where the run did that (`outline.scaling`).
+
         Args:
             client: whose model; may be left out where there is one for everyone.
             group: or the model of which group.
@@ -114,7 +116,8 @@ class TrainedRun(Run):
         """What a model says of rows: labels as the data name them, or the number to predict.
 
         Args:
-            x: rows as an array, a tensor or a data frame, in which columns are found by name.
+            x: rows as an array, a tensor or a data frame, in which columns are found by name; as they came,
+                also where the run has standardised its own.
             client: whose model, as in `model`.
             group: or the model of which group.
             kind: which kind of model.
@@ -124,7 +127,7 @@ class TrainedRun(Run):
         from kinfolk.experiment.predict import outputs, rows_for, said
 
         outline = self._kept.outline
-        rows = rows_for(x, outline)
+        rows = rows_for(x, outline, client)
         out = outputs(self.model(client, group, kind=kind, round=round), rows, outline)
         return said(out, outline, proba)
 

@@ -16,6 +16,7 @@ from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.attack import Attack, planned
 from kinfolk.experiment.sections import Experiment
 from kinfolk.federation.federation import Federation
+from kinfolk.federation.scaling import Scaling, standardized
 from kinfolk.federation.sources import build
 from kinfolk.learning.augment import find_augment
 from kinfolk.learning.learner import Learner
@@ -59,7 +60,8 @@ def build_parts(
     'fedavg'
     """
     seed = Seed(spec.run.seed)
-    federation = federation or build(spec.data, seed)
+    rows = build(spec.data, seed) if federation is None else federation
+    federation = standardized(rows, spec.data.standardize, spec.data.standardize_target)
     if not int(federation.splits[spec.run.split].counts().sum()):
         raise KinfolkError(
             "run.split", spec.run.split, "the federation has no such rows; set data.valid above 0"
@@ -78,7 +80,9 @@ def build_parts(
         # Within the loan too: lazy layers draw their weights when they see the first row.
         _check_output(module, spec.model.name, federation, outputs)
     augment = find_augment(spec.local.augment, spec.local.augment_pad, federation.shape)
-    learner = accelerated(_learner(spec, module, loss, outputs, augment), first_rows(federation, 2)[0])
+    learner = accelerated(
+        _learner(spec, module, loss, outputs, augment, federation.scaling), first_rows(federation, 2)[0]
+    )
     _check_training(spec, learner)
     algorithm = build_algorithm(spec.algorithm.name, learner, spec.algorithm.options)
     attack = planned(spec.run, federation, seed)
@@ -103,9 +107,14 @@ def title(spec: Experiment, own: Mapping[str, Any] | None = None) -> str:
 
 
 def _learner(
-    spec: Experiment, module: nn.Module, loss: Loss, outputs: int, augment: Augment | None
+    spec: Experiment,
+    module: nn.Module,
+    loss: Loss,
+    outputs: int,
+    augment: Augment | None,
+    scaling: Scaling | None,
 ) -> Learner:
-    local = spec.local
+    local, target = spec.local, scaling.target if scaling else None
     return Learner(
         module,
         loss,
@@ -119,6 +128,7 @@ def _learner(
         tune_epochs=local.tune_epochs,
         score_split=spec.run.split,
         half=spec.engine.precision == "bf16",
+        units=None if target is None else (target.mean, target.std),
     )
 
 

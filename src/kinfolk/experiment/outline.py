@@ -13,6 +13,8 @@ from kinfolk.codec import decode, encode
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import write_bytes, write_json
 from kinfolk.federation.federation import SPLITS, Federation, pack
+from kinfolk.federation.own_data.columns import Recipe
+from kinfolk.federation.scaling import Scaling
 from kinfolk.types import Client, Tree
 
 FILE, FIRST = "federation.json", "first.safetensors"
@@ -30,6 +32,13 @@ class Outline:
     feature_names: tuple[str, ...]
     scale: tuple[float, float] | None  # rows that are bytes are trained on as x * scale[0] + scale[1]
     name: str
+    scaling: Scaling | None = None  # how rows and targets were standardised
+    recipe: Recipe | None = None  # how rows come out of raw columns
+
+    @property
+    def pixels(self) -> tuple[float, float] | None:
+        """How bytes are scaled before anything else; None where rows are none."""
+        return self.scale or (self.scaling.pixels if self.scaling else None)
 
     @staticmethod
     def of(federation: Federation) -> Outline:
@@ -49,6 +58,8 @@ class Outline:
             federation.feature_names,
             federation.scale,
             federation.name,
+            federation.scaling,
+            federation.recipe,
         )
 
     def without_rows(self) -> Federation:
@@ -69,6 +80,8 @@ class Outline:
             name=self.name,
             class_names=self.class_names,
             feature_names=self.feature_names,
+            scaling=self.scaling,
+            recipe=self.recipe,
         )
 
 
@@ -90,11 +103,12 @@ def read_outline(folder: Path) -> Outline:
         lists: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in told.items()
         }
-        return Outline(**lists)
+        scaling = lists.get("scaling") and Scaling.from_dict(lists["scaling"])
+        return Outline(**{**lists, "scaling": scaling, "recipe": Recipe.from_dict(lists.get("recipe"))})
     except FileNotFoundError as error:
         remedy = f"has no {FILE} (of an older version); run it again"
         raise KinfolkError("run", str(folder), remedy) from error
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise KinfolkError("run", str(folder / FILE), f"cannot be read ({error}); run it again") from error
 
 

@@ -394,8 +394,17 @@ class Running:
         self.describe("running", "", **more)
         note = self.coordinator.engine.note
         self.records.audit("start", engine=note, why=self.choice.why, kept=told(self))
+        self._tell_statistics()
         if self.choice.warning:
             self.records.audit("warning", text=self.choice.warning)
+
+    def _tell_statistics(self) -> None:
+        """What clients told of their rows before the first round, so that all could be standardised."""
+        scaling = self.parts.federation.scaling
+        if scaling is not None and scaling.bytes_up:
+            self.records.audit("standardize", by=scaling.by, tells=scaling.tells)
+            self.coordinator.ledger.add_bytes("standardize", "up", scaling.bytes_up)
+            self.coordinator.ledger.add_bytes("standardize", "down", scaling.bytes_down)
 
     def describe(self, status: str, reason: str, **more: Any) -> None:
         """Write `run.json`."""

@@ -111,6 +111,8 @@ class Learner:
     score_batch: int = 256
     half: bool = False  # products in bfloat16; parameters, gradients, norms and losses stay float32
     prepare: Prepare = plain  # whoever runs many clients may have layers that are faster
+    # Mean and deviation of standardised targets, by output: scores are in the targets' own units.
+    units: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     # One copy of the network in each mode, since switching modes walks the whole network.
     _training: nn.Module = field(init=False, repr=False)
@@ -230,7 +232,8 @@ class Learner:
 
         def count(carry: Carry, batch: Batch) -> Carry:
             out = self.apply(carry["model"], batch)
-            tally = metrics.count(carry["tally"], out, batch, self.loss.row_loss(out, batch.y))
+            loss = self.loss.row_loss(out, batch.y)
+            tally = metrics.count(carry["tally"], self.in_units(out), self.batch_in_units(batch), loss)
             return {**carry, "tally": tally}
 
         plan = Plan(self.score_batch, shuffle=False, split=self.score_split)
@@ -241,6 +244,27 @@ class Learner:
         return ScoreTask(
             begin, told, passes, expected, stream=stream, common=common, network=self.plain_network
         )
+
+    def in_units(self, values: Tensor) -> Tensor:
+        """Outputs or targets in the targets' own units, in float64, if targets are standardised.
+
+        >>> from kinfolk.learning.losses import find_loss
+        >>> learner = Learner(nn.Linear(2, 1), find_loss("mse"), outputs=1, units=((50.0,), (10.0,)))
+        >>> learner.in_units(torch.tensor([0.0, 2.0])).tolist()
+        [50.0, 70.0]
+        """
+        if self.units is None:
+            return values
+        mean, std = self.units
+        if len(mean) == 1:
+            return values.double() * std[0] + mean[0]
+        # By column: numbers, unlike a tensor of them, are on every device and in every recorded step.
+        columns = [values[:, k].double() * std[k] + mean[k] for k in range(len(mean))]
+        return torch.stack(columns, dim=1)
+
+    def batch_in_units(self, batch: Batch) -> Batch:
+        """The same batch with its targets in their own units."""
+        return batch if self.units is None else batch._replace(y=self.in_units(batch.y))
 
     def plain_network(self) -> nn.Module:
         """A copy of the network as it was given, without what makes it fast for many clients.

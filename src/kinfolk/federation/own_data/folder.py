@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.datasets.files import short
 from kinfolk.federation.datasets.formats import npz_names, read_npz
+from kinfolk.federation.own_data.cells import column_kind
+from kinfolk.federation.own_data.columns import Columns, FillRule, Recipe, fitted
 from kinfolk.federation.own_data.gather import check_name, client_rows, gather
 from kinfolk.federation.own_data.images import inside, read_images
 from kinfolk.federation.own_data.loaded import LoadedClients
@@ -18,7 +21,6 @@ from kinfolk.federation.own_data.missing import listed
 from kinfolk.federation.own_data.tables import (
     TABLES,
     choose_label,
-    column_kind,
     column_types,
     read_table_file,
     table_part,
@@ -27,7 +29,13 @@ from kinfolk.federation.own_data.tables import (
 KINDS = (".npz", *TABLES)
 
 
-def read_folder(path: str | Path, label: str | None = None, *, missing: str = "refuse") -> LoadedClients:
+def read_folder(
+    path: str | Path,
+    label: str | None = None,
+    *,
+    missing: str = "refuse",
+    columns: Columns | Recipe = Columns(),  # noqa: B008 - never changes
+) -> LoadedClients:
     """The clients of a folder, named after its files (npz, csv or parquet) or its folders (images by class).
 
     `label` names the label column, or the label array of an npz file; without it that is "y", or
@@ -45,10 +53,13 @@ def read_folder(path: str | Path, label: str | None = None, *, missing: str = "r
     if kind == "folder":
         if label is not None:
             raise KinfolkError("label", label, "the class folders are the labels of images; leave label out")
-        return read_images(clients)
+        columns.check_no_names("images")
+        return read_images(clients, columns.resize)
     if kind == ".npz":
-        return _arrays(clients, label or "y", missing, left_out)
-    return _tables(clients, label, missing, left_out)
+        columns.check_no_names("npz files")
+        columns.check_no_images()
+        return _arrays(clients, label or "y", missing, columns.fill_rule, left_out)
+    return _tables(clients, label, missing, columns, left_out)
 
 
 def _clients(folder: Path) -> tuple[dict[str, Path], str, Counter[str]]:
@@ -77,7 +88,9 @@ def _clients(folder: Path) -> tuple[dict[str, Path], str, Counter[str]]:
     return clients, next(iter(kinds)), Counter({"hidden files": hidden} if hidden else {})
 
 
-def _arrays(clients: Mapping[str, Path], label: str, missing: str, left_out: Counter[str]) -> LoadedClients:
+def _arrays(
+    clients: Mapping[str, Path], label: str, missing: str, fill: FillRule, left_out: Counter[str]
+) -> LoadedClients:
     parts, types = {}, {"x": set[str](), label: set[str]()}
     for who, path in clients.items():
         arrays = read_npz(path, path, "x", label)
@@ -87,31 +100,44 @@ def _arrays(clients: Mapping[str, Path], label: str, missing: str, left_out: Cou
             seen.add(str(arrays[name].dtype))
     told = {name: ", ".join(sorted(seen)) for name, seen in types.items()}
     notes = ["x holds bytes: kept as they are, not scaled as images are"] if told["x"] == "uint8" else []
-    return gather(parts, kind="npz", label=label, missing=missing, types=told, left_out=left_out, notes=notes)
+    how: dict[str, Any] = {"label": label, "missing": missing, "fill": fill}
+    return gather(parts, kind="npz", types=told, left_out=left_out, notes=notes, **how)
 
 
 def _tables(
-    clients: Mapping[str, Path], label: str | None, missing: str, left_out: Counter[str]
+    clients: Mapping[str, Path],
+    label: str | None,
+    missing: str,
+    columns: Columns | Recipe,
+    left_out: Counter[str],
 ) -> LoadedClients:
     frames: dict[str, pd.DataFrame] = {}
     for who, path in clients.items():
-        frames[who], skipped = read_table_file(path)
+        frames[who], skipped = read_table_file(path, text=columns.text)
         left_out.update(skipped)
     first = next(iter(frames))
-    _same_columns(frames, first)
+    if not columns.names:
+        _same_columns(frames, first)
     label, chosen = choose_label(frames[first].columns, label)
-    features = [name for name in frames[first].columns if name != label]
-    _same_text(frames, clients, label)
-    parts = {who: table_part(f"data.{who}", frame, label, features) for who, frame in frames.items()}
+    for who, frame in frames.items():
+        if label not in frame.columns:
+            raise KinfolkError(
+                f"data.{who}.columns", label, "the label is not there; " + near(label, frame.columns)
+            )
+    recipe, said = fitted(columns, frames, label)
+    _same_text(frames, clients, label, recipe.text)
+    sources = recipe.sources
+    parts = {who: table_part(f"data.{who}", frame, label, sources) for who, frame in frames.items()}
     return gather(
         parts,
         kind=clients[first].suffix.lower()[1:],
         label=label,
-        features=features,
+        recipe=recipe,
+        fill=columns.fill_rule,
         missing=missing,
         types=column_types(list(frames.values())),
         left_out=left_out,
-        notes=[chosen],
+        notes=[chosen, *said],
     )
 
 
@@ -121,11 +147,15 @@ def _same_columns(frames: Mapping[str, pd.DataFrame], first: str) -> None:
         absent, extra = sorted(wanted - set(frame.columns)), sorted(set(frame.columns) - wanted)
         if absent or extra:
             says = [f"without {listed(absent)}"] * bool(absent) + [f"with {listed(extra)}"] * bool(extra)
-            remedy = f"unlike {first!r}; give all clients the same columns"
+            remedy = (
+                f"unlike {first!r}; give all clients the same columns, or name those to use with --columns"
+            )
             raise KinfolkError(f"data.{who}.columns", ", ".join(says), remedy)
 
 
-def _same_text(frames: dict[str, pd.DataFrame], clients: Mapping[str, Path], label: str) -> None:
+def _same_text(
+    frames: dict[str, pd.DataFrame], clients: Mapping[str, Path], label: str, text: Sequence[str]
+) -> None:
     """Read labels again as text where only other clients' are: classes 7 and A are both text."""
     kinds = {who: column_kind(frame[label]) for who, frame in frames.items()}
     if "text" not in kinds.values():
@@ -135,4 +165,4 @@ def _same_text(frames: dict[str, pd.DataFrame], clients: Mapping[str, Path], lab
             kind in ("whole", "float", "bool", "date", "datetime", "time")
             and clients[who].suffix.lower() == ".csv"
         ):
-            frames[who], _ = read_table_file(clients[who], text=[label])
+            frames[who], _ = read_table_file(clients[who], text=[label, *text])

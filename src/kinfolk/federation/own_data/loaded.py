@@ -13,6 +13,8 @@ from torch import Tensor
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import SPLITS, Federation, Split, pack
+from kinfolk.federation.own_data.columns import FillRule, Recipe
+from kinfolk.federation.own_data.fill import fill_in
 from kinfolk.federation.partition.holdout import hold_out
 from kinfolk.federation.soundness import check
 from kinfolk.streams import Seed
@@ -34,7 +36,7 @@ class MissingValue:
 
 @dataclass(frozen=True, eq=False)
 class LoadedClients:
-    """Rows by client, as read. Nothing is missing in them any more: `missing` says what was.
+    """Rows by client, as read. `missing` says what was missing; with `fill`, what of x still is.
 
     >>> loaded = LoadedClients({"ann": (np.zeros((2, 3)), np.array([0, 1]))}, class_names=("no", "yes"))
     >>> loaded.rows, loaded.shape
@@ -52,6 +54,8 @@ class LoadedClients:
     scale: tuple[float, float] | None = None  # x of bytes are trained on as x * scale[0] + scale[1]
     classes: int = 0  # how many, where they have no names
     tests: Mapping[str, Bools] | None = None  # [rows] by client: its test rows; None: to be held out
+    recipe: Recipe | None = None  # how x comes out of raw columns; None: as they are
+    fill: FillRule = ""  # what fills the gaps that x still has; "": it has none
 
     @property
     def rows(self) -> int:
@@ -103,18 +107,23 @@ def federate(
         raise KinfolkError("data.test_fraction", test_fraction, remedy)
     rows = dict(sorted(loaded.clients.items()))
     x, y = (np.concatenate([pair[k] for pair in rows.values()]) for k in (0, 1))
+    splits, recipe = _splits(loaded, [*rows], valid, test_fraction, seed), loaded.recipe
+    if loaded.fill != "":
+        names = loaded.feature_names or [f"x[{i}]" for i in range(x.shape[1])]
+        x, recipe = fill_in(x, splits["train"], loaded.fill, names, recipe)
     in_bytes = x.dtype == np.uint8  # they stay bytes, a quarter of the size
     return check(
         Federation(
             clients=tuple(Client(who) for who in rows),
             x=torch.from_numpy(x if in_bytes else x.astype(np.float32, copy=False)),
             y=torch.from_numpy(y.astype(np.float32 if y.dtype.kind == "f" else np.int64, copy=False)),
-            splits=_splits(loaded, [*rows], valid, test_fraction, seed),
+            splits=splits,
             classes=len(loaded.class_names) or loaded.classes,
             name=f"own data, {len(rows)} clients",
             scale=loaded.scale or (1.0, 0.0) if in_bytes else None,
             class_names=tuple(loaded.class_names),
             feature_names=tuple(loaded.feature_names),
+            recipe=recipe,
         )
     )
 

@@ -176,7 +176,7 @@ class Source:
             return hot
         stamps = points_in_time(column, field, row)
         days = (stamps - pd.Timestamp(ORIGIN, tz="UTC")) / pd.Timedelta(days=1)
-        parts = {"month": stamps.dt.month, "weekday": stamps.dt.weekday}
+        parts = {"month": stamps.dt.month, "weekday": stamps.dt.day_of_week}
         return np.column_stack(
             [values.to_numpy(np.float64) for values in (days, *map(parts.__getitem__, self.words))]
         )

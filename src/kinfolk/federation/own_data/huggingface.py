@@ -48,11 +48,12 @@ def read_huggingface(
         if name not in dataset.column_names or (what, name) == ("label", client):
             raise KinfolkError(what, name, "no such column; " + near(name, dataset.column_names))
     owner, nameless = client_ids(_frame(dataset, [client])[client], client, missing)
-    names = columns.names or [name for name in dataset.column_names if name not in (label, client)]
+    others = [name for name in dataset.column_names if name not in (label, client)]
+    names = columns.names or others
     for name in names:
-        if name not in dataset.column_names:
-            raise KinfolkError("data.columns", name, "no such column; " + near(name, dataset.column_names))
-    whole, recipe, notes = _read(dataset, label, names, columns)
+        if name not in others:
+            raise KinfolkError("data.columns", name, "no such column for features; " + near(name, others))
+    whole, recipe, notes, scale = _read(dataset, label, names, columns)
     return gather(
         split_part(whole, owner),
         kind="Hugging Face data set",
@@ -64,7 +65,7 @@ def read_huggingface(
         types={name: _type(dataset.features[name]) for name in (*names, label)},
         left_out=nameless,
         notes=[f"client column: {client!r}", *notes],
-        scale=None if recipe.sources else PIXELS,  # of images, which alone are bytes
+        scale=scale,
     )
 
 
@@ -128,8 +129,8 @@ def _one_id_each(parts: Sequence[Any], client: str) -> None:
 
 def _read(
     dataset: Any, label: str, names: Sequence[str], wanted: Columns
-) -> tuple[ClientRows, Recipe, list[str]]:
-    """The rows of a data set, how they were made, and notes on it."""
+) -> tuple[ClientRows, Recipe, list[str], tuple[float, float] | None]:
+    """The rows of a data set, how they were made, notes on it, and how bytes are scaled."""
     frame = _frame(dataset, [label])
     if getattr(dataset.features[label], "names", None):  # Hugging Face writes -1 for a row without a label
         frame[label] = frame[label].mask(frame[label] == -1)
@@ -137,18 +138,18 @@ def _read(
     if names and set(shapes.values()) == {"scalar"}:
         whole = frame.join(_frame(dataset, names))
         recipe, notes = fitted(wanted, {"": whole}, label)
-        return table_part("data", whole, label, recipe.sources), recipe, notes
+        return table_part("data", whole, label, recipe.sources), recipe, notes, None
     if len(names) != 1:
         said = ", ".join(f"{name} ({kind})" for name, kind in shapes.items()) or "none"
-        remedy = "give numeric columns only, or a single one of images or lists: columns=Columns([...])"
+        remedy = "give numeric columns only, or one of images or lists: columns= or dataset.select_columns"
         raise KinfolkError("data.columns", said, remedy)
     row = np.arange(1, len(frame) + 1, dtype=np.int64)
     y, absent = label_values(frame[label], f"data.{label}", row)
     if shapes[names[0]] == "image":
         x, notes = _images(dataset, names[0], wanted.resize)
-        return ClientRows(x, y, absent, row), Recipe(resize=wanted.resize), notes
+        return ClientRows(x, y, absent, row), Recipe(resize=wanted.resize), notes, PIXELS
     wanted.check_no_images()
-    return ClientRows(_lists(dataset, names[0]), y, absent, row), Recipe(), []
+    return ClientRows(_lists(dataset, names[0]), y, absent, row), Recipe(), [], None
 
 
 def package() -> ModuleType:

@@ -209,8 +209,8 @@ def test_newcomers_may_have_raw_columns_in_any_order(kinfolk, tmp_path):
         write(tmp_path / "sites", f"c{i}", 1 if i % 2 else -1, ["pay", "sex", "y"])
     write(tmp_path / "new", "up", 1, ["y", "more", "sex", "pay"])
     write(tmp_path / "new", "down", -1, ["sex", "pay", "y"])
-    words = ("data.name=own", "data.path=sites", "data.categorical=sex", "algorithm.name=fesem", "algorithm.k=2",
-             "model.name=logistic", "run.rounds=6")  # fmt: skip
+    words = ("data.name=own", "data.path=sites", "data.categorical=sex", "model.name=logistic",
+             "algorithm.name=fesem", "algorithm.k=2", "run.rounds=6")  # fmt: skip
     code, _, err = kinfolk("run", "--out", "run", *(part for word in words for part in ("--set", word)))
     assert code == 0, err
     code, out, err = kinfolk("assign", "run", "--data", "new", "--by", "loss", "--json")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.federation import Federation
+from kinfolk.types import Rows, plain_rows
 
 RULES = ("auto", "none", "client", "global")
 TARGET_RULES = ("auto", "none", "global")
@@ -200,20 +201,29 @@ def standardized(federation: Federation, by: str = "auto", target: str = "auto")
 
 def _rules(f: Federation, by: str, target: str) -> tuple[str, str]:
     """What "auto" comes to; what cannot be is refused."""
-    floats = f.x.is_floating_point() or f.scale is not None
+    plain = isinstance(f.x, Tensor) and f.maker is None
     if by == "auto":
-        by = "global" if f.feature_names and floats and f.maker is None else "none"
-    if by != "none" and (f.maker is not None or not floats):
-        why = "these rows are made when a client is asked" if f.maker else "whole numbers stay what they are"
+        by = "global" if f.feature_names and plain else "none"
+    if by != "none" and not plain:
+        why = "these rows are made when a client is asked" if f.maker else "rows have several inputs"
         raise KinfolkError("data.standardize", by, f"{why}; leave it out")
-    numbers = f.classes == 0 and f.y.is_floating_point() and f.y.dim() <= 2 and f.maker is None
+    y = f.y
+    numbers = isinstance(y, Tensor) and f.classes == 0 and y.is_floating_point() and y.dim() <= 2
     if target == "auto":
-        target = "global" if numbers and by != "none" else "none"
-    if target != "none" and not numbers:
-        raise KinfolkError(
-            "data.standardize_target", target, "the data have no numbers to predict; leave it out"
-        )
+        target = "global" if by != "none" and numbers and f.maker is None and _measured(y) else "none"
+    if target != "none" and (not numbers or f.maker is not None):
+        remedy = "the data have no numbers to predict; leave it out"
+        raise KinfolkError("data.standardize_target", target, remedy)
     return by, target
+
+
+def _measured(y: Rows) -> bool:
+    """Whether targets look like measurements: one number a row, not all between 0 and 1.
+
+    Several labels, probabilities, or times with a mark of an event are no such thing.
+    """
+    one = isinstance(y, Tensor) and y[0].numel() == 1
+    return one and not bool(((plain_rows(y) >= 0) & (plain_rows(y) <= 1)).all())
 
 
 def _row_statistics(f: Federation, by: str) -> dict[str, Statistics]:
@@ -233,7 +243,9 @@ def combined(moments: Iterable[Moments]) -> Moments:
 def _moments(f: Federation, i: int) -> Moments:
     """Of one client's training rows, and of no others."""
     rows = f.splits["train"].rows(i)
-    return combined(Moments.of(f.take(part)[0].numpy(force=True)) for part in torch.split(rows, _TOGETHER))
+    return combined(
+        Moments.of(plain_rows(f.take(part)[0]).numpy(force=True)) for part in torch.split(rows, _TOGETHER)
+    )
 
 
 def _spared(f: Federation, found: Statistics) -> Statistics:
@@ -247,7 +259,7 @@ def _spared(f: Federation, found: Statistics) -> Statistics:
 
 def _target_statistics(f: Federation) -> Statistics:
     train = f.splits["train"]
-    y = f.y.reshape(len(f.y), -1)
+    y = plain_rows(f.y).reshape(f.rows, -1)
     own = (Moments.of(y[train.rows(i)].numpy(force=True)) for i in range(len(f.clients)))
     return combined(own).statistics()
 
@@ -274,6 +286,7 @@ def with_scaling(federation: Federation, scaling: Scaling) -> Federation:
     if scaling.rows:
         x, scale = _scaled_rows(federation, scaling), None
     if scaling.target is not None:
+        y = plain_rows(y)
         y = scaling.target.apply(y.reshape(len(y), -1)).reshape(y.shape)
     done = replace(federation, x=x, y=y, scale=scale, scaling=scaling)
     _check_finite(done)
@@ -281,10 +294,10 @@ def with_scaling(federation: Federation, scaling: Scaling) -> Federation:
 
 
 def _scaled_rows(f: Federation, scaling: Scaling) -> Tensor:
-    everyone = torch.arange(len(f.x), device=f.x.device)
+    everyone = torch.arange(f.rows, device=f.device)
     if scaling.by == "global":
-        return scaling.rows[EVERYONE].apply(f.take(everyone)[0])
-    x = f.take(everyone)[0].clone()
+        return scaling.rows[EVERYONE].apply(plain_rows(f.take(everyone)[0]))
+    x = plain_rows(f.take(everyone)[0]).float().clone()
     taken = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for i, who in enumerate(f.clients):
         own = torch.unique(torch.cat([split.rows(i) for split in f.splits.values()]))
@@ -298,7 +311,7 @@ def _scaled_rows(f: Federation, scaling: Scaling) -> Tensor:
 
 def _check_finite(f: Federation) -> None:
     """A test row may lie so far from the training rows that float32 cannot hold it."""
-    if not f.x.is_floating_point() or bool(f.x.isfinite().all()):
+    if not isinstance(f.x, Tensor) or not f.x.is_floating_point() or bool(f.x.isfinite().all()):
         return
     row, column = (~f.x.isfinite()).nonzero()[0, :2].tolist()
     who = next((c for i, c in enumerate(f.clients) for s in f.splits.values() if row in s.rows(i)), "")
@@ -327,9 +340,9 @@ def uneven(federation: Federation) -> str:
         return ""
     rows = f.splits["train"].row[:_LOOKED_AT]
     told = ""
-    if f.x.is_floating_point() and f.x.dim() == 2:
+    if isinstance(f.x, Tensor) and f.x.is_floating_point() and f.x.dim() == 2:
         told = _sizes("columns", Moments.of(f.x[rows].numpy(force=True)).statistics(), "standardize")
-    if not told and f.classes == 0 and f.y.is_floating_point() and f.y.dim() <= 2:
+    if not told and f.classes == 0 and isinstance(f.y, Tensor) and f.y.is_floating_point() and f.y.dim() <= 2:
         aims = Moments.of(f.y[rows].reshape(len(rows), -1).numpy(force=True)).statistics()
         # Beside a deviation of 1, which is what outputs begin with.
         told = _sizes("targets and outputs", _with_unit(aims), "standardize_target")

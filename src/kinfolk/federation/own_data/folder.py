@@ -101,7 +101,7 @@ def _arrays(
     told = {name: ", ".join(sorted(seen)) for name, seen in types.items()}
     notes = ["x holds bytes: kept as they are, not scaled as images are"] if told["x"] == "uint8" else []
     how: dict[str, Any] = {"label": label, "missing": missing, "fill": fill}
-    return gather(parts, kind="npz", types=told, left_out=left_out, notes=notes, **how)
+    return gather(parts, kind="npz", types=told, left_out=left_out, notes=notes, whole=True, **how)
 
 
 def _tables(

@@ -16,6 +16,7 @@ from rich.text import Text
 from torch import nn
 
 from kinfolk.algorithms.options import flat_options
+from kinfolk.errors import KinfolkError
 from kinfolk.experiment import assign as assigning
 from kinfolk.experiment import choose_k as choosing
 from kinfolk.experiment import compare as comparing
@@ -484,4 +485,9 @@ def _rows(clients: Given | Federation, test: Given | None, spec: Experiment, see
     if isinstance(clients, Federation):
         return clients
     data = spec.data
-    return from_arrays(clients, test=test, valid=data.valid, test_fraction=data.test_fraction, seed=seed)
+    for name in ("columns", "categorical", "dates", "resize"):
+        if value := getattr(data, name):
+            remedy = "arrays have no names; use kinfolk.read_frame(..., columns=kinfolk.Columns(...))"
+            raise KinfolkError(f"data.{name}", value, remedy)
+    held: Any = {"valid": data.valid, "test_fraction": data.test_fraction, "fill": data.fill}
+    return from_arrays(clients, test=test, seed=seed, **held)

@@ -52,8 +52,8 @@ class TrainedRun(Run):
             return self._clients
         spec = load_spec(self.path / "spec.toml")
         data, seed = spec.data, Seed(spec.run.seed)
-        held = data.valid, data.test_fraction
-        return from_arrays(self._clients, test=self._test, valid=held[0], test_fraction=held[1], seed=seed)
+        held: Any = {"valid": data.valid, "test_fraction": data.test_fraction, "fill": data.fill}
+        return from_arrays(self._clients, test=self._test, seed=seed, **held)
 
     @property
     def kept_rounds(self) -> tuple[int, ...]:

@@ -202,7 +202,7 @@ def test_newcomers_get_the_statistics_of_the_run_or_their_own():
     run, new = from_arrays(clients()), from_arrays({"zoe": clients((30,), seed=9)["c0"]})
     shared = standardized(run, "global").scaling
     assert torch.equal(with_scaling(new, shared).x, shared.rows[""].apply(new.x))
-    own = with_scaling(new, standardized(run, "client").scaling)
+    own = with_scaling(new, replace(standardized(run, "client").scaling, rows={}))
     np.testing.assert_allclose(own.scaling.rows["zoe"].mean, train(new, 0).mean(0), rtol=1e-9)
     assert own.scaling.of("zoe") == own.scaling.rows["zoe"]
 
@@ -268,3 +268,27 @@ def test_uneven_sizes_are_told_with_a_remedy(size, shift, target, line):
     if line:
         assert re.search(line, told)
         assert uneven(standardized(raw, "global")) == ""
+
+
+def test_whole_numbers_in_arrays_are_standardised_if_asked_for():
+    x = np.arange(200).reshape(50, 4) * [1, 10, 100, 1000]
+    raw = from_arrays({"ann": (x, np.arange(50) % 2)})
+    f = standardized(raw, "global")
+    own = raw.x[raw.splits["train"].row].double().numpy()
+    np.testing.assert_allclose(f.scaling.rows[""].std, own.std(0), rtol=1e-9)
+    assert f.x.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("y", "target"),
+    [
+        (np.linspace(0, 1, 50), False),  # probabilities
+        (np.linspace(0, 3, 50), True),
+        (np.tile([[0.0, 1.0], [1.0, 1.0]], (25, 1)), False),  # several labels
+        (np.stack([np.arange(50.0), np.arange(50.0) % 2], 1), False),  # a time and the mark of an event
+    ],
+)
+def test_only_targets_that_look_like_measurements_are_standardised_unasked(y, target):
+    raw = from_arrays({"ann": (np.random.default_rng(0).normal(size=(50, 2)), y.astype(np.float32))})
+    assert (standardized(raw, "global").scaling.target is not None) == target
+    assert standardized(raw, "global", "global").scaling.target is not None

@@ -156,7 +156,10 @@ def in_terms_of(federation: Federation, names: Sequence[str], trained: Trained) 
         remedy = "these rows are standardised by statistics of their own; give them as they came"
         raise KinfolkError("newcomers", federation.name, remedy)
     numbered = _numbered(federation, names, trained)
-    return numbered if trained.scaling is None else with_scaling(numbered, trained.scaling)
+    scaling = trained.scaling
+    if scaling is not None and scaling.by == "client":
+        scaling = replace(scaling, rows={})
+    return numbered if scaling is None else with_scaling(numbered, scaling)
 
 
 def _numbered(federation: Federation, names: Sequence[str], trained: Trained) -> Federation:

@@ -278,9 +278,9 @@ def _bytes(
 def with_scaling(federation: Federation, scaling: Scaling) -> Federation:
     """Rows standardised by statistics that are known: also those of newcomers, by the statistics of a run.
 
-    Newcomers to a run in which each client has its own have their own as well.
+    Newcomers to a run in which each client has its own have their own as well: `rows` is empty then.
     """
-    if scaling.by == "client" and not set(federation.clients) <= set(scaling.rows):
+    if scaling.by == "client" and not scaling.rows:
         scaling = replace(scaling, rows=_row_statistics(federation, "client"))
     x, y, scale = federation.x, federation.y, federation.scale
     if scaling.rows:

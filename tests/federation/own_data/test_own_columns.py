@@ -8,8 +8,11 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
+import kinfolk
 from kinfolk.errors import KinfolkError
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.own_data.columns import MOST_CATEGORIES, Columns, Recipe, Source
 from kinfolk.federation.own_data.folder import read_folder
 from kinfolk.federation.own_data.load import load_own
@@ -265,3 +268,18 @@ def test_time_zones_are_brought_to_utc():
     seen = pd.Series(["2024-01-31T00:30+01:00", pd.Timestamp("2024-01-31", tz="Asia/Tokyo")])
     days = Source("seen", "date").encode(seen, "data.seen", np.arange(2))[:, 0]
     np.testing.assert_allclose(days, [19752 + 23.5 / 24, 19752 + 15 / 24], rtol=1e-12)
+
+
+def test_arrays_in_python_are_filled_and_have_no_names(tmp_path):
+    x = np.array([[1.0, np.nan], [3.0, 4.0], [np.nan, 6.0], [5.0, 8.0]] * 3)
+    f = from_arrays({"ann": (x, np.arange(12) % 2)}, fill="mean")
+    own = x[f.splits["train"].rows(0).numpy()]
+    np.testing.assert_allclose(f.recipe.fill, np.nanmean(own, axis=0), rtol=1e-9)
+    given = {"progress": False, "rounds": 1, "folder": tmp_path / "r"}
+    kinfolk.run(nn.Linear(2, 2), {"ann": (x, np.arange(12) % 2)}, settings={"data.fill": "median"}, **given)
+    said = kinfolk.load(tmp_path / "r", network=nn.Linear(2, 2)).predict(np.array([[np.nan, 1.0]]))
+    assert said.shape == (1,)
+    with pytest.raises(KinfolkError, match=r"data\.categorical = 'a': arrays have no names"):
+        kinfolk.run(nn.Linear(2, 2), {"ann": (x, np.arange(12))}, settings={"data.categorical": "a"}, **given)
+    with pytest.raises(KinfolkError, match="rows of several arrays are not filled"):
+        from_arrays({"ann": ({"a": x, "b": x}, np.arange(12))}, fill=0)

@@ -25,12 +25,16 @@ def cautions(parts: Parts) -> list[str]:
     >>> cautions(build_parts(few))[0].partition(":")[0]
     '6 clients list at most 2 peers each and a sum by additive64 needs 3'
     """
-    # Published rows are what they are; whoever brings their own can still choose.
-    sizes = uneven(parts.federation) if parts.spec.data.name == "own" else ""
+    sizes = uneven_rows(parts)
     if not isinstance(parts.algorithm, SLFed):
         return [sizes] if sizes else []
     lines = [sizes, short_lists(parts, parts.algorithm), cut_values(parts, parts.algorithm)]
     return [line for line in lines if line]
+
+
+def uneven_rows(parts: Parts) -> str:
+    """What is uneven about somebody's own rows, and the remedy; published rows are what they are."""
+    return uneven(parts.federation) if parts.spec.data.name == "own" else ""
 
 
 def short_lists(parts: Parts, method: SLFed) -> str:

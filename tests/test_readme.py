@@ -135,9 +135,11 @@ def test_the_python_example_is_short_and_prints_a_table(python):
     assert "±" in printed
 
 
-def test_the_frame_example_prints_what_was_found(python):
-    (example,) = blocks("docs/data.md", "python")
-    assert python(example) == "{'0': 20, '1': 20} ('ann', 'bob')\n"
+def test_the_data_examples_print_what_they_say(python):
+    found, prices, columns = (python(example) for example in blocks("docs/data.md", "python"))
+    assert found == "{'0': 20, '1': 20} ('ann', 'bob')\n"
+    assert prices == "True\n[400000.]\n"
+    assert columns == "('age', 'sex=f', 'sex=m', 'sex=x', 'seen', 'seen.month')\n"
 
 
 def test_the_records_example_reads_the_readme_run(room, typed, python):

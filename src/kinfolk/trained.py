@@ -116,8 +116,9 @@ class TrainedRun(Run):
         """What a model says of rows: labels as the data name them, or the number to predict.
 
         Args:
-            x: rows as an array, a tensor or a data frame, in which columns are found by name; as they came,
-                also where the run has standardised its own.
+            x: rows as an array, a tensor or a data frame, in which columns are found by name; of several
+                inputs a dict or a tuple of them, of sequences a list. They are given as they came, also where
+                the run has standardised its own.
             client: whose model, as in `model`.
             group: or the model of which group.
             kind: which kind of model.
@@ -128,7 +129,8 @@ class TrainedRun(Run):
 
         outline = self._kept.outline
         rows = rows_for(x, outline, client)
-        out = outputs(self.model(client, group, kind=kind, round=round), rows, outline)
+        model = self.model(client, group, kind=kind, round=round)
+        out = outputs(model, rows, outline, self._kept.spec.model.output)
         return said(out, outline, proba)
 
     @property

@@ -44,7 +44,7 @@ def card(kept: KeptModels, wanted: Wanted, network: nn.Module, files: Sequence[s
     told = {
         "data": outline.name,
         "clients": f"{len(outline.clients):,}",
-        "rows": f"{list(outline.shape)}{_scaled(outline.pixels)}",
+        "rows": outline.row_text or f"{list(outline.shape)}{_scaled(outline.pixels)}",
         **_standardized(outline.scaling, wanted.client),
         "predicts": _predicts(outline.classes, outline.class_names, outline.outputs),
         "federation fingerprint": f"`{facts['federation']['fingerprint']}`",

@@ -47,6 +47,15 @@ class Outline:
         """How bytes are scaled before anything else; None where rows are none."""
         return self.scale or (self.scaling.pixels if self.scaling else None)
 
+    @property
+    def row_text(self) -> str:
+        """The inputs in words, where they are not one tensor of floats.
+
+        >>> Outline((), (), 2, 2, (), (), None, "", {"tokens": ((9,), "int64")}).row_text
+        'tokens [9] int64'
+        """
+        return ", ".join(f"{name} {list(s)} {kind}".strip() for name, (s, kind) in self.inputs.items())
+
     @staticmethod
     def of(federation: Federation) -> Outline:
         """The outline of a federation.

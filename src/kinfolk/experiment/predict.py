@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.outline import Outline
+from kinfolk.experiment.structured_input import structured_input
 from kinfolk.federation.own_data.cells import column_kind
 from kinfolk.federation.own_data.columns import Recipe
 from kinfolk.learning.network import run
@@ -22,8 +23,8 @@ BATCH = 256  # rows a call, as in scoring
 BYTES = 255
 
 
-def rows_for(x: Any, outline: Outline, client: str | None = None) -> Tensor:
-    """Rows as the network takes them, [rows, ...] in float32; rows of another shape or kind are refused.
+def rows_for(x: Any, outline: Outline, client: str | None = None) -> Rows:
+    """Rows as the network takes them, [rows, ...]; rows of another shape or kind are refused.
 
     They are given as they were before the run standardised its own; `client` says whose they are, if each
     has statistics of its own.
@@ -36,6 +37,8 @@ def rows_for(x: Any, outline: Outline, client: str | None = None) -> Tensor:
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: x = [4, 3]: give rows of shape [rows, 2]
     """
+    if outline.inputs:
+        return structured_input(x, outline)
     values = _frame(x, outline) if isinstance(x, pd.DataFrame) else _array(x)
     if tuple(values.shape[1:]) != tuple(outline.shape) or values.ndim < 1:
         wanted = ", ".join(map(str, ("rows", *outline.shape)))
@@ -155,10 +158,12 @@ def said(out: Tensor, outline: Outline, proba: bool = False) -> NDArray[Any]:
             raise KinfolkError("proba", True, "the run predicts numbers, which have no probabilities")
         if outline.scaling and outline.scaling.target:
             out = outline.scaling.target.undo(out)
-        return np.asarray(out[:, 0] if outline.outputs == 1 else out)
+        return np.asarray(out[:, 0] if outline.outputs == 1 and out.dim() == 2 else out)
+    # Of a class for each position, classes stand on the second axis, or else on the last.
+    axis = 1 if out.shape[1] == outline.classes else -1
     if proba:
-        return np.asarray(out.double().softmax(1))
-    place: NDArray[np.int64] = np.asarray(out.argmax(1))
+        return np.asarray(out.double().softmax(axis))
+    place: NDArray[np.int64] = np.asarray(out.argmax(axis))
     names = outline.class_names
     if not names or names == tuple(map(str, range(len(names)))):
         return place

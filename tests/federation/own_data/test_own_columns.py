@@ -251,7 +251,7 @@ def test_names_mean_nothing_to_images_and_arrays(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 1)), y=np.array([0, 1]))
     (tmp_path / "npz").mkdir()
     (tmp_path / "a.npz").rename(tmp_path / "npz" / "a.npz")
-    with pytest.raises(KinfolkError, match="npz files have no named columns"):
+    with pytest.raises(KinfolkError, match="arrays have no named columns"):
         read_folder(tmp_path / "npz", columns=Columns(dates=["a"]))
     with pytest.raises(KinfolkError, match="only images have a size"):
         read_folder(tmp_path / "npz", columns=Columns(resize=(2, 2)))

@@ -136,8 +136,9 @@ def test_the_python_example_is_short_and_prints_a_table(python):
 
 
 def test_the_data_examples_print_what_they_say(python):
-    found, prices, columns = (python(example) for example in blocks("docs/data.md", "python"))
+    found, tokens, prices, columns = (python(example) for example in blocks("docs/data.md", "python"))
     assert found == "{'0': 20, '1': 20} ('ann', 'bob')\n"
+    assert tokens == "mask 12 (bool), tokens 12 (int16) 2 rounds done\n"
     assert prices == "True\n[400000.]\n"
     assert columns == "('age', 'sex=f', 'sex=m', 'sex=x', 'seen', 'seen.month')\n"
 

@@ -145,10 +145,12 @@ def test_the_python_example_is_short_and_prints_a_table(python):
     assert "±" in printed
 
 
-def test_the_frame_example_prints_what_was_found(python):
-    frame, tokens = blocks("docs/data.md", "python")
-    assert python(frame) == "{'0': 20, '1': 20} ('ann', 'bob')\n"
-    assert python(tokens) == "mask 12 (bool), tokens 12 (int16) 2 rounds done\n"
+def test_the_data_examples_print_what_they_say(python):
+    found, tokens, prices, columns = (python(example) for example in blocks("docs/data.md", "python"))
+    assert found == "{'0': 20, '1': 20} ('ann', 'bob')\n"
+    assert tokens == "mask 12 (bool), tokens 12 (int16) 2 rounds done\n"
+    assert prices == "True\n[400000.]\n"
+    assert columns == "('age', 'sex=f', 'sex=m', 'sex=x', 'seen', 'seen.month')\n"
 
 
 def test_the_records_example_reads_the_readme_run(room, typed, python):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kinfolk.experiment.run import Result
     from kinfolk.federation.federation import Federation
     from kinfolk.federation.own_data.arrays import from_arrays
+    from kinfolk.federation.own_data.columns import Columns
     from kinfolk.federation.own_data.huggingface import read_flower, read_huggingface
     from kinfolk.federation.own_data.load import load_own
     from kinfolk.federation.own_data.loaded import federate
@@ -67,6 +68,7 @@ __all__ = [
     "MDICFL",
     "ClusteredFL",
     "ClusteredHDBSCAN",
+    "Columns",
     "Comparison",
     "Experiment",
     "FeSEM",
@@ -155,6 +157,7 @@ _HOMES = {
     **dict.fromkeys(_METHODS, "methods"),
     **dict.fromkeys(("run", "tune"), "api"),
     **dict.fromkeys(("Run", "load_run", "load_runs"), "report.read"),
+    "Columns": "federation.own_data.columns",
     "Experiment": "own_experiment",
     **dict.fromkeys(("TrainedRun", "load"), "trained"),
     "Federation": "federation.federation",

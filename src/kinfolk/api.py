@@ -17,6 +17,7 @@ from torch import nn
 
 from kinfolk.algorithms.options import flat_options
 from kinfolk.by_path import path_of
+from kinfolk.errors import KinfolkError
 from kinfolk.experiment import assign as assigning
 from kinfolk.experiment import choose_k as choosing
 from kinfolk.experiment import compare as comparing
@@ -34,6 +35,7 @@ from kinfolk.experiment.seeds import Seeds, seed_numbers
 from kinfolk.experiment.spec import load, override
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.own_data.arrays import Given, from_arrays
+from kinfolk.federation.scaling import standardized
 from kinfolk.federation.sources import build
 from kinfolk.federation.spec import DataSpec
 from kinfolk.learning.row_metrics import Metric
@@ -490,9 +492,7 @@ def assign(
         rows = read_newcomers(newcomers, trained)
     else:
         # Whose rows are for tests is drawn by the newcomer's name and the seed of the run.
-        rows = in_terms_of(
-            _federation(newcomers, test, trained.spec, Seed(trained.spec.run.seed)), (), trained
-        )
+        rows = in_terms_of(_rows(newcomers, test, trained.spec, Seed(trained.spec.run.seed)), (), trained)
     return Placed(plain(assigning.assign(trained, rows, by=by, network=network)))
 
 
@@ -509,7 +509,17 @@ def build_federation(spec: str | Path, seed: int | None = None) -> Federation:
 
 
 def _federation(clients: Given | Federation, test: Given | None, spec: Experiment, seed: Seed) -> Federation:
+    rows = _rows(clients, test, spec, seed)
+    return standardized(rows, spec.data.standardize, spec.data.standardize_target)
+
+
+def _rows(clients: Given | Federation, test: Given | None, spec: Experiment, seed: Seed) -> Federation:
     if isinstance(clients, Federation):
         return clients
     data = spec.data
-    return from_arrays(clients, test=test, valid=data.valid, test_fraction=data.test_fraction, seed=seed)
+    for name in ("columns", "categorical", "dates", "resize"):
+        if value := getattr(data, name):
+            remedy = "arrays have no names; use kinfolk.read_frame(..., columns=kinfolk.Columns(...))"
+            raise KinfolkError(f"data.{name}", value, remedy)
+    held: Any = {"valid": data.valid, "test_fraction": data.test_fraction, "fill": data.fill}
+    return from_arrays(clients, test=test, seed=seed, **held)

@@ -52,8 +52,8 @@ class TrainedRun(Run):
             return self._clients
         spec = load_spec(self.path / "spec.toml")
         data, seed = spec.data, Seed(spec.run.seed)
-        held = data.valid, data.test_fraction
-        return from_arrays(self._clients, test=self._test, valid=held[0], test_fraction=held[1], seed=seed)
+        held: Any = {"valid": data.valid, "test_fraction": data.test_fraction, "fill": data.fill}
+        return from_arrays(self._clients, test=self._test, seed=seed, **held)
 
     @property
     def kept_rounds(self) -> tuple[int, ...]:
@@ -69,6 +69,8 @@ class TrainedRun(Run):
         round: str | int = "last",
     ) -> nn.Module:
         """A model as a plain network in `eval` mode; it shares nothing with the run.
+
+        It takes rows as it was trained on them: standardised, where the run did that (`outline.scaling`).
 
         Args:
             client: whose model; may be left out where there is one for everyone.
@@ -115,7 +117,8 @@ class TrainedRun(Run):
 
         Args:
             x: rows as an array, a tensor or a data frame, in which columns are found by name; of several
-                inputs a dict or a tuple of them, of sequences a list.
+                inputs a dict or a tuple of them, of sequences a list. They are given as they came, also where
+                the run has standardised its own.
             client: whose model, as in `model`.
             group: or the model of which group.
             kind: which kind of model.
@@ -125,7 +128,7 @@ class TrainedRun(Run):
         from kinfolk.experiment.predict import outputs, rows_for, said
 
         outline = self._kept.outline
-        rows = rows_for(x, outline)
+        rows = rows_for(x, outline, client)
         model = self.model(client, group, kind=kind, round=round)
         out = outputs(model, rows, outline, self._kept.spec.model.output)
         return said(out, outline, proba)

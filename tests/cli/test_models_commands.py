@@ -12,6 +12,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from kinfolk.experiment.record import read_scores
+from kinfolk.federation.own_data.store import read_store
+
 
 def write_table(path, rows=30, seed=0):
     draw = np.random.default_rng(seed)
@@ -213,3 +216,97 @@ def test_a_folder_of_images_is_predicted_by_file(kinfolk, tmp_path):
     (tmp_path / "new" / "night.png").unlink()
     code, _, err = kinfolk("predict", "run", "new")
     assert (code, "the run was trained on images of 8 x 8" in err) == (2, True)
+
+
+def test_raw_columns_are_predicted_as_the_run_was_trained_on_them(kinfolk, tmp_path):
+    draw = np.random.default_rng(0)
+    (tmp_path / "sites").mkdir()
+    for who in ("ann", "bob", "cyd"):
+        pay, sex = draw.normal(5e4, 9e3, 60), draw.choice(["f", "m"], 60)
+        seen = pd.Timestamp("2024-01-31") + pd.to_timedelta(draw.integers(0, 400, 60), unit="D")
+        y = 1e5 + 2 * pay + 3e4 * (sex == "m") + draw.normal(size=60)
+        frame = pd.DataFrame(
+            {"pay": pay, "sex": sex, "seen": seen.strftime("%Y-%m-%d"), f"only_{who}": 1, "y": y}
+        )
+        frame.loc[frame.index % 10 == 3, "pay"] = None
+        frame.to_csv(tmp_path / "sites" / f"{who}.csv", index=False)
+    words = ("--columns", "pay,sex,seen", "--categorical", "sex", "--date", "seen:month", "--fill", "mean")
+    code, out, err = kinfolk("data", "import", "sites", "--label", "y", *words, "--out", "store")
+    assert code == 0, err
+    assert "is one-hot by the 2 sorted values" in out.replace("\n", " ")
+    sets = ("data.name=own", "data.path=store", "model.name=logistic", "run.rounds=12", "engine.name=loop")
+    code, _, err = kinfolk("run", "--out", "run", *(part for word in sets for part in ("--set", word)))
+    assert code == 0, err
+    told = json.loads((tmp_path / "run" / "federation.json").read_text())
+    assert told["feature_names"] == ["pay", "sex=f", "sex=m", "seen", "seen.month"]
+    assert told["scaling"]["by"] == "global"
+    raw = pd.read_csv(tmp_path / "sites" / "bob.csv")
+    raw[["y", "seen", "sex", "pay"]].to_csv("new.csv", index=False)
+    code, _, err = kinfolk("predict", "run", "new.csv", "--out", "said.csv")
+    assert code == 0, err
+    error = pd.read_csv("said.csv")["prediction"] - raw["y"]
+    test = (read_store(tmp_path / "store").splits["test"].rows(1) - 60).numpy()
+    scores = read_scores(tmp_path / "run")
+    last = scores[(scores["round"] == 12) & (scores["client"] == "bob")].set_index("score")["value"]
+    assert np.square(error[test]).mean() == pytest.approx(last["mse"], rel=1e-4)
+    assert np.square(error[raw["pay"].notna()]).mean() < 1e7  # of a variance of 5e8
+    raw.assign(sex="never", seen="31.1.2024").to_csv("odd.csv", index=False)
+    code, _, err = kinfolk("predict", "run", "odd.csv")
+    assert (code, "x.seen = '31.1.2024': row 1 is no date" in err) == (2, True), err
+    raw.assign(sex="never").to_csv("odd.csv", index=False)
+    code, _, err = kinfolk("predict", "run", "odd.csv")
+    assert (code, "'sex': 60 values unknown to the run, as 'never'" in err) == (0, True), err
+
+
+def test_images_of_any_size_are_predicted_by_the_size_and_statistics_of_the_run(kinfolk, tmp_path):
+    draw = np.random.default_rng(0)
+    for who in ("ann", "bob"):
+        for name, grey in (("dark", 20), ("light", 200)):
+            folder = tmp_path / "photos" / who / name
+            folder.mkdir(parents=True)
+            for i in range(6):
+                size = tuple(draw.integers(6, 12, 2).tolist())
+                Image.new("RGB", size, (grey + i, 90, 0)).save(folder / f"{i}.png")
+    words = ("data.name=own", "data.path=photos", "model.name=logistic", "run.rounds=5")
+    sets = [part for word in words for part in ("--set", word)]
+    code, _, err = kinfolk("run", "--out", "run", *sets)
+    assert (code, "--resize HxW brings all to one size" in err) == (2, True), err
+    code, _, err = kinfolk(
+        "run", "--out", "run", *sets, "--set", "data.resize=8x7", "--set", "data.standardize=global"
+    )
+    assert code == 0, err
+    told = json.loads((tmp_path / "run" / "federation.json").read_text())
+    assert (told["shape"], told["recipe"]["resize"]) == ([3, 8, 7], [8, 7])
+    assert len(told["scaling"]["rows"][""]["mean"]) == 3  # by channel
+    (tmp_path / "new").mkdir()
+    Image.new("RGB", (30, 9), (10, 90, 0)).save(tmp_path / "new" / "night.png")
+    Image.new("RGB", (4, 4), (230, 90, 0)).save(tmp_path / "new" / "snow.png")
+    code, _, err = kinfolk("predict", "run", "new", "--out", "said.csv")
+    assert code == 0, err
+    assert pd.read_csv("said.csv")["prediction"].tolist() == ["dark", "light"]
+
+
+def test_newcomers_may_have_raw_columns_in_any_order(kinfolk, tmp_path):
+    draw = np.random.default_rng(0)
+
+    def write(folder, who, sign, order):
+        folder.mkdir(exist_ok=True)
+        pay, sex = draw.normal(5e4, 9e3, 60), draw.choice(["f", "m", "x"], 60)
+        y = np.where(sign * (pay - 5e4) > 0, "rich", "poor")
+        pd.DataFrame({"pay": pay, "sex": sex, "more": 1, "y": y})[order].to_csv(
+            folder / f"{who}.csv", index=False
+        )
+
+    for i in range(6):
+        write(tmp_path / "sites", f"c{i}", 1 if i % 2 else -1, ["pay", "sex", "y"])
+    write(tmp_path / "new", "up", 1, ["y", "more", "sex", "pay"])
+    write(tmp_path / "new", "down", -1, ["sex", "pay", "y"])
+    words = ("data.name=own", "data.path=sites", "data.categorical=sex", "model.name=logistic",
+             "algorithm.name=fesem", "algorithm.k=2", "run.rounds=6")  # fmt: skip
+    code, _, err = kinfolk("run", "--out", "run", *(part for word in words for part in ("--set", word)))
+    assert code == 0, err
+    code, out, err = kinfolk("assign", "run", "--data", "new", "--by", "loss", "--json")
+    assert code == 0, err
+    placed = {one["newcomer"]: one for one in json.loads(out)["newcomers"]}
+    assert placed["up"]["group"] != placed["down"]["group"]
+    assert min(one["centre"] for one in placed.values()) > 0.9

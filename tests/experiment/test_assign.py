@@ -264,7 +264,7 @@ def test_labels_are_matched_by_name_not_by_number(words, tmp_path):
     ("names", "columns", "line"),
     [
         (("cold", "mild", "hot"), ("a", "b"), "label = 'hot': the run knows no such class; it has cold"),
-        (("cold", "mild", "warm"), ("a", "c"), "'c' stands where the run has 'b'"),
+        (("cold", "mild", "warm"), ("a", "c"), "data.ann.columns = 'b': no such column"),
     ],
 )
 def test_other_words_and_other_columns_are_one_line(words, tmp_path, names, columns, line):

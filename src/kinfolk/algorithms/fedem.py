@@ -145,7 +145,8 @@ class FedEM:
 
         def count(carry: Carry, batch: Batch) -> Carry:
             out = self.mixture(carry, batch)
-            return scoring.count(carry, out, batch, mine.loss.row_loss(out, batch.y))
+            loss = mine.loss.row_loss(out, batch.y)
+            return scoring.count(carry, mine.in_units(out), mine.batch_in_units(batch), loss)
 
         scan = Scan(count, Plan(mine.score_batch, shuffle=False, split=mine.score_split))
         return {

@@ -85,6 +85,7 @@ def show(
     epilog=examples(
         "kinfolk data import hospitals/ --out store",
         "kinfolk data import all.csv --client hospital --label outcome --out store",
+        "kinfolk data import sites/ --columns age,sex,seen --categorical sex --date seen --out store",
     ),
 )
 def import_(
@@ -93,14 +94,31 @@ def import_(
     client: Annotated[str | None, typer.Option(help="The client column of a table.")] = None,
     label: Annotated[str | None, typer.Option(help="The label column.")] = None,
     missing: Annotated[str, typer.Option(help="Missing values: refuse, drop or median.")] = "refuse",
+    columns: Annotated[
+        str, typer.Option(metavar="A,B,...", help="Which columns are features, in this order.")
+    ] = "",
+    categorical: Annotated[
+        str, typer.Option(metavar="A,B,...", help="Columns of categories, which become one-hot.")
+    ] = "",
+    date: Annotated[
+        str, typer.Option(metavar="A,B,...", help="Columns of dates: days; A:month:weekday has these too.")
+    ] = "",
+    fill: Annotated[
+        str, typer.Option(metavar="mean|median|VALUE", help="What stands for missing values.")
+    ] = "",
+    resize: Annotated[str, typer.Option(metavar="HxW", help="Bring all images to this size.")] = "",
     json_: AsJson = False,
 ) -> None:
     """Check your own data, report what they hold, and write the fast internal form."""
+    from kinfolk.federation.own_data.columns import Columns
     from kinfolk.federation.own_data.load import load_own
     from kinfolk.federation.own_data.report import report_table
     from kinfolk.federation.own_data.store import write_store
 
-    federation, report = load_own(path, client=client, label=label, missing=missing, verify=True)
+    wanted = Columns.parse(columns, categorical, date, fill, resize)
+    federation, report = load_own(
+        path, client=client, label=label, missing=missing, verify=True, columns=wanted
+    )
     written: Any = write_store(federation, out_, report)
     if json_:
         print_json({"store": str(written), "report": report.as_dict()})

@@ -135,7 +135,10 @@ def fitted(trained: Trained, federation: Federation, network: Network | None) ->
     """The parts of the run around the newcomers' rows, if its models can take them."""
     if not int(federation.splits["test"].counts().sum()):
         raise KinfolkError("newcomers", federation.name, "nobody has test rows; give two rows or more each")
-    spec = replace(trained.spec, run=replace(trained.spec.run, split="test", target=0.0))
+    # Rows are standardised by now, if those of the run were.
+    data = replace(trained.spec.data, standardize="auto" if federation.scaling else "none")
+    data = replace(data, standardize_target=data.standardize)
+    spec = replace(trained.spec, data=data, run=replace(trained.spec.run, split="test", target=0.0))
     misfit = f"rows of this shape do not fit the models of {trained.folder}"
     try:
         parts = build_parts(spec, federation, network)

@@ -18,6 +18,7 @@ from kinfolk.experiment.fit_rows import fit_rows
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.targets import Target, check_loss, settled, wanted
 from kinfolk.federation.federation import Federation
+from kinfolk.federation.scaling import Scaling, standardized
 from kinfolk.federation.sources import build
 from kinfolk.learning.augment import find_augment
 from kinfolk.learning.learner import Learner
@@ -74,7 +75,8 @@ def build_parts(
     'fedavg'
     """
     seed = Seed(spec.run.seed)
-    federation = federation or build(spec.data, seed)
+    rows = build(spec.data, seed) if federation is None else federation
+    federation = standardized(rows, spec.data.standardize, spec.data.standardize_target)
     if not int(federation.splits[spec.run.split].counts().sum()):
         raise KinfolkError(
             "run.split", spec.run.split, "the federation has no such rows; set data.valid above 0"
@@ -98,7 +100,7 @@ def build_parts(
     check_loss(loss, out, y)
     extra = _metrics(spec, target, federation, {"out": out.float(), **named_targets(y)})
     augment = find_augment(spec.local.augment, spec.local.augment_pad, federation.shape)
-    learner = _learner(spec, module, loss, target.outputs, augment, extra)
+    learner = _learner(spec, module, loss, target.outputs, augment, extra, federation.scaling)
     learner = accelerated(learner, first_rows(federation, 2)[0])
     _check_training(spec, learner)
     for name, known in (("run.target_score", spec.run.target), ("run.monitor", spec.run.monitor != "auto")):
@@ -136,8 +138,9 @@ def _learner(
     outputs: int,
     augment: Augment | None,
     extra: Mapping[str, Any],
+    scaling: Scaling | None,
 ) -> Learner:
-    local, rounds = spec.local, spec.run.rounds
+    local, rounds, target = spec.local, spec.run.rounds, scaling.target if scaling else None
     by_round = find_schedule("local.schedule", local.schedule, local.schedule_options)
     by_step = find_schedule("local.step_schedule", local.step_schedule, local.step_schedule_options)
     return Learner(
@@ -155,6 +158,7 @@ def _learner(
         half=spec.engine.precision == "bf16",
         by_round=by_round and (lambda round: factor("local.schedule", by_round, round, rounds)),
         by_step=by_step and (lambda at, of: factor("local.step_schedule", by_step, at, of)),
+        units=None if target is None else (target.mean, target.std),
         **extra,
         output=spec.model.output,
     )

@@ -12,6 +12,7 @@ from kinfolk.experiment.kept_models import KeptModels
 from kinfolk.experiment.outline import Outline
 from kinfolk.experiment.record import read_scores
 from kinfolk.experiment.score_again import read_run
+from kinfolk.federation.scaling import Scaling
 from kinfolk.scores import about, summary
 
 
@@ -44,7 +45,8 @@ def card(kept: KeptModels, wanted: Wanted, network: nn.Module, files: Sequence[s
     told = {
         "data": outline.name,
         "clients": f"{len(outline.clients):,}",
-        "rows": outline.row_text or f"{list(outline.shape)}{_scaled(outline.scale)}",
+        "rows": outline.row_text or f"{list(outline.shape)}{_scaled(outline.pixels)}",
+        **_standardized(outline.scaling, wanted.client),
         "predicts": _predicts(outline),
         "federation fingerprint": f"`{facts['federation']['fingerprint']}`",
         "method": facts["title"],
@@ -98,6 +100,28 @@ def _scaled(scale: tuple[float, float] | None) -> str:
     return "" if scale is None else f", bytes x taken as x * {scale[0]:g} + {scale[1]:g}"
 
 
+def _standardized(scaling: Scaling | None, client: str | None) -> dict[str, str]:
+    """What is done to rows before the network sees them, and to its outputs."""
+    if scaling is None:
+        return {}
+    told = {}
+    if scaling.rows:
+        mean, std = "statistics", "each client's own training rows"
+        own = scaling.rows.get(client or "") if scaling.by == "client" else scaling.of(None)
+        if own is not None:
+            mean, std = _numbers(own.mean), _numbers(own.std)
+        told["standardised by"] = f"(x - mean) / std, by {scaling.by}; mean {mean}; std {std}"
+    if scaling.target:
+        mean, std = _numbers(scaling.target.mean), _numbers(scaling.target.std)
+        told["targets"] = f"network output * std + mean; mean {mean}; std {std}"
+    return told
+
+
+def _numbers(values: Sequence[float], most: int = 12) -> str:
+    more = f", ... (all {len(values)} in model.json)" if len(values) > most else ""
+    return ", ".join(f"{value:.6g}" for value in values[:most]) + more
+
+
 def _predicts(outline: Outline) -> str:
     classes, names, outputs = outline.classes, outline.class_names, outline.outputs
     if outline.kind in ("numbers", "any"):
@@ -146,7 +170,15 @@ def _loading(kept: KeptModels, network: nn.Module, files: Sequence[str]) -> list
         "",
         "With the run folder: `kinfolk.load(FOLDER).model(...)`, and `.predict(...)` for labels.",
     ]
-    return [*lines, "`model.json` has the shape of rows, class names, columns and the scale of bytes."]
+    lines.append("`model.json` has the shape of rows, class names, columns and the scale of bytes.")
+    if kept.outline.scaling is not None:
+        lines.append(
+            "The weights in `model.safetensors` are for standardised rows: apply `standardized` of "
+            "`model.json` before, and undo it for targets after. `model.pt2` and `model.onnx` do so "
+            "themselves and take rows as they came, unless each client has statistics of its own and none is "
+            "named."
+        )
+    return lines
 
 
 def _limits(wanted: Wanted) -> list[str]:

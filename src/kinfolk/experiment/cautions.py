@@ -1,4 +1,4 @@
-"""What SLFed should be warned of before it starts: lists that are too short to be sent, rows that are cut."""
+"""What to warn of before a run starts: columns of uneven size; SLFed's short lists and rows that are cut."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from kinfolk.algorithms.slfed.slfed import SLFed
 from kinfolk.experiment.build import Parts
 from kinfolk.federation.federation import Federation
+from kinfolk.federation.scaling import uneven
 from kinfolk.types import plain_rows
 
 # Up to this many times the fewest members, many lists are too short: of 8 clients a third can be sent when
@@ -16,7 +17,7 @@ _TOGETHER = 4096
 
 
 def cautions(parts: Parts) -> list[str]:
-    """Lines to warn of; none for other algorithms.
+    """Lines to warn of.
 
     >>> from kinfolk.experiment.build import build_parts
     >>> from kinfolk.experiment.spec import Experiment, override
@@ -24,10 +25,16 @@ def cautions(parts: Parts) -> list[str]:
     >>> cautions(build_parts(few))[0].partition(":")[0]
     '6 clients list at most 2 peers each and a sum by additive64 needs 3'
     """
+    sizes = uneven_rows(parts)
     if not isinstance(parts.algorithm, SLFed):
-        return []
-    lines = [short_lists(parts, parts.algorithm), cut_values(parts, parts.algorithm)]
+        return [sizes] if sizes else []
+    lines = [sizes, short_lists(parts, parts.algorithm), cut_values(parts, parts.algorithm)]
     return [line for line in lines if line]
+
+
+def uneven_rows(parts: Parts) -> str:
+    """What is uneven about somebody's own rows, and the remedy; published rows are what they are."""
+    return uneven(parts.federation) if parts.spec.data.name == "own" else ""
 
 
 def short_lists(parts: Parts, method: SLFed) -> str:

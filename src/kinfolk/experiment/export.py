@@ -10,7 +10,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -26,6 +26,7 @@ from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.card import Wanted, card
 from kinfolk.experiment.kept_models import KeptModels
 from kinfolk.experiment.outline import Outline
+from kinfolk.experiment.raw_rows import with_raw_rows
 from kinfolk.experiment.record import disk_errors, write_bytes, write_json, write_text
 from kinfolk.learning.network import arguments, inputs_of
 
@@ -54,7 +55,7 @@ def export(
     try:
         with disk_errors("--out", folder):
             temporary.mkdir(parents=True)
-            failed = _written(network, kept.outline, temporary, dict.fromkeys(["safetensors", *formats]))
+            failed = _written(network, kept.outline, wanted, temporary, formats)
             files = sorted(path.name for path in temporary.iterdir())
             write_json(temporary / FACTS, facts_of(kept, wanted))
             write_text(temporary / CARD, card(kept, wanted, network, files))
@@ -88,14 +89,15 @@ def check_formats(formats: Sequence[str]) -> None:
 
 
 def _written(
-    network: nn.Module, outline: Outline, folder: Path, formats: Iterable[str]
+    network: nn.Module, outline: Outline, wanted: Wanted, folder: Path, formats: Iterable[str]
 ) -> list[KinfolkError]:
-    """Write all formats that can be; why others cannot."""
+    """Write all formats that can be; why others cannot. Whole programs take rows as they came."""
     failed = []
-    for name in formats:
+    for name in dict.fromkeys(["safetensors", *formats]):
         file = folder / FORMATS[name].file
         try:
-            FORMATS[name].write(network, outline, file)
+            one = network if name == "safetensors" else with_raw_rows(network, outline, wanted.client)
+            FORMATS[name].write(one, outline, file)
         except KinfolkError as error:
             file.unlink(missing_ok=True)
             failed.append(error)
@@ -111,13 +113,25 @@ def facts_of(kept: KeptModels, wanted: Wanted) -> dict[str, Any]:
         "classes": outline.classes,
         "class_names": list(outline.class_names),
         "feature_names": list(outline.feature_names),
-        "scale": None if outline.scale is None else list(outline.scale),
+        "scale": None if outline.pixels is None else list(outline.pixels),
+        "standardized": _statistics(outline, wanted.client),
+        "recipe": None if outline.recipe is None else asdict(outline.recipe),
         "network": {"name": kept.spec.model.name, "options": dict(kept.spec.model.options)},
         "kind": wanted.kind,
         "round": wanted.round,
         "client": wanted.client,
         "group": wanted.group,
     }
+
+
+def _statistics(outline: Outline, client: str | None) -> dict[str, Any] | None:
+    """What rows and targets are standardised by; rows of None where each client has its own."""
+    scaling = outline.scaling
+    if scaling is None:
+        return None
+    rows = scaling.rows.get(client or "") if scaling.by == "client" else scaling.of(None)
+    told = {"rows": rows and asdict(rows), "target": scaling.target and asdict(scaling.target)}
+    return {"by": scaling.by, **told}
 
 
 def _safetensors(network: nn.Module, outline: Outline, path: Path) -> None:

@@ -32,6 +32,7 @@ from kinfolk.experiment.outline import read_first, read_outline
 from kinfolk.experiment.spec import dump, load
 from kinfolk.experiment.state import from_message, memories_from_message
 from kinfolk.federation.federation import Federation
+from kinfolk.federation.scaling import standardized
 from kinfolk.federation.sources import build
 from kinfolk.learning.learner import ScoreTask
 from kinfolk.script import Ask, Groups
@@ -225,7 +226,9 @@ class KeptModels:
         if "_whole" not in self.__dict__:
             why = f"{kind!r} models are trained again on each client's rows"
             try:
-                rows = self._given or build(self.spec.data, Seed(self.spec.run.seed))
+                data = self.spec.data
+                rows = self._given or build(data, Seed(self.spec.run.seed))
+                rows = standardized(rows, data.standardize, data.standardize_target)
             except KinfolkError as error:
                 remedy = f"{why}, which are not here ({error}); give them as kinfolk.load(..., clients=...)"
                 raise KinfolkError("kind", kind, remedy) from error

@@ -11,6 +11,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.experiment.outline import Outline
 from kinfolk.experiment.predict import unused
 from kinfolk.federation.datasets.formats import npz_names, read_npz
+from kinfolk.federation.own_data.columns import Recipe
 from kinfolk.federation.own_data.images import read_loose
 from kinfolk.federation.own_data.tables import TABLES, read_table_file
 from kinfolk.types import LENGTHS
@@ -32,12 +33,13 @@ def read_rows(path: Path, outline: Outline) -> NewRows:
         return _images(path, outline)
     kind = path.suffix.lower()
     if kind in TABLES:
-        frame, _ = read_table_file(path, least=1)
+        recipe = outline.recipe or Recipe()
+        frame, _ = read_table_file(path, text=recipe.text, least=1)
         if frame.empty:
             raise KinfolkError("DATA", str(path), "has no rows")
         left = unused([str(name) for name in frame.columns], outline)
         notes = [f"columns that the model does not use: {', '.join(left)}"] if left else []
-        return ("row", list(range(1, len(frame) + 1))), frame, notes
+        return ("row", list(range(1, len(frame) + 1))), frame, [*notes, *recipe.unknown(frame)]
     if kind == ".npz":
         names = npz_names(path)
         inputs = [name for name in outline.inputs if name and not name.endswith(LENGTHS)]
@@ -52,12 +54,12 @@ def read_rows(path: Path, outline: Outline) -> NewRows:
 
 
 def _images(folder: Path, outline: Outline) -> NewRows:
-    if len(outline.shape) != 3 or outline.scale is None:
+    if len(outline.shape) != 3 or outline.pixels is None:
         remedy = (
             f"is a folder; name one table ({', '.join(TABLES)}) or .npz file: the run did not read images"
         )
         raise KinfolkError("DATA", str(folder), remedy)
-    names, x = read_loose(folder, outline.shape[0])
+    names, x = read_loose(folder, outline.shape[0], outline.recipe.resize if outline.recipe else None)
     wanted, found = outline.shape[1:], x.shape[2:]
     if tuple(found) != tuple(wanted):
         size = " x ".join(map(str, wanted[::-1]))

@@ -13,13 +13,17 @@ from kinfolk.algorithms.blocks.many_models import in_use
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.checkpoint import load_latest
+from kinfolk.experiment.outline import FILE as OUTLINE
+from kinfolk.experiment.outline import read_outline
 from kinfolk.experiment.score_again import read_run
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump, load
 from kinfolk.federation.federation import Federation, labels_of
+from kinfolk.federation.own_data.columns import Recipe, Source
 from kinfolk.federation.own_data.load import load_own, own_data
 from kinfolk.federation.own_data.report import Report
 from kinfolk.federation.own_data.store import is_store
+from kinfolk.federation.scaling import Scaling, with_scaling
 from kinfolk.streams import Seed
 from kinfolk.types import Tree, plain_rows
 
@@ -38,6 +42,8 @@ class Trained:
     class_names: tuple[str, ...]  # what its own data called the classes; empty where nobody knows
     feature_names: tuple[str, ...]
     warnings: tuple[str, ...]
+    scaling: Scaling | None = None  # how its rows were standardised
+    recipe: Recipe | None = None  # how they came out of raw columns
 
     @property
     def k(self) -> int:
@@ -65,6 +71,7 @@ def open_run(folder: str | Path) -> Trained:
         remedy = f"{facts['title']} has no groups: there is nothing to choose; name a run with several"
         raise KinfolkError("run", str(folder), remedy)
     report = _own_report(spec)
+    outline = read_outline(folder) if (folder / OUTLINE).exists() else None  # an older version wrote none
     return Trained(
         folder,
         # Whatever machinery the run had: a few questions need no more than this machine's best.
@@ -77,6 +84,8 @@ def open_run(folder: str | Path) -> Trained:
         report.class_names if report else (),
         report.feature_names if report else (),
         tuple(complaints),
+        outline.scaling if outline else None,
+        outline.recipe if outline else None,
     )
 
 
@@ -97,16 +106,26 @@ def read_newcomers(
 ) -> Federation:
     """Newcomers' rows from a store, a folder of clients or a table, with the classes of the run.
 
-    Columns are named as the run named its own, unless said otherwise.
+    Columns are named as the run named its own, unless said otherwise; features are made of them as they were
+    for the run, and others are left alone.
     """
     said, given = trained.spec.data, {"label": label, "missing": missing}
     if said.name == "own" and not is_store(path):
         given = {"label": label or said.label_column or None, "missing": missing or said.missing}
         client = client or (said.client_column if not Path(path).is_dir() else "") or None
     options: Any = {name: value for name, value in given.items() if value is not None}
+    options |= {} if is_store(path) else {"columns": _recipe(trained)}
     federation, report = load_own(path, client=client, seed=Seed(trained.spec.run.seed), **options)
     _same_columns(report.feature_names, trained.feature_names)
     return in_terms_of(federation, report.class_names, trained)
+
+
+def _recipe(trained: Trained) -> Recipe:
+    """How the run made its rows, columns that are features as they are included."""
+    recipe = trained.recipe or Recipe()
+    if recipe.sources or not trained.feature_names:
+        return recipe
+    return replace(recipe, sources=tuple(map(Source, trained.feature_names)))
 
 
 def _same_columns(mine: Sequence[str], theirs: Sequence[str]) -> None:
@@ -118,10 +137,22 @@ def _same_columns(mine: Sequence[str], theirs: Sequence[str]) -> None:
 
 
 def in_terms_of(federation: Federation, names: Sequence[str], trained: Trained) -> Federation:
-    """The federation with its labels numbered as in the run; `names` are what it calls its own classes.
+    """The federation with its labels numbered as in the run, and standardised by the statistics of the run.
 
-    Names decide, not numbers: newcomers may lack classes, and then count the others differently.
+    `names` are what it calls its own classes. Names decide, not numbers: newcomers may lack classes, and then
+    count the others differently. Where each client of the run has statistics of its own, newcomers do too.
     """
+    if federation.scaling is not None:
+        remedy = "these rows are standardised by statistics of their own; give them as they came"
+        raise KinfolkError("newcomers", federation.name, remedy)
+    numbered = _numbered(federation, names, trained)
+    scaling = trained.scaling
+    if scaling is not None and scaling.by == "client":
+        scaling = replace(scaling, rows={})
+    return numbered if scaling is None else with_scaling(numbered, scaling)
+
+
+def _numbered(federation: Federation, names: Sequence[str], trained: Trained) -> Federation:
     if bool(federation.classes) != bool(trained.classes):
         mine, theirs = (_kind(classes) for classes in (federation.classes, trained.classes))
         raise KinfolkError("newcomers", mine, f"the run has {theirs}; give labels of that kind")

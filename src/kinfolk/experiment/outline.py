@@ -15,6 +15,8 @@ from kinfolk.codec import decode, encode
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import write_bytes, write_json
 from kinfolk.federation.federation import SPLITS, Federation, as_trained, output_count, pack
+from kinfolk.federation.own_data.columns import Recipe
+from kinfolk.federation.scaling import Scaling
 from kinfolk.learning.learner import Learner
 from kinfolk.types import Client, Rows, Tree
 
@@ -40,11 +42,18 @@ class Outline:
     targets: Mapping[str, Leaf] = field(default_factory=dict)
     target: str = ""  # kind of the targets; by the classes where an older version wrote it
     class_axis: int = -1  # of a class per position: which axis of the outputs is that of the classes
+    scaling: Scaling | None = None  # how rows and targets were standardised
+    recipe: Recipe | None = None  # how rows come out of raw columns
 
     @property
     def kind(self) -> str:
         """What is predicted: see `kinfolk.learning.losses.TARGETS`."""
         return self.target or ("class" if self.classes else "numbers")
+
+    @property
+    def pixels(self) -> tuple[float, float] | None:
+        """How bytes are scaled before anything else; None where rows are none."""
+        return self.scale or (self.scaling.pixels if self.scaling else None)
 
     @property
     def row_text(self) -> str:
@@ -81,6 +90,8 @@ class Outline:
             {} if usual else _leaves(y),
             learner.loss.target if learner else "",
             learner.loss.class_axis if learner else -1,
+            federation.scaling,
+            federation.recipe,
         )
 
     def without_rows(self) -> Federation:
@@ -102,6 +113,8 @@ class Outline:
             name=self.name,
             class_names=self.class_names,
             feature_names=self.feature_names,
+            scaling=self.scaling,
+            recipe=self.recipe,
         )
 
     def _retaken(self, y: Rows) -> Rows:
@@ -148,11 +161,12 @@ def read_outline(folder: Path) -> Outline:
         }
         for key in ("inputs", "targets"):  # which runs of an older version lack
             lists[key] = {n: (tuple(shape), kind) for n, (shape, kind) in told.get(key, {}).items()}
-        return Outline(**lists)
+        lists["scaling"] = told.get("scaling") and Scaling.from_dict(told["scaling"])
+        return Outline(**{**lists, "recipe": Recipe.from_dict(told.get("recipe"))})
     except FileNotFoundError as error:
         remedy = f"has no {FILE} (of an older version); run it again"
         raise KinfolkError("run", str(folder), remedy) from error
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise KinfolkError("run", str(folder / FILE), f"cannot be read ({error}); run it again") from error
 
 

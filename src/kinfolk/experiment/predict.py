@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.outline import Outline
 from kinfolk.experiment.structured_input import structured_input
-from kinfolk.federation.own_data.tables import column_kind
+from kinfolk.federation.own_data.cells import column_kind
+from kinfolk.federation.own_data.columns import Recipe
 from kinfolk.learning.losses import logits_last
 from kinfolk.learning.network import run
 from kinfolk.types import Rows, map_rows, row_count
@@ -23,8 +24,11 @@ BATCH = 256  # rows a call, as in scoring
 BYTES = 255
 
 
-def rows_for(x: Any, outline: Outline) -> Rows:
+def rows_for(x: Any, outline: Outline, client: str | None = None) -> Rows:
     """Rows as the network takes them, [rows, ...]; rows of another shape or kind are refused.
+
+    They are given as they were before the run standardised its own; `client` says whose they are, if each
+    has statistics of its own.
 
     >>> from kinfolk.types import Client
     >>> outline = Outline((Client("ann"),), (2,), 2, 2, (), ("age", "size"), None, "")
@@ -41,17 +45,21 @@ def rows_for(x: Any, outline: Outline) -> Rows:
         wanted = ", ".join(map(str, ("rows", *outline.shape)))
         one = "; put one row into a list: x[None]" if tuple(values.shape) == tuple(outline.shape) else ""
         raise KinfolkError("x", list(values.shape), f"give rows of shape [{wanted}]{one}")
+    if outline.recipe is not None:
+        values = outline.recipe.filled(values)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         row = int(np.argwhere(~np.isfinite(values))[0][0])
         raise KinfolkError("x", f"row {row + 1}", "holds NaN or infinity; fill it or leave the row out")
-    return _scaled(values, outline)
+    rows = _scaled(values, outline)
+    statistics = outline.scaling.of(client) if outline.scaling else None
+    return rows if statistics is None else statistics.apply(rows)
 
 
 def _scaled(values: NDArray[Any], outline: Outline) -> Tensor:
     """Bytes are scaled as they were for training; floats must be so already."""
-    if outline.scale is None:
+    if outline.pixels is None:
         return torch.from_numpy(values.astype(np.float32))
-    factor, offset = outline.scale
+    factor, offset = outline.pixels
     if values.dtype.kind in "iub":
         if values.size and not (values.min() >= 0 and values.max() <= BYTES):
             raise KinfolkError("x", int(values.max()), f"the run was trained on bytes; give 0 to {BYTES}")
@@ -77,7 +85,8 @@ def _array(x: Any) -> NDArray[Any]:
 def _frame(frame: pd.DataFrame, outline: Outline) -> NDArray[Any]:
     """The columns of the run, in its order; others are left alone."""
     named = frame.set_axis([str(name) for name in frame.columns], axis=1)
-    wanted = outline.feature_names or tuple(named.columns)
+    recipe = outline.recipe or Recipe()
+    wanted = recipe.names or outline.feature_names or tuple(named.columns)
     for name in wanted:
         if name not in named.columns:
             others = [other for other in named.columns if other not in wanted]
@@ -85,23 +94,34 @@ def _frame(frame: pd.DataFrame, outline: Outline) -> NDArray[Any]:
             raise KinfolkError("x", name, f"this column of the run is missing; {hint}")
     if len(set(named.columns)) < len(named.columns):
         raise KinfolkError("x", list(named.columns), "a column occurs twice; give every column its own name")
+    if recipe.names:
+        x = recipe.encode(named, "x", np.arange(1, len(named) + 1))
+        _check_gaps(x, recipe)
+        return x
     for name in wanted:
         if column_kind(named[name]) not in ("whole", "float", "bool"):
             raise KinfolkError(
                 f"x.{name}", str(named[name].dtype), "give a column of numbers, nothing missing"
             )
-        if named[name].isna().any():
+        if named[name].isna().any() and recipe.fill is None:
             row = int(named[name].isna().to_numpy().argmax())
             raise KinfolkError(f"x.{name}", f"row {row + 1}", "is missing; fill it or leave the row out")
-    values: NDArray[Any] = named[list(wanted)].to_numpy(dtype=np.float64)
+    values: NDArray[Any] = named[list(wanted)].to_numpy(dtype=np.float64, na_value=np.nan)
     if outline.feature_names or len(outline.shape) == 1:
         return values
     if values.shape[1] != int(np.prod(outline.shape)):
         size = int(np.prod(outline.shape))
         raise KinfolkError("x", values.shape[1], f"give {size} columns, the values of {list(outline.shape)}")
     shaped: NDArray[Any] = values.reshape(len(values), *outline.shape)
-    whole = outline.scale is not None and bool((shaped == np.rint(shaped)).all())
+    whole = outline.pixels is not None and bool((shaped == np.rint(shaped)).all())
     return shaped.astype(np.int64) if whole else shaped
+
+
+def _check_gaps(x: NDArray[Any], recipe: Recipe) -> None:
+    if recipe.fill is None and np.isnan(x).any():
+        row, column = np.argwhere(np.isnan(x))[0]
+        name = recipe.features[column]
+        raise KinfolkError(f"x.{name}", f"row {row + 1}", "is missing; fill it or leave the row out")
 
 
 def unused(columns: Sequence[str], outline: Outline) -> list[str]:
@@ -111,7 +131,8 @@ def unused(columns: Sequence[str], outline: Outline) -> list[str]:
     >>> unused(["age", "y"], Outline((Client("ann"),), (1,), 2, 2, (), ("age",), None, ""))
     ['y']
     """
-    return [name for name in columns if name not in outline.feature_names] if outline.feature_names else []
+    used = (outline.recipe.names if outline.recipe else ()) or outline.feature_names
+    return [name for name in columns if name not in used] if used else []
 
 
 def outputs(network: nn.Module, rows: Rows, outline: Outline, output: str = "") -> Tensor:
@@ -139,6 +160,8 @@ def said(out: Tensor, outline: Outline, proba: bool = False) -> NDArray[Any]:
     if outline.kind in ("numbers", "any"):
         if proba:
             raise KinfolkError("proba", True, "the run predicts numbers, which have no probabilities")
+        if outline.scaling and outline.scaling.target:
+            out = outline.scaling.target.undo(out)
         return np.asarray(out[:, 0] if outline.outputs == 1 and out.dim() == 2 else out)
     if outline.kind == "labels":  # each is there or not
         return np.asarray(out.double().sigmoid() if proba else (out > 0).long())

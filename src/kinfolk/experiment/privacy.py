@@ -1,11 +1,12 @@
-"""What a run owes its clients' secrets: they are saved before they are used, and spent is spent."""
+"""What a run owes its clients' secrets: saved before they are used, spent once spent, and what was told."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from kinfolk.engines.coordinator import Coordinator
+from kinfolk.engines.coordinator import Coordinator, Ledger
 from kinfolk.experiment.record import Records
+from kinfolk.federation.scaling import Scaling
 from kinfolk.script import Algorithm, Exchange, Prepares, Spends
 from kinfolk.streams import RoundContext
 
@@ -26,3 +27,11 @@ def tell_spending(algorithm: Algorithm[Any], state: Any, records: Records, round
     spent = algorithm.spent(state) if isinstance(algorithm, Spends) else {}
     if spent:
         records.audit("epsilon", round=round, most=max(spent.values()), spent=dict(spent))
+
+
+def tell_statistics(scaling: Scaling | None, records: Records, ledger: Ledger) -> None:
+    """Write down what clients told of their rows before the first round, for all to be standardised."""
+    if scaling is not None and scaling.bytes_up:
+        records.audit("standardize", by=scaling.by, tells=scaling.tells)
+        ledger.add_bytes("standardize", "up", scaling.bytes_up)
+        ledger.add_bytes("standardize", "down", scaling.bytes_down)

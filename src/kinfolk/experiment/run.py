@@ -21,6 +21,7 @@ from kinfolk.experiment import divergence
 from kinfolk.experiment.best import VALID, Best, check_rows, judged
 from kinfolk.experiment.budget import Budget, Spent, too_short
 from kinfolk.experiment.build import Network, Parts, build_parts
+from kinfolk.experiment.cautions import uneven_rows
 from kinfolk.experiment.checkpoint import Loaded, load_latest
 from kinfolk.experiment.choice import chosen, kept, work
 from kinfolk.experiment.choosing import choose_now, with_choices
@@ -32,7 +33,7 @@ from kinfolk.experiment.finalize import finalize, go_on
 from kinfolk.experiment.health import Evaluation
 from kinfolk.experiment.outline import FILE as OUTLINE
 from kinfolk.experiment.outline import write_outline
-from kinfolk.experiment.privacy import after_void, prepare, tell_spending
+from kinfolk.experiment.privacy import after_void, prepare, tell_spending, tell_statistics
 from kinfolk.experiment.ranks import follow, table_of
 from kinfolk.experiment.record import Records, check_place, read_rounds, write_json, write_text
 from kinfolk.experiment.result_text import result_html, result_line
@@ -296,9 +297,8 @@ class Running:
                 f"{self.voids} rounds in a row brought {answered} usable replies of {asked}; see audit.jsonl"
             )
             self.describe("diverged" if self.health.diverged else "stopped", remedy)
-            raise BrokeDown(
-                "run", str(self.folder), f"{remedy} (a smaller local.lr helps if models diverged)"
-            )
+            why = uneven_rows(self.parts) or "a smaller local.lr helps if models diverged"
+            raise BrokeDown("run", str(self.folder), f"{remedy} ({why})")
 
     def spent(self) -> tuple[dict[str, Any], dict[str, float], dict[str, int]]:
         """Bytes, seconds and rows trained since the last call."""
@@ -392,6 +392,7 @@ class Running:
         self.describe("running", "", **more)
         note = self.coordinator.engine.note
         self.records.audit("start", engine=note, why=self.choice.why, kept=told(self))
+        tell_statistics(self.parts.federation.scaling, self.records, self.coordinator.ledger)
         if self.choice.warning:
             self.records.audit("warning", text=self.choice.warning)
 

@@ -24,6 +24,7 @@ from kinfolk.experiment.run import Result, Running, Watch, together
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import differences, dump, load
 from kinfolk.federation.federation import Federation
+from kinfolk.federation.scaling import standardized
 from kinfolk.federation.sources import build
 from kinfolk.streams import Seed
 from kinfolk.types import Client, row_leaves
@@ -159,6 +160,7 @@ def _check_rows(
     if rows.fingerprint() == loaded.facts["federation"]:
         return
     trained = trained or build(before.data, Seed(before.run.seed))
+    trained = standardized(trained, before.data.standardize, before.data.standardize_target)
     trained = fit_rows(parts.learner.plain_network(), trained, before.model.output)[0]
     if trained.fingerprint() != loaded.facts["federation"]:
         remedy = "its data are not those it was trained on; put them back, or give them as `trained`"

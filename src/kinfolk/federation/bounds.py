@@ -14,6 +14,7 @@ from kinfolk.federation.synthetic import SYNTHETIC
 # (field, whether its value will do, what to do otherwise)
 Bound = tuple[str, bool, str]
 
+_OF_COLUMNS = ("columns", "categorical", "dates", "fill", "resize")
 _POSITIVE = "give a positive number"
 _VARIANCE = "give a variance, 0 or more"
 
@@ -92,5 +93,5 @@ def _synthetic(spec: DataSpec) -> list[Bound]:
 def _own(spec: DataSpec) -> list[Bound]:
     return [
         (field, spec.name == "own" or not getattr(spec, field), 'only "own" rows have it; leave it out')
-        for field in ("path", "client_column", "label_column")
+        for field in ("path", "client_column", "label_column", *_OF_COLUMNS)
     ]

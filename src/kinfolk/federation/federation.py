@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,6 +25,10 @@ from kinfolk.types import (
     row_count,
     row_leaves,
 )
+
+if TYPE_CHECKING:
+    from kinfolk.federation.own_data.columns import Recipe
+    from kinfolk.federation.scaling import Scaling
 
 SPLITS = ("train", "valid", "test")
 
@@ -112,6 +117,8 @@ class Federation:
     maker: Maker | None = None  # rows that are made when a client is asked; the pool is empty then
     class_names: tuple[str, ...] = ()  # what the data call their classes; empty where they are numbers
     feature_names: tuple[str, ...] = ()  # columns of a table; empty where x is none
+    scaling: Scaling | None = None  # how x and y were standardised; None: they are as they came
+    recipe: Recipe | None = None  # how x comes out of raw columns; None: as they are
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from kinfolk.federation.datasets.rows import Rows
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.partition.choose_tests import TEST_SPLITS
 from kinfolk.federation.partition.partitions import ALPHA_MEANS, PARTITIONS
+from kinfolk.federation.scaling import RULES, TARGET_RULES, standardized
 from kinfolk.federation.shifts import SHIFTS
 from kinfolk.federation.spec import DataSpec
 from kinfolk.federation.summary import federation_notes, row_notes
@@ -91,6 +92,8 @@ def check_spec(spec: DataSpec) -> None:
         "partition": PARTITIONS,
         "alpha_means": ALPHA_MEANS,
         "test": TEST_SPLITS,
+        "standardize": RULES,
+        "standardize_target": TARGET_RULES,
     }
     for field, known in tables.items():
         if getattr(spec, field) not in known:
@@ -108,7 +111,8 @@ def build(spec: DataSpec, seed: Seed) -> Federation:
     (8, tensor([2, 2, 2, 2]), (1, 8, 8))
     """
     check_spec(spec)
-    return SOURCES[spec.name].load(spec, _seed(spec, seed))
+    rows = SOURCES[spec.name].load(spec, _seed(spec, seed))
+    return standardized(rows, spec.standardize, spec.standardize_target)
 
 
 def explain(spec: DataSpec, seed: Seed, federation: Federation | None = None) -> list[str]:

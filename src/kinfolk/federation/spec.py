@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -77,3 +77,20 @@ class DataSpec:
     label_column: str = ""
     # "own": what to do about missing values: "refuse", "drop" (the row) or "median".
     missing: str = "refuse"
+    # What follows says nothing of rows that are made on demand, whose fingerprint is how this table prints.
+
+    # "own": the columns of a table that are features, in this order, with commas; empty: all but the label.
+    columns: str = field(default="", repr=False)
+    # "own": columns that become a column of 0 and 1 for each of their values.
+    categorical: str = field(default="", repr=False)
+    # "own": columns with dates, which become days since 1970-01-01; as "seen:month:weekday" these too.
+    dates: str = field(default="", repr=False)
+    # "own": what stands for a missing value: "mean", "median" or a number; empty: as `missing` says.
+    fill: str = field(default="", repr=False)
+    # "own": height and width that images are brought to, as "28x28"; empty: they are of one size.
+    resize: str = field(default="", repr=False)
+    # Columns (of images: channels) with mean 0 and deviation 1: "none"; by the statistics of each "client" or
+    # "global" ones of all training rows; "auto": "global" for tables with named columns, else "none".
+    standardize: str = field(default="auto", repr=False)
+    # The same for numbers to predict; scores and predictions are in their own units. "auto": if rows are.
+    standardize_target: str = field(default="auto", repr=False)

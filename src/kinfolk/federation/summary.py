@@ -135,7 +135,7 @@ def federation_notes(federation: Federation) -> list[str]:
     >>> federation_notes(from_arrays(two))
     ['1 client has no test rows', '1 client has a single training row']
     """
-    notes = []
+    notes = [] if federation.scaling is None else [federation.scaling.line]
     if federation.maker is None:
         used = torch.zeros(federation.rows, dtype=torch.bool)
         for split in federation.splits.values():

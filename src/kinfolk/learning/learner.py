@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 
 from kinfolk.learning.losses import Loss
@@ -28,7 +29,7 @@ from kinfolk.task import (
     Task,
     TrainStep,
 )
-from kinfolk.types import Message, Rows, Tree, map_rows, row_leaves, tree_of
+from kinfolk.types import Message, Rows, Tree, map_rows, plain_rows, row_leaves, tree_of
 
 Start = Callable[[Message, Message, ClientInfo], Carry]
 Finish = Callable[[Carry], tuple[Message, Message | None]]
@@ -121,6 +122,8 @@ class Learner:
     output: str = ""  # what is meant of an object that the network gives in place of a tensor
     half: bool = False  # products in bfloat16; parameters, gradients, norms and losses stay float32
     prepare: Prepare = plain  # whoever runs many clients may have layers that are faster
+    # Mean and deviation of standardised targets, by output: scores are in the targets' own units.
+    units: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     # One copy of the network in each mode, since switching modes walks the whole network.
     _training: nn.Module = field(init=False, repr=False)
@@ -242,7 +245,8 @@ class Learner:
 
         def count(carry: Carry, batch: Batch) -> Carry:
             out = self.apply(carry["model"], batch)
-            return scoring.count(carry, out, batch, self.loss.row_loss(out, batch.y))
+            loss = self.loss.row_loss(out, batch.y)
+            return scoring.count(carry, self.in_units(out), self.batch_in_units(batch), loss)
 
         def told(reply: Message) -> Message:
             return reply if by_class else without_classes(reply)
@@ -262,6 +266,27 @@ class Learner:
         loss, one = self.loss, self.loss.target in ("class", "soft", "labels", "positions")
         classes = self.outputs if one else 2 if loss.target == "binary" else 0
         return Scoring(classes, loss.target, loss.class_axis, self.metrics, self.score_rows, self.score_like)
+
+    def in_units(self, values: Tensor) -> Tensor:
+        """Outputs or targets in the targets' own units, in float64, if targets are standardised.
+
+        >>> from kinfolk.learning.losses import find_loss
+        >>> learner = Learner(nn.Linear(2, 1), find_loss("mse"), outputs=1, units=((50.0,), (10.0,)))
+        >>> learner.in_units(torch.tensor([0.0, 2.0])).tolist()
+        [50.0, 70.0]
+        """
+        if self.units is None:
+            return values
+        mean, std = self.units
+        if len(mean) == 1:
+            return values.double() * std[0] + mean[0]
+        # By column: numbers, unlike a tensor of them, are on every device and in every recorded step.
+        columns = [values[:, k].double() * std[k] + mean[k] for k in range(len(mean))]
+        return torch.stack(columns, dim=1)
+
+    def batch_in_units(self, batch: Batch) -> Batch:
+        """The same batch with its targets in their own units."""
+        return batch if self.units is None else batch._replace(y=self.in_units(plain_rows(batch.y)))
 
     def plain_network(self) -> nn.Module:
         """A copy of the network as it was given, without what makes it fast for many clients.

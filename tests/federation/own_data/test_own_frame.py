@@ -102,7 +102,7 @@ FAULTS = {
     "client": (rows(), "hwo", r"client = 'hwo': no such column; did you mean 'who'"),
     "text": (rows().assign(a=[1, 2, "x", 4, 5, 6]), "who", r"data\.a = 'x': row 3 is not a number"),
     "word": (rows().assign(a=["1", "2", "x", "4", "5", "6"]), "who", r"data\.a = 'x': row 3 is text"),
-    "date": (rows().assign(a=datetime.date(2020, 1, 31)), "who", r"data\.a = .*row 1 is not a number"),
+    "date": (rows().assign(a=datetime.date(2020, 1, 31)), "who", r"data\.a = .*row 1 is a date; --date a"),
     "date label": (rows().assign(y=pd.Timestamp("2020-01-31")), "who", r"data\.y = .*row 1 is no label"),
     "lists": (rows().assign(a=[[1]] * 6), "who", r"data\.a = \[1\]: row 1 is not a number"),
     "two ids": (rows().assign(who=[1, "1", 2, 2, 1, 1]), "who", r"data\.who = '1': stands for two ids"),

@@ -95,7 +95,7 @@ def test_images_of_differing_sizes_are_named_both(tmp_path):
     save(tmp_path / "ann" / "a" / "1.png", size=(4, 3))
     save(tmp_path / "bob" / "b" / "2.png", size=(5, 3))
     with pytest.raises(
-        KinfolkError, match=r"data\.bob/b/2\.png = '5 x 3': ann/a/1\.png has 4 x 3; bring all"
+        KinfolkError, match=r"data\.bob/b/2\.png = '5 x 3': ann/a/1\.png has 4 x 3; --resize HxW"
     ):
         read_folder(tmp_path)
 

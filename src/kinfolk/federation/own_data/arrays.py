@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.federation import Federation, client_names
+from kinfolk.federation.own_data.columns import Columns
 from kinfolk.federation.own_data.gather import check_present, client_rows, gather, kind_of
 from kinfolk.federation.own_data.loaded import Array, Arrays, ClientRows, LoadedClients, array_rows, federate
 from kinfolk.federation.own_data.structure import (
@@ -39,6 +40,7 @@ def from_arrays(
     test_fraction: float = 0.2,
     classes: int | None = None,
     missing: str = "refuse",
+    fill: str | float = "",
     seed: Seed = Seed(0),  # noqa: B008 - a Seed never changes
 ) -> Federation:
     """A federation of your own: a pair (x, y) or a map-style `Dataset` per client, in a list or by name.
@@ -46,7 +48,8 @@ def from_arrays(
     Whole-numbered `y` makes it classification, with `classes` one more than the largest label
     unless given; floating `y` makes it regression. Without `test`, `test_fraction` of each
     client's rows are held out; `valid` is the fraction of the remaining rows held out as well.
-    Rows with missing values (NaN) are refused, dropped (`missing="drop"`) or filled (`"median"`).
+    Rows with missing values (NaN) are refused, dropped (`missing="drop"`) or filled: by the client's
+    `"median"`, or `fill`, the `"mean"` or `"median"` of all clients' training rows or a number.
 
     >>> f = from_arrays({"ann": (np.zeros((5, 2)), np.array([0, 1, 2, 1, 0])), "bob": (np.ones((1, 2)), [2])})
     >>> f.clients, f.classes, f.splits["train"].counts(), f.splits["test"].counts()
@@ -61,10 +64,13 @@ def from_arrays(
         for k in (0, 1)
     )
     options: dict[str, Any] = {"kind": "arrays", "missing": missing}
+    rule = Columns(fill=fill).fill_rule
     if any(isinstance(rows, dict) for rows in (*x.values(), *y.values())):
+        if rule != "":
+            raise KinfolkError("fill", fill, "rows of several arrays are not filled; leave it out")
         loaded = _structured(x, y, [*read], test is not None, classes, options)
     else:
-        loaded = _plain(x, y, [*read], test is not None, classes, options)
+        loaded = _plain(x, y, [*read], test is not None, classes, {**options, "fill": rule})
     return federate(loaded, test_fraction=test_fraction, valid=valid, seed=seed)
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.datasets.files import reading, short
 from kinfolk.federation.datasets.formats import npz_names, read_npz
+from kinfolk.federation.own_data.cells import column_kind
+from kinfolk.federation.own_data.columns import Columns, FillRule, Recipe, fitted
 from kinfolk.federation.own_data.gather import check_name, client_rows, gather
 from kinfolk.federation.own_data.images import inside, read_images
 from kinfolk.federation.own_data.loaded import Array, Arrays, LoadedClients
@@ -21,7 +23,6 @@ from kinfolk.federation.own_data.structure import gather_structured, structured_
 from kinfolk.federation.own_data.tables import (
     TABLES,
     choose_label,
-    column_kind,
     column_types,
     read_table_file,
     table_part,
@@ -30,7 +31,13 @@ from kinfolk.federation.own_data.tables import (
 KINDS = (".npz", *TABLES)
 
 
-def read_folder(path: str | Path, label: str | None = None, *, missing: str = "refuse") -> LoadedClients:
+def read_folder(
+    path: str | Path,
+    label: str | None = None,
+    *,
+    missing: str = "refuse",
+    columns: Columns | Recipe = Columns(),  # noqa: B008 - never changes
+) -> LoadedClients:
     """The clients of a folder, named after its files (npz, csv or parquet) or its folders.
 
     A client's folder holds images by class, or an .npy file for each array. Of arrays "x" is the input; where
@@ -47,15 +54,16 @@ def read_folder(path: str | Path, label: str | None = None, *, missing: str = "r
     (['ann', 'bob'], ('age',), ('no', 'yes'), array([0, 1]))
     """
     clients, kind, left_out = _clients(Path(path))
-    if kind == "folder" and _of_arrays(clients):
-        return _arrays(clients, label or "y", missing, left_out)
+    if kind == ".npz" or (kind == "folder" and _of_arrays(clients)):
+        columns.check_no_names("arrays")
+        columns.check_no_images()
+        return _arrays(clients, label or "y", missing, columns.fill_rule, left_out)
     if kind == "folder":
         if label is not None:
             raise KinfolkError("label", label, "the class folders are the labels of images; leave label out")
-        return read_images(clients)
-    if kind == ".npz":
-        return _arrays(clients, label or "y", missing, left_out)
-    return _tables(clients, label, missing, left_out)
+        columns.check_no_names("images")
+        return read_images(clients, columns.resize)
+    return _tables(clients, label, missing, columns, left_out)
 
 
 def _clients(folder: Path) -> tuple[dict[str, Path], str, Counter[str]]:
@@ -114,7 +122,9 @@ def _read_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
     return found
 
 
-def _arrays(clients: Mapping[str, Path], label: str, missing: str, left_out: Counter[str]) -> LoadedClients:
+def _arrays(
+    clients: Mapping[str, Path], label: str, missing: str, fill: FillRule, left_out: Counter[str]
+) -> LoadedClients:
     first = next(iter(clients.values()))
     names = _array_names(first)
     inputs = ["x"] if "x" in names or set(names) <= {label} else [n for n in names if n != label]
@@ -134,7 +144,9 @@ def _arrays(clients: Mapping[str, Path], label: str, missing: str, left_out: Cou
     if inputs == ["x"]:
         parts = {who: client_rows(who, arrays["x"], arrays[label]) for who, arrays in read.items()}
         notes = ["x holds bytes: kept as they are, not scaled as images are"] if told["x"] == "uint8" else []
-        return gather(parts, notes=notes, whole=True, **facts)
+        return gather(parts, notes=notes, whole=True, fill=fill, **facts)
+    if fill != "":
+        raise KinfolkError("fill", fill, "rows of several arrays are not filled; leave it out")
     pairs: dict[str, tuple[Arrays, Arrays]] = {}
     for who, arrays in read.items():
         pairs[who] = {name: arrays[name] for name in inputs}, arrays[label]
@@ -143,27 +155,39 @@ def _arrays(clients: Mapping[str, Path], label: str, missing: str, left_out: Cou
 
 
 def _tables(
-    clients: Mapping[str, Path], label: str | None, missing: str, left_out: Counter[str]
+    clients: Mapping[str, Path],
+    label: str | None,
+    missing: str,
+    columns: Columns | Recipe,
+    left_out: Counter[str],
 ) -> LoadedClients:
     frames: dict[str, pd.DataFrame] = {}
     for who, path in clients.items():
-        frames[who], skipped = read_table_file(path)
+        frames[who], skipped = read_table_file(path, text=columns.text)
         left_out.update(skipped)
     first = next(iter(frames))
-    _same_columns(frames, first)
+    if not columns.names:
+        _same_columns(frames, first)
     label, chosen = choose_label(frames[first].columns, label)
-    features = [name for name in frames[first].columns if name != label]
-    _same_text(frames, clients, label)
-    parts = {who: table_part(f"data.{who}", frame, label, features) for who, frame in frames.items()}
+    for who, frame in frames.items():
+        if label not in frame.columns:
+            raise KinfolkError(
+                f"data.{who}.columns", label, "the label is not there; " + near(label, frame.columns)
+            )
+    recipe, said = fitted(columns, frames, label)
+    _same_text(frames, clients, label, recipe.text)
+    sources = recipe.sources
+    parts = {who: table_part(f"data.{who}", frame, label, sources) for who, frame in frames.items()}
     return gather(
         parts,
         kind=clients[first].suffix.lower()[1:],
         label=label,
-        features=features,
+        recipe=recipe,
+        fill=columns.fill_rule,
         missing=missing,
         types=column_types(list(frames.values())),
         left_out=left_out,
-        notes=[chosen],
+        notes=[chosen, *said],
     )
 
 
@@ -173,11 +197,15 @@ def _same_columns(frames: Mapping[str, pd.DataFrame], first: str) -> None:
         absent, extra = sorted(wanted - set(frame.columns)), sorted(set(frame.columns) - wanted)
         if absent or extra:
             says = [f"without {listed(absent)}"] * bool(absent) + [f"with {listed(extra)}"] * bool(extra)
-            remedy = f"unlike {first!r}; give all clients the same columns"
+            remedy = (
+                f"unlike {first!r}; give all clients the same columns, or name those to use with --columns"
+            )
             raise KinfolkError(f"data.{who}.columns", ", ".join(says), remedy)
 
 
-def _same_text(frames: dict[str, pd.DataFrame], clients: Mapping[str, Path], label: str) -> None:
+def _same_text(
+    frames: dict[str, pd.DataFrame], clients: Mapping[str, Path], label: str, text: Sequence[str]
+) -> None:
     """Read labels again as text where only other clients' are: classes 7 and A are both text."""
     kinds = {who: column_kind(frame[label]) for who, frame in frames.items()}
     if "text" not in kinds.values():
@@ -187,4 +215,4 @@ def _same_text(frames: dict[str, pd.DataFrame], clients: Mapping[str, Path], lab
             kind in ("whole", "float", "bool", "date", "datetime", "time")
             and clients[who].suffix.lower() == ".csv"
         ):
-            frames[who], _ = read_table_file(clients[who], text=[label])
+            frames[who], _ = read_table_file(clients[who], text=[label, *text])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import IGNORED
+from kinfolk.federation.own_data.columns import FillRule, Recipe
 from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
 from kinfolk.federation.own_data.missing import check_missing, flat, missing_values, resolve
 
@@ -72,7 +73,8 @@ def gather(
     *,
     kind: str,
     label: str = "y",
-    features: Sequence[str] = (),
+    recipe: Recipe | None = None,
+    fill: FillRule = "",
     class_names: Sequence[str] = (),
     classes: int = 0,
     missing: str = "refuse",
@@ -94,16 +96,17 @@ def gather(
     _same_shapes(parts)
     _one_hot(parts, label)
     parts, told = _one_type(dict(sorted(parts.items())), whole)
+    features = recipe.features if recipe else ()
     names = [*features] or _columns(next(iter(parts.values())).x)
     _finite(parts, names, label)
     gone = missing_values(parts, names, label)
-    parts, dropped, resolved = resolve(parts, names, label, gone, missing)
+    parts, dropped, resolved = resolve(parts, names, label, gone, missing, fill)
     labels, class_names, said = to_classes(parts, label, class_names, classes)
     tests = {who: part.test for who, part in parts.items() if part.test is not None}
     return LoadedClients(
         clients={who: (part.x, labels[who]) for who, part in parts.items()},
         class_names=class_names,
-        feature_names=tuple(features),
+        feature_names=features,
         left_out={**(left_out or {}), **dropped},
         notes=[*notes, *told, *resolved, *said],
         missing=tuple(gone),
@@ -112,6 +115,8 @@ def gather(
         scale=scale,
         classes=classes,
         tests=tests or None,
+        recipe=recipe if recipe and not recipe.plain else None,
+        fill=fill,
         whole=whole,
     )
 

@@ -16,18 +16,26 @@ import pandas as pd
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.datasets.files import UNREADABLE
 from kinfolk.federation.federation import client_names
+from kinfolk.federation.own_data.columns import Columns, Recipe, fitted
 from kinfolk.federation.own_data.gather import gather
-from kinfolk.federation.own_data.images import PIXELS, ImageHead, agree, pixels
+from kinfolk.federation.own_data.images import PIXELS, ImageHead, Size, agree, pixels
 from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
 from kinfolk.federation.own_data.missing import check_missing
 from kinfolk.federation.own_data.tables import client_ids, label_values, split_part, table_part
 
 
-def read_huggingface(dataset: Any, client: str, label: str, *, missing: str = "refuse") -> LoadedClients:
+def read_huggingface(
+    dataset: Any,
+    client: str,
+    label: str,
+    *,
+    missing: str = "refuse",
+    columns: Columns = Columns(),  # noqa: B008 - never changes
+) -> LoadedClients:
     """The clients of a `datasets.Dataset`, named by the column `client`. Rows count from 1.
 
     The other columns are the features: any number of numeric ones, or a single one of images or
-    of lists of equal shape. Choose them with `dataset.select_columns`.
+    of lists of equal shape. Choose them with `columns`, which also says what are categories or dates.
 
     >>> read_huggingface(None, client="who", label="y", missing="median ")
     Traceback (most recent call last):
@@ -40,24 +48,35 @@ def read_huggingface(dataset: Any, client: str, label: str, *, missing: str = "r
         if name not in dataset.column_names or (what, name) == ("label", client):
             raise KinfolkError(what, name, "no such column; " + near(name, dataset.column_names))
     owner, nameless = client_ids(_frame(dataset, [client])[client], client, missing)
-    columns = [name for name in dataset.column_names if name not in (label, client)]
-    whole, features, notes = _read(dataset, label, columns)
+    others = [name for name in dataset.column_names if name not in (label, client)]
+    names = columns.names or others
+    for name in names:
+        if name not in others:
+            raise KinfolkError("data.columns", name, "no such column for features; " + near(name, others))
+    whole, recipe, notes, scale = _read(dataset, label, names, columns)
     return gather(
         split_part(whole, owner),
         kind="Hugging Face data set",
         label=label,
-        features=features,
+        recipe=recipe,
+        fill=columns.fill_rule,
         class_names=getattr(dataset.features[label], "names", None) or (),
         missing=missing,
-        types={name: _type(dataset.features[name]) for name in (*columns, label)},
+        types={name: _type(dataset.features[name]) for name in (*names, label)},
         left_out=nameless,
         notes=[f"client column: {client!r}", *notes],
-        scale=PIXELS if notes else None,  # only images have notes: on how pixels are scaled
+        scale=scale,
     )
 
 
 def read_flower(
-    federated: Any, label: str, *, client: str | None = None, split: str = "train", missing: str = "refuse"
+    federated: Any,
+    label: str,
+    *,
+    client: str | None = None,
+    split: str = "train",
+    missing: str = "refuse",
+    columns: Columns = Columns(),  # noqa: B008 - never changes
 ) -> LoadedClients:
     """The partitions of a `flwr_datasets.FederatedDataset`, each a client: one data set with a client column.
 
@@ -90,7 +109,8 @@ def read_flower(
         if len(part) == 0:
             raise KinfolkError(f"data.partition {i}", "0 rows", "leave this client out or give it rows")
     # Read as one, so that all clients agree on classes and colours.
-    return read_huggingface(package().concatenate_datasets(parts), client, label, missing=missing)
+    whole = package().concatenate_datasets(parts)
+    return read_huggingface(whole, client, label, missing=missing, columns=columns)
 
 
 def _one_id_each(parts: Sequence[Any], client: str) -> None:
@@ -107,25 +127,29 @@ def _one_id_each(parts: Sequence[Any], client: str) -> None:
         seen.add(str(ids[0]))
 
 
-def _read(dataset: Any, label: str, columns: Sequence[str]) -> tuple[ClientRows, Sequence[str], list[str]]:
-    """The rows of a data set, the names of its features where it is a table, and notes on its images."""
+def _read(
+    dataset: Any, label: str, names: Sequence[str], wanted: Columns
+) -> tuple[ClientRows, Recipe, list[str], tuple[float, float] | None]:
+    """The rows of a data set, how they were made, notes on it, and how bytes are scaled."""
     frame = _frame(dataset, [label])
     if getattr(dataset.features[label], "names", None):  # Hugging Face writes -1 for a row without a label
         frame[label] = frame[label].mask(frame[label] == -1)
-    shapes = {name: _shape_of(dataset.features[name]) for name in columns}
-    if columns and set(shapes.values()) == {"scalar"}:
-        whole = frame.join(_frame(dataset, columns))
-        return table_part("data", whole, label, columns), columns, []
-    if len(columns) != 1:
+    shapes = {name: _shape_of(dataset.features[name]) for name in names}
+    if names and set(shapes.values()) == {"scalar"}:
+        whole = frame.join(_frame(dataset, names))
+        recipe, notes = fitted(wanted, {"": whole}, label)
+        return table_part("data", whole, label, recipe.sources), recipe, notes, None
+    if len(names) != 1:
         said = ", ".join(f"{name} ({kind})" for name, kind in shapes.items()) or "none"
-        remedy = "give numeric columns only, or a single one of images or lists: dataset.select_columns"
+        remedy = "give numeric columns only, or one of images or lists: columns= or dataset.select_columns"
         raise KinfolkError("data.columns", said, remedy)
     row = np.arange(1, len(frame) + 1, dtype=np.int64)
     y, absent = label_values(frame[label], f"data.{label}", row)
-    if shapes[columns[0]] == "image":
-        x, notes = _images(dataset, columns[0])
-        return ClientRows(x, y, absent, row), (), notes
-    return ClientRows(_lists(dataset, columns[0]), y, absent, row), (), []
+    if shapes[names[0]] == "image":
+        x, notes = _images(dataset, names[0], wanted.resize)
+        return ClientRows(x, y, absent, row), Recipe(resize=wanted.resize), notes, PIXELS
+    wanted.check_no_images()
+    return ClientRows(_lists(dataset, names[0]), y, absent, row), Recipe(), [], None
 
 
 def package() -> ModuleType:
@@ -182,11 +206,11 @@ def _lists(dataset: Any, column: str) -> Array:
     return np.asarray(values)
 
 
-def _images(dataset: Any, column: str) -> tuple[Array, list[str]]:
+def _images(dataset: Any, column: str, size: Size | None) -> tuple[Array, list[str]]:
     images = [_image(dataset, column, i) for i in range(len(dataset))]
     heads = [ImageHead(f"{column}, row {row}", image.size, image.mode) for row, image in enumerate(images, 1)]
-    mode, notes = agree(heads)
-    return np.stack([pixels(image, mode) for image in images]), notes
+    mode, notes = agree(heads, size)
+    return np.stack([pixels(image, mode, size) for image in images]), notes
 
 
 def _image(dataset: Any, column: str, i: int) -> Any:

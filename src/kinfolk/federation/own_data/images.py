@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import reading, short
 from kinfolk.federation.datasets.formats import planes
+from kinfolk.federation.own_data.columns import Recipe
 from kinfolk.federation.own_data.gather import gather, in_order
 from kinfolk.federation.own_data.loaded import ClientRows, LoadedClients
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 IMAGES = (".png", ".jpg", ".jpeg")
+Size = tuple[int, int]  # height and width
 # Pixels are kept as bytes and trained on from -1 to 1.
 PIXELS = (2 / 255, -1.0)
 _GREY = ("1", "L", "LA")
@@ -36,19 +38,21 @@ class ImageHead(NamedTuple):
     mode: str
 
 
-def agree(heads: Iterable[ImageHead]) -> tuple[str, list[str]]:
+def agree(heads: Iterable[ImageHead], size: Size | None = None) -> tuple[str, list[str]]:
     """The mode all images are brought to, "L" or "RGB", and what that takes; one size for all.
+
+    With a `size`, height and width that they are brought to, theirs may differ.
 
     >>> agree([ImageHead("a.png", (8, 8), "L"), ImageHead("b.png", (8, 9), "L")])
     Traceback (most recent call last):
     ...
-    kinfolk.errors.KinfolkError: data.b.png = '8 x 9': a.png has 8 x 8; bring all images to one size
+    kinfolk.errors.KinfolkError: data.b.png = '8 x 9': a.png has 8 x 8; --resize HxW brings all to one size
     """
     heads = list(heads)
     for head in heads:
-        if head.size != heads[0].size:
+        if size is None and head.size != heads[0].size:
             (w, h), (wide, high) = head.size, heads[0].size
-            remedy = f"{heads[0].name} has {wide} x {high}; bring all images to one size"
+            remedy = f"{heads[0].name} has {wide} x {high}; --resize HxW brings all to one size"
             raise KinfolkError(f"data.{head.name}", f"{w} x {h}", remedy)
         if head.mode not in _GREY + _COLOUR:
             raise KinfolkError(f"data.{head.name}", f"mode {head.mode}", "store images with 8 bits a colour")
@@ -60,11 +64,14 @@ def agree(heads: Iterable[ImageHead]) -> tuple[str, list[str]]:
         notes.append(f"{grey} grey images among {len(heads)} are taken as coloured ones")
     if clear:
         notes.append(f"transparency of {clear} images is left out")
+    if size is not None:
+        changed = sum(head.size != size[::-1] for head in heads)
+        notes.append(f"{changed} of {len(heads)} images are resized to {size[1]} x {size[0]} (bilinear)")
     return mode, notes
 
 
-def pixels(image: Image.Image, mode: str) -> NDArray[np.uint8]:
-    """One image as [channels, height, width], still 0..255.
+def pixels(image: Image.Image, mode: str, size: Size | None = None) -> NDArray[np.uint8]:
+    """One image as [channels, height, width], still 0..255; `size` is the height and width it is brought to.
 
     >>> from PIL import Image
     >>> pixels(Image.new("L", (2, 1), 255), "L")
@@ -72,7 +79,12 @@ def pixels(image: Image.Image, mode: str) -> NDArray[np.uint8]:
     """
     if image.mode == "P":  # by way of RGBA, as a palette may say which colour is clear
         image = image.convert("RGBA")
-    return planes(image.convert(mode))
+    image = image.convert(mode)
+    if size is not None and image.size != size[::-1]:
+        from PIL import Image as images
+
+        image = image.resize(size[::-1], images.Resampling.BILINEAR)
+    return planes(image)
 
 
 def inside(folder: Path) -> tuple[list[Path], int]:
@@ -92,8 +104,10 @@ def inside(folder: Path) -> tuple[list[Path], int]:
     return shown, len(paths) - len(shown)
 
 
-def read_images(folders: Mapping[str, Path]) -> LoadedClients:
+def read_images(folders: Mapping[str, Path], size: Size | None = None) -> LoadedClients:
     """All images of all clients; classes are the names of the class folders, sorted over all clients.
+
+    With a `size`, height and width, all are brought to it.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -111,10 +125,10 @@ def read_images(folders: Mapping[str, Path]) -> LoadedClients:
         files[who], skipped = _listed(folder)
         hidden += skipped
     heads = {path: _head(path, who) for who, own in files.items() for _, path in own}
-    mode, notes = agree(heads.values())
+    mode, notes = agree(heads.values(), size)
     names = in_order({name for own in files.values() for name, _ in own})
     number = {name: i for i, name in enumerate(names)}
-    parts = {who: _part(own, heads, mode, number) for who, own in files.items()}
+    parts = {who: _part(own, heads, mode, number, size) for who, own in files.items()}
     modes = sorted({head.mode for head in heads.values()})
     return gather(
         parts,
@@ -124,10 +138,11 @@ def read_images(folders: Mapping[str, Path]) -> LoadedClients:
         left_out={"hidden files": hidden} if hidden else {},
         notes=[f"classes are the {len(names)} class folders of all clients, sorted by name", *notes],
         scale=PIXELS,
+        recipe=Recipe(resize=size),
     )
 
 
-def read_loose(folder: Path, channels: int) -> tuple[list[str], NDArray[np.uint8]]:
+def read_loose(folder: Path, channels: int, size: Size | None = None) -> tuple[list[str], NDArray[np.uint8]]:
     """All images of a folder and those inside it, whatever they are sorted by: names and [images, c, h, w].
 
     >>> import tempfile
@@ -143,9 +158,9 @@ def read_loose(folder: Path, channels: int) -> tuple[list[str], NDArray[np.uint8
     if not paths:
         raise KinfolkError("data.folder", short(folder), f"holds no images ({', '.join(IMAGES)})")
     heads = {path: _head(path, folder.name) for path in paths}
-    agree(heads.values())
+    agree(heads.values(), size)
     mode = "L" if channels == 1 else "RGB"
-    part = _part([("", path) for path in paths], heads, mode, {"": 0})
+    part = _part([("", path) for path in paths], heads, mode, {"": 0}, size)
     return [str(path.relative_to(folder)) for path in paths], part.x
 
 
@@ -175,13 +190,17 @@ def _head(path: Path, who: str) -> ImageHead:
 
 
 def _part(
-    files: Sequence[tuple[str, Path]], heads: Mapping[Path, ImageHead], mode: str, number: Mapping[str, int]
+    files: Sequence[tuple[str, Path]],
+    heads: Mapping[Path, ImageHead],
+    mode: str,
+    number: Mapping[str, int],
+    size: Size | None,
 ) -> ClientRows:
-    wide, high = heads[files[0][1]].size
+    high, wide = size or heads[files[0][1]].size[::-1]
     x = np.empty((len(files), 1 if mode == "L" else 3, high, wide), dtype=np.uint8)
     for i, (_, path) in enumerate(files):
         with reading(path), _opened(path) as image:
-            x[i] = pixels(image, mode)
+            x[i] = pixels(image, mode, size)
     y = np.array([number[name] for name, _ in files], dtype=np.int64)
     return ClientRows(x, y, np.zeros(len(y), dtype=bool), np.arange(1, len(y) + 1, dtype=np.int64))
 

@@ -9,8 +9,9 @@ from typing import Any
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import short
 from kinfolk.federation.federation import Federation
+from kinfolk.federation.own_data.columns import Columns, Recipe
 from kinfolk.federation.own_data.folder import read_folder
-from kinfolk.federation.own_data.loaded import LoadedClients, federate
+from kinfolk.federation.own_data.loaded import federate
 from kinfolk.federation.own_data.missing import check_missing
 from kinfolk.federation.own_data.report import Report, inspect
 from kinfolk.federation.own_data.store import is_store, read_store, store_report
@@ -19,7 +20,10 @@ from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
 
 # What a `[data]` table may say of rows that already belong to clients.
-_SAYS = ("name", "path", "client_column", "label_column", "missing", "valid", "test_fraction", "seed")
+_SAYS = (
+    *("name", "path", "client_column", "label_column", "missing", "valid", "test_fraction", "seed"),
+    *("columns", "categorical", "dates", "fill", "resize", "standardize", "standardize_target"),
+)
 
 
 def load_own(
@@ -31,12 +35,14 @@ def load_own(
     valid: float = 0.0,
     missing: str = "refuse",
     verify: bool = False,
+    columns: Columns | Recipe = Columns(),  # noqa: B008 - never changes
     seed: Seed = Seed(0),  # noqa: B008 - a Seed never changes
 ) -> tuple[Federation, Report]:
-    """The federation at `path` and a report on it.
+    """The federation at `path` and a report on it. Rows are not standardised: that is for a run to do.
 
-    `client` names the client column of a table and has no place elsewhere. A store keeps the
-    splits it was written with, so it takes none of the options; the seed does not change it. `verify`
+    `client` names the client column of a table and has no place elsewhere. `columns` says which
+    columns are features, and which of them are categories or dates. A store keeps the splits and
+    columns it was written with, so it takes none of the options; the seed does not change it. `verify`
     compares the checksums of a store's large files too, which reads all of it.
 
     >>> import tempfile
@@ -54,28 +60,30 @@ def load_own(
     if path.is_dir() and client is not None:
         raise KinfolkError("client", client, "a folder names its clients itself; leave client out")
     if is_store(path):
-        _usual(label=label, test_fraction=test_fraction, valid=valid, missing=missing)
+        given = columns if columns != Columns() and isinstance(columns, Columns) else None
+        _usual(label=label, test_fraction=test_fraction, valid=valid, missing=missing, columns=given)
         return read_store(path, verify=verify), store_report(path)
-    found = (
-        read_folder(path, label, missing=missing) if path.is_dir() else _table(path, client, label, missing)
-    )
+    if path.is_dir():
+        found = read_folder(path, label, missing=missing, columns=columns)
+    else:
+        found = read_table(path, _client(path, client), label, missing=missing, columns=columns)
     return federate(found, test_fraction=test_fraction, valid=valid, seed=seed), inspect(found)
 
 
 def _usual(**given: object) -> None:
-    usual = {"label": None, "test_fraction": 0.2, "valid": 0.0, "missing": "refuse"}
+    usual = {"label": None, "test_fraction": 0.2, "valid": 0.0, "missing": "refuse", "columns": None}
     for name, value in given.items():
         if value != usual[name]:
             raise KinfolkError(name, value, "a store is settled; leave it out, or import the data again")
 
 
-def _table(path: Path, client: str | None, label: str | None, missing: str) -> LoadedClients:
+def _client(path: Path, client: str | None) -> str:
     if path.suffix.lower() not in TABLES:
         remedy = f"give a folder with one file per client, a store, or a table ({', '.join(TABLES)})"
         raise KinfolkError("data.path", short(path), remedy)
     if client is None:
         raise KinfolkError("client", None, f"name the column of {path.name} that says whose each row is")
-    return read_table(path, client, label, missing=missing)
+    return client
 
 
 def own_data(spec: DataSpec, seed: Seed) -> tuple[Federation, Report]:
@@ -104,6 +112,7 @@ def own_data(spec: DataSpec, seed: Seed) -> tuple[Federation, Report]:
         client=spec.client_column or None,
         label=spec.label_column or None,
         missing=spec.missing,
+        columns=Columns.parse(spec.columns, spec.categorical, spec.dates, spec.fill, spec.resize),
         seed=seed,
         **options,
     )

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import SPLITS, Federation, Split, as_trained, pack
+from kinfolk.federation.own_data.columns import FillRule, Recipe
+from kinfolk.federation.own_data.fill import fill_in
 from kinfolk.federation.partition.holdout import hold_out
 from kinfolk.federation.soundness import check
 from kinfolk.streams import Seed
@@ -36,7 +38,7 @@ class MissingValue:
 
 @dataclass(frozen=True, eq=False)
 class LoadedClients:
-    """Rows by client, as read. Nothing is missing in them any more: `missing` says what was.
+    """Rows by client, as read. `missing` says what was missing; with `fill`, what of x still is.
 
     >>> loaded = LoadedClients({"ann": (np.zeros((2, 3)), np.array([0, 1]))}, class_names=("no", "yes"))
     >>> loaded.rows, loaded.shape
@@ -55,6 +57,8 @@ class LoadedClients:
     classes: int = 0  # how many, where they have no names
     tests: Mapping[str, Bools] | None = None  # [rows] by client: its test rows; None: to be held out
     whole: bool = False  # whole numbers in x are ids or counts that a network may want as they are
+    recipe: Recipe | None = None  # how x comes out of raw columns; None: as they are
+    fill: FillRule = ""  # what fills the gaps that x still has; "": it has none
 
     @property
     def rows(self) -> int:
@@ -116,6 +120,9 @@ def federate(
         raise KinfolkError("data.test_fraction", test_fraction, remedy)
     rows = dict(sorted(loaded.clients.items()))
     x, y = ([pair[k] for pair in rows.values()] for k in (0, 1))
+    splits, recipe = _splits(loaded, [*rows], valid, test_fraction, seed), loaded.recipe
+    if loaded.fill != "":
+        x, recipe = fill_in(x, splits["train"], loaded.fill, loaded.feature_names, recipe)
     pool = stored(x)
     # Bytes stay bytes, a quarter of the size.
     in_bytes = isinstance(pool, Tensor) and pool.dtype == torch.uint8 and not loaded.whole
@@ -127,12 +134,13 @@ def federate(
             clients=tuple(Client(who) for who in rows),
             x=pool,
             y=map_rows(lambda t: t.long() if classes else as_trained(t), stored(y)),
-            splits=_splits(loaded, [*rows], valid, test_fraction, seed),
+            splits=splits,
             classes=classes,
             name=f"own data, {len(rows)} clients",
             scale=loaded.scale or (1.0, 0.0) if in_bytes else None,
             class_names=tuple(loaded.class_names),
             feature_names=tuple(loaded.feature_names),
+            recipe=recipe,
         )
     )
 

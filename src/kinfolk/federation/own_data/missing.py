@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError, near
+from kinfolk.federation.own_data.columns import FillRule
 from kinfolk.federation.own_data.loaded import Array, ClientRows, MissingValue
 
 MISSING = ("refuse", "drop", "median")
@@ -54,8 +55,11 @@ def resolve(
     label: str,
     found: Sequence[MissingValue],
     missing: str,
+    fill: FillRule = "",
 ) -> Resolved:
     """Refuse the missing values that were found, or drop their rows, or fill them, as `missing` says.
+
+    With `fill` those of features stay: they are filled when it is known which rows are for training.
 
     >>> x = np.array([[1.0], [np.nan], [5.0]])
     >>> part = ClientRows(x, np.zeros(3, int), np.zeros(3, bool), np.arange(1, 4))
@@ -66,6 +70,8 @@ def resolve(
     if not found:
         return parts, {}, []
     last = found[-1]
+    if fill != "":
+        return _keep(parts, label, found, missing, fill)
     if missing == "median" and any(part.unlabelled.any() for part in parts.values()):
         remedy = f"row {last.row} has no label, which no median can fill; missing='drop' leaves such rows out"
         raise KinfolkError(f"data.{last.client}.{label}", None, remedy)
@@ -74,10 +80,28 @@ def resolve(
         columns = f"{len(found)} column{'s' * (len(found) > 1)}"
         remedy = (
             f"empty or NaN in row {first.row} ({total} missing in {columns}: "
-            f"{listed(h.column for h in found)}); fill them, or take missing='drop' or 'median'"
+            f"{listed(h.column for h in found)}); fill them, or take missing='drop', 'median' or --fill mean"
         )
         raise KinfolkError(f"data.{first.client}.{first.column}", None, remedy)
     return _drop(parts, len(names)) if missing == "drop" else _fill(parts, names)
+
+
+def _keep(
+    parts: dict[str, ClientRows], label: str, found: Sequence[MissingValue], missing: str, fill: FillRule
+) -> Resolved:
+    """Rows without a label are refused or dropped, gaps in features are left for `fill_in`."""
+    gaps = sum(gap.values for gap in found if gap.column != label)
+    by = f"the {fill} of training rows" if isinstance(fill, str) else "given values"
+    said = [f"{gaps} missing values are filled with {by}"] if gaps else []
+    if not any(part.unlabelled.any() for part in parts.values()):
+        return parts, {}, said
+    last = found[-1]
+    if missing != "drop":
+        remedy = f"row {last.row} has no label, which nothing can fill; missing='drop' leaves such rows out"
+        raise KinfolkError(f"data.{last.client}.{label}", None, remedy)
+    kept = {who: part.take(~part.unlabelled) for who, part in parts.items() if not part.unlabelled.all()}
+    rows = sum(int(part.unlabelled.sum()) for part in parts.values())
+    return kept, {"rows without a label": rows}, said
 
 
 def listed(names: Iterable[str], most: int = 6) -> str:

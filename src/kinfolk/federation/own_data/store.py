@@ -14,6 +14,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +26,7 @@ from torch import Tensor
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.datasets.files import checksum, short
 from kinfolk.federation.federation import SPLITS, Federation, Split
+from kinfolk.federation.own_data.columns import Recipe
 from kinfolk.federation.own_data.loaded import Array
 from kinfolk.federation.own_data.report import Report
 from kinfolk.federation.soundness import check, fits
@@ -60,6 +62,8 @@ def write_store(data: Federation, folder: str | Path, report: Report) -> Path:
         raise KinfolkError("store", short(folder), "is there already; choose another name or remove it first")
     if data.maker is not None:
         raise KinfolkError("store", data.name, "these rows are made when a client is asked; nothing to store")
+    if data.scaling is not None:
+        raise KinfolkError("store", data.name, "these rows are standardised; store them as they came")
     check(data)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
@@ -101,6 +105,7 @@ def _fill(folder: Path, data: Federation, report: Report) -> None:
         "scale": data.scale,
         "class_names": list(report.class_names),
         "feature_names": list(report.feature_names),
+        "recipe": None if data.recipe is None else asdict(data.recipe),
         "files": files,
     }
     _text(folder / MANIFEST, manifest | {"sha256": _seal(manifest)})
@@ -226,6 +231,7 @@ def read_store(folder: str | Path, *, verify: bool = False) -> Federation:
         scale=manifest["scale"] and tuple(manifest["scale"]),
         class_names=tuple(manifest["class_names"]),
         feature_names=tuple(manifest["feature_names"]),
+        recipe=Recipe.from_dict(manifest.get("recipe")),
     )
     for name, split in splits.items():
         # Cheap to see, and without it rows would be the wrong ones.

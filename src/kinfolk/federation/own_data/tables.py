@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,42 +15,16 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 from numpy.typing import NDArray
-from pandas.api import types
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.datasets.files import reading, short
+from kinfolk.federation.own_data.cells import column_kind, numbers, word
+from kinfolk.federation.own_data.columns import Columns, Recipe, Source, fitted
 from kinfolk.federation.own_data.gather import gather
 from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
 from kinfolk.federation.own_data.missing import check_missing
 
 TABLES = (".csv", ".parquet")
-# How pandas calls what it sees in a column, and what it is to us.
-_SEEN = {
-    "integer": "whole",
-    "floating": "float",
-    "mixed-integer-float": "float",
-    "decimal": "float",
-    "boolean": "bool",
-    "string": "text",
-    "empty": "empty",
-}
-
-
-def column_kind(column: pd.Series) -> str:
-    """What a column holds: "whole", "float", "bool", "text", "empty", or pandas' word for anything else.
-
-    >>> column_kind(pd.Series([1, None], dtype="Int64")), column_kind(pd.Series(["a", None]))
-    ('whole', 'text')
-    """
-    for kind, holds in (
-        ("bool", types.is_bool_dtype),
-        ("whole", types.is_integer_dtype),
-        ("float", types.is_float_dtype),
-    ):
-        if holds(column.dtype) and not isinstance(column.dtype, pd.CategoricalDtype):
-            return kind
-    seen = str(types.infer_dtype(column.astype(object), skipna=True))
-    return _SEEN.get(seen, seen)
 
 
 def choose_label(columns: Sequence[str], label: str | None, other: str | None = None) -> tuple[str, str]:
@@ -76,53 +49,33 @@ def choose_label(columns: Sequence[str], label: str | None, other: str | None = 
 
 
 def table_part(
-    field: str, frame: pd.DataFrame, label: str, features: Sequence[str], row: NDArray[np.int64] | None = None
+    field: str,
+    frame: pd.DataFrame,
+    label: str,
+    sources: Sequence[Source],
+    row: NDArray[np.int64] | None = None,
 ) -> ClientRows:
     """Rows out of a table; `row` says where they stand in what was read, `field` what errors call it.
 
-    >>> part = table_part("data", pd.DataFrame({"a": [1, 2], "b": [0.5, None], "y": [0, 1]}), "y", ["a", "b"])
+    >>> frame = pd.DataFrame({"a": [1, 2], "b": [0.5, None], "y": [0, 1]})
+    >>> part = table_part("data", frame, "y", [Source("a"), Source("b")])
     >>> part.x.tolist(), part.y
     ([[1.0, 0.5], [2.0, nan]], array([0, 1]))
     """
     row = np.arange(1, len(frame) + 1, dtype=np.int64) if row is None else row
     y, absent = label_values(frame[label], f"{field}.{label}", row)
-    x = np.empty((len(frame), len(features)), dtype=np.float32)
-    rounded = set()
-    for i, name in enumerate(features):
-        values = _numbers(frame[name], f"{field}.{name}", row)
+    x = np.empty((len(frame), sum(len(source.features) for source in sources)), dtype=np.float32)
+    rounded, at = set(), 0
+    for source in sources:
+        values = source.encode(frame[source.name], f"{field}.{source.name}", row)
+        mine = x[:, at : at + values.shape[1]]
+        at += values.shape[1]
         with np.errstate(over="ignore"):  # beyond float32 is infinity, which is refused by name later
-            x[:, i] = values
+            mine[:] = values
         far = np.abs(values) > 2.0**24  # nan compares false
-        if (x[far, i] != values[far]).any() and column_kind(frame[name]) == "whole":
-            rounded.add(name)
+        if (mine[far] != values[far]).any() and column_kind(frame[source.name]) == "whole":
+            rounded.add(source.name)
     return ClientRows(x, y, absent, row, frozenset(rounded))
-
-
-def _numbers(column: pd.Series, field: str, row: NDArray[np.int64]) -> NDArray[np.float64]:
-    """A column as floats, nan where a value is missing."""
-    kind = column_kind(column)
-    if kind == "empty":
-        return np.full(len(column), np.nan)
-    if kind in ("whole", "float", "bool"):
-        column = column if types.is_numeric_dtype(column.dtype) else column.astype(object)
-        return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
-    column = column.astype(object)
-    place, value = _first_strange(column)
-    if kind == "text":
-        remedy = f"row {row[place]} is text; give numbers, or an empty cell where a value is missing"
-    else:
-        remedy = f"row {row[place]} is not a number; give numbers or leave the column out"
-    raise KinfolkError(field, value, remedy)
-
-
-def _first_strange(column: pd.Series) -> tuple[int, Any]:
-    """The first value that stands for no number: the stray word among numbers, if it is one."""
-    there = column.notna().to_numpy(dtype=bool)
-    words = column.map(lambda value: isinstance(value, str) and value.strip() != "").to_numpy(dtype=bool)
-    numbers = pd.to_numeric(column.where(words, None), errors="coerce").notna().to_numpy(dtype=bool)
-    strange = words & ~numbers
-    place = int((strange if strange.any() else there).argmax())
-    return place, column.iloc[place]
 
 
 def label_values(column: pd.Series, field: str, row: NDArray[np.int64]) -> tuple[Array, NDArray[np.bool_]]:
@@ -139,7 +92,7 @@ def label_values(column: pd.Series, field: str, row: NDArray[np.int64]) -> tuple
     if kind == "empty":  # no label at all, of whatever kind the others are
         return np.full(len(column), np.nan), absent
     if kind == "float":
-        values = _numbers(column, field, row)
+        values = numbers(column, field, row)
         # pandas keeps whole numbers with gaps as floats; Arrow does not, and means floats by floats.
         gapped = isinstance(column.dtype, np.dtype) and absent.any()
         whole = gapped and bool((values[~absent] == np.rint(values[~absent])).all())
@@ -234,9 +187,16 @@ def column_types(frames: Sequence[pd.DataFrame]) -> dict[str, str]:
 
 
 def read_frame(
-    frame: pd.DataFrame, client: str, label: str | None = None, *, missing: str = "refuse"
+    frame: pd.DataFrame,
+    client: str,
+    label: str | None = None,
+    *,
+    missing: str = "refuse",
+    columns: Columns | Recipe = Columns(),  # noqa: B008 - never changes
 ) -> LoadedClients:
     """The clients of a pandas frame, named by the column `client`. Rows count from 1.
+
+    `columns` says which columns are features, and which of them are categories or dates.
 
     >>> frame = pd.DataFrame({"who": ["ann", "bob", "ann"], "age": [31, 28, 47], "y": [0, 1, 1]})
     >>> found = read_frame(frame, client="who", label="y")
@@ -246,11 +206,16 @@ def read_frame(
     if not isinstance(frame, pd.DataFrame):
         raise KinfolkError("data.frame", type(frame).__name__, "give a pandas DataFrame")
     frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
-    return _found(frame, client, label, missing, "frame", {})
+    return _found(frame, client, label, missing, columns, "frame", {})
 
 
 def read_table(
-    path: str | Path, client: str, label: str | None = None, *, missing: str = "refuse"
+    path: str | Path,
+    client: str,
+    label: str | None = None,
+    *,
+    missing: str = "refuse",
+    columns: Columns | Recipe = Columns(),  # noqa: B008 - never changes
 ) -> LoadedClients:
     """The clients of a csv or parquet file with a column `client`. Rows count from 1, below the header.
 
@@ -265,8 +230,8 @@ def read_table(
     if path.suffix.lower() not in TABLES:
         raise KinfolkError("data.file", short(path), f"not a table of a known kind ({', '.join(TABLES)})")
     # As text: an id of 007 is not the number 7.
-    frame, left_out = read_table_file(path, text=[client])
-    return _found(frame, client, label, missing, path.suffix.lower()[1:], left_out)
+    frame, left_out = read_table_file(path, text=[client, *columns.text])
+    return _found(frame, client, label, missing, columns, path.suffix.lower()[1:], left_out)
 
 
 def _found(
@@ -274,6 +239,7 @@ def _found(
     client: str,
     label: str | None,
     missing: str,
+    wanted: Columns | Recipe,
     kind: str,
     left_out: Mapping[str, int],
 ) -> LoadedClients:
@@ -283,22 +249,21 @@ def _found(
     if client not in columns:
         raise KinfolkError("client", client, "no such column; " + near(client, columns))
     label, chosen = choose_label(columns, label, client)
-    features = [name for name in columns if name not in (client, label)]
-    if not features:
-        raise KinfolkError("data.columns", columns, "none is left for the features; give at least three")
+    recipe, said = fitted(wanted, {"": frame}, label, [client])
     owner, nameless = client_ids(frame[client], client, missing)
     types = column_types([frame])
     # The whole table at once, so that an error in it names the first row of all.
-    whole = table_part("data", frame, label, features)
+    whole = table_part("data", frame, label, recipe.sources)
     return gather(
         split_part(whole, owner),
         kind=f"{kind}, one table",
         label=label,
-        features=features,
+        recipe=recipe,
+        fill=wanted.fill_rule,
         missing=missing,
         types=types,
         left_out={**left_out, **nameless},
-        notes=[f"client column: {client!r}", chosen],
+        notes=[f"client column: {client!r}", chosen, *said],
     )
 
 
@@ -310,7 +275,7 @@ def client_ids(ids: pd.Series, field: str, missing: str) -> tuple[pd.Series, dic
     """
     # Only the ids that differ are looked at one by one; a missing one has the code -1.
     codes, distinct = pd.factorize(ids.astype(object))
-    names = [None if not str(value).strip() else _name(value) for value in distinct]
+    names = [None if not str(value).strip() else word(value) for value in distinct]
     given = pd.Series(np.array([*names, None], dtype=object)[codes])
     nameless = given.isna().to_numpy(dtype=bool)
     if nameless.any() and missing != "drop":
@@ -327,13 +292,6 @@ def client_ids(ids: pd.Series, field: str, missing: str) -> tuple[pd.Series, dic
         remedy = f"all {count} differ, so every client has one row: is this an id of rows, not of clients?"
         raise KinfolkError("client", field, remedy)
     return given, {"rows without a client": int(nameless.sum())} if nameless.any() else {}
-
-
-def _name(value: object) -> str:
-    # Where an id is missing pandas turns whole numbers into floats.
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        return str(int(value))
-    return str(value)
 
 
 def split_part(whole: ClientRows, owner: pd.Series) -> dict[str, ClientRows]:

@@ -62,6 +62,8 @@ class Sampled:
 def sample(rows: Rows, spec: DataSpec, seed: Seed) -> Sampled:
     """Draw `clients` of the natural clients with `min_rows` rows or more; 0 takes them all.
 
+    Of known groups they are drawn in turns, so that no group is larger than another that has clients left.
+
     >>> rows = Rows(np.zeros((4, 2), np.float32), np.zeros(4, np.int64), 1, PLAIN,
     ...     client=np.array([1, 1, 0, 1]), client_names=("bob", "ann"))
     >>> sample(rows, DataSpec(clients=0, min_rows=2), Seed(0))
@@ -80,10 +82,28 @@ def sample(rows: Rows, spec: DataSpec, seed: Seed) -> Sampled:
         raise KinfolkError("data.clients", spec.clients, f"{have}; give at most {len(able)}, 0 for all")
     who = able
     if spec.clients:
-        drawn = seed.numpy("data", "natural").choice(len(able), spec.clients, replace=False)
+        rng = seed.numpy("data", "natural")
+        if rows.group is None:
+            drawn = rng.choice(len(able), spec.clients, replace=False)
+        else:
+            drawn = in_turns(rows.group[able], rng)[: spec.clients]
         who = able[np.sort(drawn)]
     many, few, rest = (int(counts[part].sum()) for part in (able, np.setdiff1d(order, able), who))
     return Sampled(who, (len(counts) - len(able), few), (len(able) - len(who), many - rest))
+
+
+def in_turns(group: Ints, rng: np.random.Generator) -> Ints:
+    """Places in a random order in which groups take turns.
+
+    >>> group = np.array([0, 0, 0, 1, 1])
+    >>> [group[in_turns(group, np.random.default_rng(seed))[:4]].sum().item() for seed in range(3)]
+    [2, 2, 2]
+    """
+    order = rng.permutation(len(group))
+    turn = np.zeros(len(group), np.int64)
+    for g in np.unique(group):
+        turn[group[order] == g] = np.arange((group == g).sum())
+    return order[np.argsort(turn, kind="stable")]
 
 
 def pool_of(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:

@@ -82,8 +82,7 @@ class TokenTransformer(nn.Module):
             raise KinfolkError("model.heads", heads, f"width = {width} is no multiple of it; give another")
         self.every = every
         self.embed = nn.Embedding(vocabulary or classes, width)
-        self.place = nn.Parameter(torch.randn(length, width) * 0.02)
-        nn.init.normal_(self.embed.weight, std=0.02)
+        self.place = nn.Parameter(torch.zeros(length, width))
         self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kinfolk.federation.own_data.loaded import federate
     from kinfolk.federation.own_data.report import inspect
     from kinfolk.federation.own_data.tables import read_frame
+    from kinfolk.learning.row_metrics import Metric
     from kinfolk.methods import (
         IFCA,
         MDICFL,
@@ -89,6 +90,7 @@ __all__ = [
     "Local",
     "MajorityLabel",
     "Method",
+    "Metric",
     "Placed",
     "Result",
     "Robust",
@@ -157,6 +159,7 @@ _HOMES = {
     **dict.fromkeys(("TrainedRun", "load"), "trained"),
     "Federation": "federation.federation",
     "KinfolkError": "errors",
+    "Metric": "learning.row_metrics",
     "Result": "experiment.run",
     "federate": "federation.own_data.loaded",
     "from_arrays": "federation.own_data.arrays",

@@ -7,7 +7,7 @@ newcomers to them.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from rich.text import Text
 from torch import nn
 
 from kinfolk.algorithms.options import flat_options
+from kinfolk.by_path import path_of
 from kinfolk.experiment import assign as assigning
 from kinfolk.experiment import choose_k as choosing
 from kinfolk.experiment import compare as comparing
@@ -35,6 +36,7 @@ from kinfolk.federation.federation import Federation
 from kinfolk.federation.own_data.arrays import Given, from_arrays
 from kinfolk.federation.sources import build
 from kinfolk.federation.spec import DataSpec
+from kinfolk.learning.row_metrics import Metric
 from kinfolk.markup import as_html
 from kinfolk.methods import Method, written
 from kinfolk.streams import Seed
@@ -48,6 +50,11 @@ DEFAULT = ("local", "fedavg", "fedavg_tuned", "fedprox")
 
 # An algorithm by name, `name,option=value`; as `FedProx(mu=0.5)`; or a class of your own, or one made of it.
 Algorithm = str | Method | type[Any] | Any
+
+
+# A loss or a metric by name or import path, or the user's function itself.
+Loss = str | Callable[..., Any]
+Score = str | Callable[..., Any]
 
 
 class _Shown:
@@ -213,7 +220,22 @@ def _spec(network: Network, rounds: int, settings: Mapping[str, Any]) -> Experim
         model=ModelSpec(f"{source.__module__}:{getattr(source, '__qualname__', type(source).__name__)}"),
     )
     named = replace(named, run=replace(named.run, rounds=rounds))
-    return override(named, flat_options(settings))
+    return override(named, {name: _path(value) for name, value in flat_options(settings).items()})
+
+
+def _path(value: Any) -> Any:
+    """A setting as a spec holds it: functions, classes and metrics by their import paths."""
+    if isinstance(value, list | tuple):
+        return [_path(one) for one in value]
+    if isinstance(value, Metric):
+        return path_of(value, value.name, of=value.function)
+    return path_of(value) if callable(value) or hasattr(value, "update") else value
+
+
+def with_settings(settings: Mapping[str, Any] | None, loss: Any, metrics: Sequence[Any]) -> dict[str, Any]:
+    """Settings with a loss and metrics among them."""
+    given = {"local.loss": loss} if loss is not None else {}
+    return {**(settings or {}), **given, **({"run.metrics": list(metrics)} if metrics else {})}
 
 
 def compare(
@@ -227,6 +249,8 @@ def compare(
     folder: str | Path | None = None,
     resume: bool = False,
     settings: Mapping[str, Any] | None = None,
+    loss: Loss | None = None,
+    metrics: Sequence[Score] = (),
     progress: bool | None = None,
     on_round: Callback | None = None,
     on_evaluate: Callback | None = None,
@@ -246,7 +270,9 @@ def compare(
         seeds: how many seeds, or which, as `[0, 1]`; three or more give error bars.
         folder: where the runs are kept; a temporary folder if not given.
         resume: go on with the runs of the folder.
-        settings: anything a spec file can say, as `{"local.lr": 0.05}`.
+        settings: anything a spec file can say, as `{"local.lr": 0.05}`, with functions for import paths.
+        loss: a name, an import path or a function of outputs and targets that gives one value per row.
+        metrics: names, import paths, or functions of a client's outputs and targets that give a number.
         progress: None shows it on a terminal and in notebooks; True everywhere, False nowhere.
         on_round, on_evaluate, on_checkpoint: functions that are told of each; see `run`.
         log: where scores go besides; see `run`.
@@ -258,7 +284,7 @@ def compare(
     >>> sorted(table.frame["algorithm"])
     ['fedavg', 'local']
     """
-    spec = _spec(network, rounds, settings or {})
+    spec = _spec(network, rounds, with_settings(settings, loss, metrics))
     where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="kinfolk-"))
     names, numbers = [written(one) for one in algorithms], seed_numbers(seeds, spec.run.seed)
     total = rounds * len(names) * len(numbers)
@@ -290,6 +316,8 @@ def tune(
     folder: str | Path | None = None,
     resume: bool = False,
     settings: Mapping[str, Any] | None = None,
+    loss: Loss | None = None,
+    metrics: Sequence[Score] = (),
 ) -> Tuned:
     """Search settings for each method on validation rows, with the same budget for all.
 
@@ -306,6 +334,7 @@ def tune(
         folder: where trials, `tune.json` and the chosen specs are kept; a temporary folder if not given.
         resume: go on with a search in that folder; finished trials are not repeated.
         settings: anything a spec file can say, as `{"local.batch": 10}`.
+        loss, metrics: as for `compare`; `run.monitor` names the score that is searched by.
 
     >>> import torch
     >>> from torch import nn
@@ -314,7 +343,7 @@ def tune(
     >>> found.frame["tried"].tolist()
     [3]
     """
-    spec = _spec(network, rounds, settings or {})
+    spec = _spec(network, rounds, with_settings(settings, loss, metrics))
     where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="kinfolk-"))
     how = tuning.Search(budget, seeds, dict(space or {}), backend)
     given: dict[str, Any] = {"network": network, "resume": resume}
@@ -333,6 +362,8 @@ def run(
     folder: str | Path | None = None,
     resume: bool = False,
     settings: Mapping[str, Any] | None = None,
+    loss: Loss | None = None,
+    metrics: Sequence[Score] = (),
     progress: bool | None = None,
     on_round: Callback | None = None,
     on_evaluate: Callback | None = None,
@@ -350,7 +381,8 @@ def run(
         seed: the seed of everything that is drawn.
         folder: where the run is kept; a temporary folder if not given.
         resume: go on from the last checkpoint of the folder.
-        settings: anything a spec file can say, as `{"local.lr": 0.05}`.
+        settings: anything a spec file can say, as `{"local.lr": 0.05}`, with functions for import paths.
+        loss, metrics: as for `compare`.
         progress: None shows it on a terminal and in notebooks; True everywhere, False nowhere.
         on_round: a function that is told the facts of each round; it may return `"stop"` to end the run.
         on_evaluate: the same for each evaluation, of which the first is before training.
@@ -363,7 +395,7 @@ def run(
     >>> run(nn.Linear(4, 3), rows, "fedprox,mu=0.5", rounds=2).reason
     '2 rounds done'
     """
-    spec = _spec(network, rounds, {**(settings or {}), "run.seed": seed})
+    spec = _spec(network, rounds, {**with_settings(settings, loss, metrics), "run.seed": seed})
     chosen = parse_method(written(algorithm), spec)
     where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="kinfolk-")) / "run"
     rows = _federation(clients, test, spec, Seed(seed))

@@ -25,6 +25,7 @@ class Experiment:
         test: test rows of each client; without them a fifth of each client's rows is held out.
         rounds: rounds of every run.
         settings: anything a spec file can say, as `{"local.lr": 0.05}`.
+        loss, metrics: as for `kinfolk.compare`.
 
     >>> import torch
     >>> from torch import nn
@@ -44,6 +45,8 @@ class Experiment:
     test: Given | None = None
     rounds: int = 20
     settings: Mapping[str, Any] | None = None
+    loss: api.Loss | None = None
+    metrics: Sequence[api.Score] = ()
 
     def __repr__(self) -> str:
         held = self.clients.clients if isinstance(self.clients, Federation) else self.clients
@@ -70,4 +73,4 @@ class Experiment:
         )
 
     def _given(self) -> dict[str, Any]:
-        return {"test": self.test, "settings": self.settings}
+        return {"test": self.test, "settings": api.with_settings(self.settings, self.loss, self.metrics)}

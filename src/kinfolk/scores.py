@@ -5,6 +5,7 @@ Needs no torch, so that reports open at once. How a score is computed stands in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +29,36 @@ SCORES: dict[str, Score] = {
     "accuracy": Score("Accuracy", percent=True),
     "macro_f1": Score("Macro F1", percent=True),
     "top5": Score("Top-5 accuracy", percent=True),
+    "auroc": Score("AUROC", percent=True),
+    "average_precision": Score("Average precision", percent=True),
+    "balanced_accuracy": Score("Balanced accuracy", percent=True),
+    "iou": Score("Mean IoU", percent=True),
+    "perplexity": Score("Perplexity", lower_is_better=True),
     "mse": Score("Mean squared error", lower_is_better=True),
     "mae": Score("Mean absolute error", lower_is_better=True),
+    "r2": Score("R²"),
+    "c_index": Score("C-index"),
     "loss": Score("Loss", lower_is_better=True),
 }
+_OURS = frozenset(SCORES)
 # Ways to make one number of all clients.
 OVER = ("micro", "macro", "worst", "p10", "spread", "best")
+
+
+def learn(known: Mapping[str, Mapping[str, Any]]) -> None:
+    """Know scores that a run has of its own, as its `run.json` describes them; ours stay what they are.
+
+    >>> learn({"bias": {"title": "Bias", "percent": False, "lower_is_better": True}})
+    >>> about("bias").title, SCORES.pop("bias").lower_is_better
+    ('Bias', True)
+    """
+    for name, facts in known.items():
+        if name not in _OURS:
+            SCORES[name] = Score(
+                str(facts.get("title", name)),
+                bool(facts.get("percent", False)),
+                bool(facts.get("lower_is_better", False)),
+            )
 
 
 def about(name: str) -> Score:

@@ -97,10 +97,14 @@ class Optimiser(Protocol):
     ) -> tuple[Tree, Message]:
         """Parameters and state after step number `step` (from 0); `rows` are the rows of the batch.
 
-        Where steps are recorded and replayed, `step` and `lr` are tensors on the device.
+        Where steps are recorded and replayed, `step` and `lr` are tensors on the device. An optimiser that
+        declares `client_rates = True` may be given an `lr` of [clients] with a stack of trees.
         """
         ...
 
+
+# What a rate is multiplied by: (number of the round or step from 0, how many there are) -> factor.
+Schedule = Callable[[int, int], float]
 
 # The loss of one client on one batch: (model, batch, carry) -> scalar. The model is carry[part]
 # with its parameters ready to be differentiated.
@@ -118,10 +122,26 @@ class TrainStep:
     decay: float = 1.0  # the learning rate of round t is lr * decay**t
     part: str = "model"
     clip: float = 0.0  # > 0: largest norm of one client's gradient
+    by_round: Callable[[int], float] | None = None  # what the rate of a round is multiplied by besides
+    by_step: Schedule | None = None  # and that of a step, by its number and how many steps the client takes
+
+    def factor(self, round: int) -> float:
+        """The learning rate of a round over `lr`."""
+        return self.decay**round if self.by_round is None else self.decay**round * self.by_round(round)
 
     def rate(self, round: int) -> float:
         """The learning rate of a round."""
-        return self.lr * self.decay**round
+        return self.lr * self.factor(round)
+
+    def rates(self, round: int, steps: int) -> list[float]:
+        """The learning rate of each of a client's steps.
+
+        >>> from kinfolk.learning.optim import SGD
+        >>> TrainStep(lambda *given: given[0], SGD(), (), 0.5, by_step=lambda at, of: 1 - at / of).rates(0, 2)
+        [0.5, 0.25]
+        """
+        rate = self.rate(round)
+        return [rate if self.by_step is None else rate * self.by_step(at, steps) for at in range(steps)]
 
 
 @dataclass(frozen=True)
@@ -177,6 +197,8 @@ class Task:
     # How often it is asked for in a run beyond the rounds' own local updates: the run's budget pays for it.
     extra: int = 0
     spares: Plan | None = None  # of an extra task: the local update whose place it takes, which is not extra
+    # What is made of a reply before it leaves the client: any Python, client by client. `reply` is about it.
+    conclude: Callable[[Message], Message] | None = None
     common: bool = False  # the reply depends on the message and on the rows it visits, in order, alone
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from kinfolk.algorithms.blocks.many_models import copies
 from kinfolk.algorithms.fedavg import FedAvg
-from kinfolk.algorithms.fedem import FedEM, State
+from kinfolk.algorithms.fedem import FedEM, State, _mixed
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference, score_difference
 from kinfolk.errors import KinfolkError
@@ -125,3 +125,21 @@ def test_numbers_are_answered_by_the_mean_of_outputs():
 def test_no_component_is_refused():
     with pytest.raises(KinfolkError, match=r"algorithm.k = 0"):
         FedEM(toy.learner("mlp", toy.ragged()), k=0)
+
+
+@pytest.mark.parametrize(
+    ("target", "axis", "of"),
+    [
+        ("class", -1, lambda z: z.softmax(-1)),
+        ("positions", -1, lambda z: z.softmax(-1)),
+        ("positions", 1, lambda z: z.softmax(2)),
+        ("labels", -1, torch.sigmoid),
+        ("binary", -1, torch.sigmoid),
+        ("numbers", -1, lambda z: z),
+    ],
+)
+def test_a_mixture_is_one_of_probabilities_where_outputs_stand_for_such(target, axis, of):
+    outs = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 5, 3, 4)))
+    pi = torch.tensor([0.3, 0.7], dtype=outs.dtype)
+    mixed = _mixed(outs, pi, target, axis)
+    torch.testing.assert_close(of(mixed[None])[0], 0.3 * of(outs)[0] + 0.7 * of(outs)[1])

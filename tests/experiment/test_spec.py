@@ -6,7 +6,7 @@ import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kinfolk.engines.choose import engine_names
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.sections import CHOICES, RANGES, SECTIONS
+from kinfolk.experiment.sections import CHOICES, NAMED, RANGES, SECTIONS
 from kinfolk.experiment.spec import (
     AlgorithmSpec,
     DataSpec,
@@ -48,10 +48,11 @@ OPTIONS = st.dictionaries(
     SCALAR | st.lists(SCALAR | st.lists(SCALAR, max_size=2), max_size=3),
     max_size=3,
 )
+FEW = st.dictionaries(st.from_regex(r"[a-z_]{1,4}", fullmatch=True), SCALAR, max_size=2)
 
 
 def chosen(name: str) -> st.SearchStrategy[str]:
-    return st.sampled_from(list({**engine_names(), **CHOICES}[name]))
+    return st.sampled_from(list({**engine_names(), **CHOICES, **NAMED}[name]))
 
 
 SPECS = st.builds(
@@ -61,11 +62,13 @@ SPECS = st.builds(
     local=st.builds(
         LocalSpec, epochs=WHOLE, steps=WHOLE, batch=WHOLE, lr=POSITIVE, decay=FRACTION, clip=POSITIVE,
         optimiser=chosen("local.optimiser"), loss=chosen("local.loss"),
+        schedule=chosen("local.schedule"), loss_options=FEW,
     ),
     algorithm=st.builds(AlgorithmSpec, NAME, OPTIONS),
     engine=st.builds(EngineSpec, name=chosen("engine.name"), chunk=WHOLE, memory=POSITIVE),
     run=st.builds(
         RunSpec, rounds=WHOLE, participation=FRACTION, seed=WHOLE, quorum=FRACTION, target_score=NAME,
+        metrics=st.lists(NAME, max_size=2),
         target=st.floats(allow_nan=False, allow_infinity=False),
     ),
 )  # fmt: skip
@@ -119,15 +122,15 @@ def test_every_setting_is_explained_and_of_a_plain_type() -> None:
         for key, hint in get_type_hints(kind).items():
             default, meaning = table.pop(f"{section}.{key}")
             assert meaning.endswith("."), f"{section}.{key} has no comment"
-            assert key == "options" or hint in (str, int, float, bool)
-            assert type(default) is (dict if key == "options" else hint)
+            assert hint in (str, int, float, bool, list[str], dict[str, Any])
+            assert type(default) is (get_origin(hint) or hint)
     assert table == {}
 
 
 def test_bounds_name_real_settings() -> None:
     known = {name for name, _, _ in describe()}
     named = {name for *_, names in RANGES for name in names.split()}
-    assert named | set(CHOICES) | set(engine_names()) <= known
+    assert named | set(CHOICES) | set(NAMED) | set(engine_names()) <= known
 
 
 @pytest.mark.parametrize(

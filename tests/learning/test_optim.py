@@ -15,7 +15,7 @@ from torch.func import vmap
 
 from kinfolk.errors import KinfolkError
 from kinfolk.learning import optim
-from kinfolk.learning.optim import SGD, Adam, SumGradients, build_optimiser, clip
+from kinfolk.learning.optim import SGD, Adagrad, Adam, AdamW, RMSprop, SumGradients, build_optimiser, clip
 from kinfolk.types import Tree
 
 SHAPES = {"w": (4, 3), "b": (3,), "scale": ()}
@@ -24,6 +24,10 @@ OPTIMISERS = [
     (SGD(momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)),
     (SGD(0.5, 0.01), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.5, weight_decay=0.01)),
     (SGD(weight_decay=0.1), lambda p: torch.optim.SGD(p, lr=0.05, weight_decay=0.1)),
+    (SGD(0.9, 0.01, True), lambda p: torch.optim.SGD(p, 0.05, 0.9, weight_decay=0.01, nesterov=True)),
+    (AdamW(weight_decay=0.2), lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.2)),
+    (Adagrad(weight_decay=0.1), lambda p: torch.optim.Adagrad(p, lr=0.05, weight_decay=0.1)),
+    (RMSprop(weight_decay=0.1), lambda p: torch.optim.RMSprop(p, lr=0.05, weight_decay=0.1)),
     (Adam(), lambda p: torch.optim.Adam(p, lr=0.05)),
     (Adam((0.5, 0.9), 1e-3, 0.1), lambda p: torch.optim.Adam(p, 0.05, (0.5, 0.9), 1e-3, 0.1)),
 ]
@@ -71,6 +75,25 @@ def test_a_stack_of_models_goes_like_each_alone(ours):
         assert list(states[i]) == list(state)
         for key in state:
             assert all(torch.equal(state[key][n][i], t) for n, t in states[i][key].items())
+
+
+@pytest.mark.parametrize("ours", [o for o, _ in OPTIMISERS], ids=repr)
+@pytest.mark.parametrize("counted", [False, True], ids=["step on the host", "step on the device"])
+def test_a_stack_may_have_a_rate_for_each_model(ours, counted):
+    together, rates = tree(0, (3,)), torch.tensor([0.1, 0.0, 0.3], dtype=torch.float64)
+    alone = [{n: p[i] for n, p in together.items()} for i in range(3)]
+    states, state = [ours.init(p) for p in alone], ours.init(together)
+    for step in range(4):
+        grads = tree(step + 1, (3,))
+        number = torch.tensor(step) if counted else step
+        together, state = ours.update(together, grads, state, number, rates, 1)
+        for i in range(3):
+            mine = {n: g[i] for n, g in grads.items()}
+            alone[i], states[i] = ours.update(alone[i], mine, states[i], step, float(rates[i]), 1)
+    rounding = 1e-6 if counted else 1e-12  # on a device the corrections are float32
+    for i in range(3):
+        for n, p in alone[i].items():
+            torch.testing.assert_close(together[n][i], p, rtol=rounding, atol=rounding)
 
 
 def test_a_state_is_made_of_zeros_and_not_shared():

@@ -29,7 +29,7 @@ from kinfolk.report.read import (
     sample_std,
     shown,
 )
-from kinfolk.scores import SCORES, summary
+from kinfolk.scores import _OURS, SCORES, summary
 
 NAN, INF = math.nan, math.inf
 
@@ -125,7 +125,7 @@ def test_the_most_telling_score_is_the_default(tmp_path: Path) -> None:
     scores = {name: {0: [0.5]} for name in ("loss", "macro_f1", "strange", "accuracy")}
     run = load_run(make_run(tmp_path / "a", {"centre": scores}))
     empty = load_run(make_run(tmp_path / "b", {}))
-    assert run.metrics == ("accuracy", "macro_f1", "loss", "strange")
+    assert run.metrics == ("accuracy", "macro_f1", "strange", "loss")
     assert default_score([empty, run]) == "accuracy"
     assert check_score([empty, run], "loss") == "loss"
     with pytest.raises(KinfolkError, match="did you mean 'accuracy'"):
@@ -183,8 +183,8 @@ def test_a_summary_is_the_arithmetic_it_says(drawn: list[tuple[float, int]], low
 
 
 def test_every_score_has_a_rule_and_the_other_way_round() -> None:
-    metrics = pytest.importorskip("kinfolk.learning.metrics")
-    assert set(SCORES) == set(metrics.RULES)
+    metrics = pytest.importorskip("kinfolk.learning.row_metrics")
+    assert {*metrics.RULES, *metrics.POSITIONS, *metrics.METRICS} == _OURS <= set(SCORES)
     assert not [name for name, score in SCORES.items() if score.percent and score.lower_is_better]
 
 

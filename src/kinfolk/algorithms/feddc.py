@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks import one_model
-from kinfolk.errors import at_least
+from kinfolk.errors import KinfolkError, at_least
 from kinfolk.fold import Mean
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, TuneSpace, ask, fold
@@ -52,6 +52,10 @@ class FedDC:
 
     def __post_init__(self) -> None:
         at_least("algorithm.a", self.a, 0)
+        if self.learner.by_step is not None:  # corrections are about the length of a round's path
+            raise KinfolkError(
+                "local.step_schedule", None, "feddc needs the same rate in all steps of a round"
+            )
 
     eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 
@@ -98,7 +102,7 @@ class FedDC:
         return {
             "model": sent, "w": sent, "h": memory["h"], "own": memory["g"],
             "g": {n: t / weight for n, t in message["g"].items()}, "a": self.a / weight,
-            "steps": facts.steps, "rate": facts.steps * 0.0 + self.learner.decay**facts.round,
+            "steps": facts.steps, "rate": facts.steps * 0.0 + self.learner.descent().factor(facts.round),
         }  # fmt: skip
 
     def objective(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:

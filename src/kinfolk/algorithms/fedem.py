@@ -21,11 +21,11 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
 from kinfolk.algorithms.blocks.many_models import copies, distinct
 from kinfolk.errors import at_least
 from kinfolk.fold import Mean, Weights
-from kinfolk.learning import metrics
 from kinfolk.learning.learner import Learner, ScoreTask
 from kinfolk.script import Script, fold
 from kinfolk.streams import RoundContext, Seed
@@ -137,53 +137,53 @@ class FedEM:
     def eval_tasks(self) -> Mapping[str, Task]:
         """The client's own mixture."""
         mine = self.learner
-        blank = metrics.blank(mine.outputs if mine.loss.classification else 0)
+        scoring = mine.scoring
 
         def begin(message: Message, memory: Message, facts: ClientInfo) -> Carry:
-            tally = {name: t.to(facts.rows.device) for name, t in blank.items()}
-            return {"sent": tree_of(message, "components"), "pi": memory["pi"], "tally": tally}
+            sent = {"sent": tree_of(message, "components"), "pi": memory["pi"]}
+            return sent | scoring.begin(facts.rows.device)
 
         def count(carry: Carry, batch: Batch) -> Carry:
             out = self.mixture(carry, batch)
-            found = metrics.count(carry["tally"], out, batch, mine.loss.row_loss(out, batch.y))
-            return {**carry, "tally": found}
+            return scoring.count(carry, out, batch, mine.loss.row_loss(out, batch.y))
 
         scan = Scan(count, Plan(mine.score_batch, shuffle=False, split=mine.score_split))
         return {
             "personal": ScoreTask(
-                begin, lambda carry: (carry["tally"], None), (scan,), blank,
+                begin, lambda carry: (scoring.reply(carry), None), (scan,), scoring.expected,
                 network=self.mixed_network,
                 model=_parts,
+                conclude=scoring.conclude if mine.metrics else None,
             )
         }  # fmt: skip
 
     def mixed_network(self) -> nn.Module:
         """A plain network for a client's mixture."""
         components = [self.learner.plain_network() for _ in range(self.k)]
-        return Mixture(components, self.learner.loss.classification)
+        return Mixture(components, self.learner.loss.target, self.learner.loss.class_axis)
 
     def mixture(self, carry: Carry, batch: Batch) -> Tensor:
         """log of sum_k pi_k softmax_k, which is its own log-softmax; of numbers, sum_k pi_k out_k."""
         outs = torch.stack(self.outputs(carry["sent"], batch))
-        return _mixed(outs, carry["pi"], self.learner.loss.classification)
+        return _mixed(outs, carry["pi"], self.learner.loss.target, self.learner.loss.class_axis)
 
 
 class Mixture(nn.Module):
     """A client's mixture as one network: log of sum_k pi_k softmax_k; of numbers, sum_k pi_k out_k.
 
-    >>> Mixture([nn.Linear(2, 3), nn.Linear(2, 3)], True)(torch.zeros(4, 2)).exp().sum(1).round().tolist()
+    >>> Mixture([nn.Linear(2, 3), nn.Linear(2, 3)], "class")(torch.zeros(4, 2)).exp().sum(1).round().tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
 
-    def __init__(self, components: Sequence[nn.Module], classification: bool) -> None:
+    def __init__(self, components: Sequence[nn.Module], target: str, class_axis: int = -1) -> None:
         super().__init__()
-        self.components, self.classification = nn.ModuleList(components), classification
+        self.components, self.target, self.class_axis = nn.ModuleList(components), target, class_axis
         self.register_buffer("pi", torch.full((len(components),), 1 / len(components)))
         self.pi: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         """The mixture's answer to rows x."""
-        return _mixed(torch.stack([one(x) for one in self.components]), self.pi, self.classification)
+        return _mixed(torch.stack([one(x) for one in self.components]), self.pi, self.target, self.class_axis)
 
 
 def _parts(carry: Carry) -> Tree:
@@ -193,11 +193,16 @@ def _parts(carry: Carry) -> Tree:
     return {**parts, "pi": carry["pi"]}
 
 
-def _mixed(outs: Tensor, pi: Tensor, classification: bool) -> Tensor:
+def _mixed(outs: Tensor, pi: Tensor, target: str, class_axis: int = -1) -> Tensor:
+    """Outputs [k, rows, ...] as those of the mixture: of probabilities, where outputs stand for such."""
     share = pi.reshape(-1, *[1] * (outs.dim() - 1))
-    if not classification:
-        return (share * outs).sum(0)
-    return torch.logsumexp(_log(share) + outs.log_softmax(-1), 0)
+    if target in ("class", "soft", "positions"):
+        axis = -1 if class_axis == -1 else class_axis + 1
+        return torch.logsumexp(_log(share) + outs.log_softmax(axis), 0)
+    if target in ("labels", "binary"):  # the logit of the mixed probability
+        there, not_there = (torch.logsumexp(_log(share) + logsigmoid(z), 0) for z in (outs, -outs))
+        return there - not_there
+    return (share * outs).sum(0)
 
 
 def _one(components: Tree, j: int) -> Tree:

@@ -54,7 +54,7 @@ def predict(
     found: Any = load(run)
     name, rows, notes = read_rows(data, found.outline)
     given: dict[str, Any] = {"client": client, "group": group, "kind": kind, "round": _round(round_)}
-    chances = found.predict(rows, **given, proba=True) if found.outline.classes else None
+    chances = found.predict(rows, **given, proba=True) if found.outline.kind in ("class", "binary") else None
     frame = predictions_frame(name, found.predict(rows, **given), chances, found.class_names)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)

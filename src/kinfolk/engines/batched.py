@@ -56,6 +56,7 @@ class Underway:
     reply: Message
     kept: Message | None
     given: tuple[Message, Message, Message]
+    conclude: Callable[[Message], Message] | None
 
 
 class Batched(InProcess):
@@ -182,14 +183,23 @@ class Batched(InProcess):
                 made = plan.data is not self.federation
                 carry = self._passes.run(one, carry, plan, context.round, lane, made)
             reply, kept = _finish(task, carry)
-        return Underway(lane, ready, reply, kept, (shared, own, memory))
+        return Underway(lane, ready, reply, kept, (shared, own, memory), task.conclude)
 
     def _end(self, chunk: Underway) -> Stack:
         chunk.lane.join()
         if chunk.kept is not None:
             for i, c in enumerate(chunk.ready.who):
                 self.memories[c] = map_leaves(lambda t, i=i: t[i].clone(), chunk.kept)  # type: ignore[misc]
-        return Stack(chunk.ready.who, chunk.ready.rows, chunk.reply)
+        return Stack(chunk.ready.who, chunk.ready.rows, _concluded(chunk))
+
+
+def _concluded(chunk: Underway) -> Message:
+    """The replies of a chunk as they leave the clients."""
+    if chunk.conclude is None:
+        return chunk.reply
+    here = map_leaves(lambda t: t.cpu(), chunk.reply)  # once, and not for each client
+    of = range(len(chunk.ready.who))
+    return stack_messages([chunk.conclude(map_leaves(lambda t, i=i: t[i], here)) for i in of])  # type: ignore[misc]
 
 
 def _finish(task: Task, carry: Carry) -> tuple[Message, Message | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -47,9 +47,14 @@ def perform(
         carry = _begun(task, message, memory, federation, who, context)
         for number, one in enumerate(task.passes):
             rows = client_batches(one, number, task.stream, federation, who, context)
-            carry = _fit(one, carry, rows, context) if isinstance(one, Fit) else _scan(one, carry, rows)
+            if isinstance(one, Fit):
+                steps = step_count(one.plan, federation.splits[one.plan.split].count(federation.place(who)))
+                carry = _fit(one, carry, rows, [d.rates(context.round, steps) for d in one.descents])
+            else:
+                carry = _scan(one, carry, rows)
         with torch.no_grad():
-            return task.finish(carry)
+            reply, kept = task.finish(carry)
+            return (task.conclude(reply) if task.conclude else reply), kept
 
 
 def _begun(
@@ -90,7 +95,7 @@ def changes(
     return draw.integers(plan.augment.ways, size=visits)
 
 
-def _fit(fit: Fit, carry: Carry, rows: Iterator[Batch], context: RoundContext) -> Carry:
+def _fit(fit: Fit, carry: Carry, rows: Iterator[Batch], rates: Sequence[Sequence[float]]) -> Carry:
     # Every model in the carry, not only those that are trained: one that an objective merely consults in
     # training mode updates its buffers too, and they may be the server's own.
     carry = {key: owned(value) if isinstance(value, dict) else value for key, value in carry.items()}
@@ -101,7 +106,7 @@ def _fit(fit: Fit, carry: Carry, rows: Iterator[Batch], context: RoundContext) -
             if descent.clip:
                 grads = clip(grads, descent.clip)
             params, states[i] = descent.optimiser.update(
-                params, grads, states[i], step, descent.rate(context.round), len(batch.row)
+                params, grads, states[i], step, rates[i][step], len(batch.row)
             )
             carry[descent.part] = {**carry[descent.part], **params}
     return {**carry, **optimiser_parts(states)}

@@ -35,6 +35,7 @@ class Padded:
     active: Tensor  # [steps, clients] whether the client takes this step
     whole: list[bool]  # per step: no padding at all
     everyone: list[bool]  # per step: every client takes it
+    steps: list[int]  # per client: how many steps it takes
     augment: Augment | None
     way: tuple[Tensor, ...]  # one of [steps, clients, batch]: how each row is changed; none if they are not
 
@@ -156,4 +157,5 @@ def _on_device(
     everyone = [bool(fewest > 0) for fewest in size.min(axis=1, initial=1)]
     augment, way = changed
     drawn = (torch.from_numpy(way).to(device).long(),) if augment else ()
-    return Padded(data, pool, there, weight, sizes > 0, whole, everyone, augment, drawn)
+    steps = (size > 0).sum(axis=0).tolist()
+    return Padded(data, pool, there, weight, sizes > 0, whole, everyone, steps, augment, drawn)

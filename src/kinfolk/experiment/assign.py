@@ -166,7 +166,7 @@ class _Asking:
     @property
     def name(self) -> str:
         """The score that is told."""
-        return "accuracy" if self.parts.federation.classes else "mse"
+        return self.parts.monitor
 
     def centre(self, k: int) -> Message:
         return {"model": {name: t[k] for name, t in self.centres.items()}}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.build import Parts
+from kinfolk.experiment.build import JUDGED_BY, Parts
 from kinfolk.experiment.sections import RunSpec
 from kinfolk.experiment.state import to_message
 from kinfolk.learning.learner import ScoreTask
@@ -20,7 +20,6 @@ from kinfolk.types import nbytes
 LAST = 2  # checkpoints that are kept of any run: the newest may be torn
 ALL = 1 << 40
 VALID = ".valid"  # how the validation task is named, behind the kind of model
-JUDGED_BY = ("accuracy", "mse", "loss")  # the first that there is
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,8 @@ class Best:
     value: float = float("nan")
     since: int = 0
 
-    def after(self, round: int, summary: Mapping[str, Any]) -> Best:
-        """What holds after one more evaluation, by the mean over clients of the main model's main score.
+    def after(self, round: int, summary: Mapping[str, Any], by: str = "auto") -> Best:
+        """What holds after one more evaluation, by the mean over clients of a score of the main model.
 
         A score that is no number is no better than any; of equal ones the first is the best.
 
@@ -43,7 +42,7 @@ class Best:
         (5, 'accuracy', 0.7, 1)
         """
         main: Mapping[str, Any] = next(iter(summary.values()), {})
-        score = next((name for name in JUDGED_BY if name in main), "")
+        score = next((name for name in (JUDGED_BY if by == "auto" else (by,)) if name in main), "")
         value = main.get(score, {}).get("macro")
         if value is None or math.isnan(value):
             return replace(self, since=self.since + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -16,19 +16,24 @@ from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.attack import Attack, planned
 from kinfolk.experiment.fit_rows import fit_rows
 from kinfolk.experiment.sections import Experiment
-from kinfolk.federation.federation import Federation, output_count
+from kinfolk.experiment.targets import Target, check_loss, settled, wanted
+from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
 from kinfolk.learning.augment import find_augment
 from kinfolk.learning.learner import Learner
-from kinfolk.learning.losses import Loss, find_loss
-from kinfolk.learning.metrics import names
+from kinfolk.learning.losses import Loss
 from kinfolk.learning.models import build_model
 from kinfolk.learning.network import run
 from kinfolk.learning.optim import build_optimiser
+from kinfolk.learning.row_metrics import find_metrics, named_targets
+from kinfolk.learning.schedules import factor, find_schedule
+from kinfolk.scores import learn
 from kinfolk.script import Algorithm
 from kinfolk.streams import Seed
 from kinfolk.task import Augment, Plan
 from kinfolk.types import Rows
+
+JUDGED_BY = ("accuracy", "mse", "loss")  # the first that there is, if none is named
 
 # A user's network: one that is ready, or something that makes one.
 Network = nn.Module | Callable[[], nn.Module]
@@ -46,7 +51,13 @@ class Parts:
     title: str
     attack: Attack | None = None
     own: Mapping[str, Any] = field(default_factory=dict)  # settings that this method alone has so
-    note: str = ""  # what there is to say of how the network takes the rows
+    note: str = ""  # what there is to say of how the network takes the rows and their targets
+
+    @property
+    def monitor(self) -> str:
+        """The score by which rounds, settings and numbers of groups are judged."""
+        said = self.spec.run.monitor
+        return said if said != "auto" else next(s for s in JUDGED_BY if s in self.learner.scoring.names)
 
 
 def build_parts(
@@ -68,28 +79,37 @@ def build_parts(
         raise KinfolkError(
             "run.split", spec.run.split, "the federation has no such rows; set data.valid above 0"
         )
-    known = names(federation.classes)
-    if spec.run.target and spec.run.target_score not in known:
-        raise KinfolkError("run.target_score", spec.run.target_score, near(spec.run.target_score, known))
-    loss = _loss(spec.local.loss, federation)
-    outputs = output_count(federation)
+    target = wanted(spec.local.loss, federation, first_rows(federation, 1)[1])
     # Networks draw their first weights from torch's global generator: lend them one.
     with seed.borrowed("init"):
         if network is None:
             _check_built_in(spec.model.name, federation)
-            module = build_model(spec.model.name, federation.shape, outputs, spec.model.options)
+            module = build_model(spec.model.name, federation.shape, target.outputs, spec.model.options)
         else:
             module = network if isinstance(network, nn.Module) else network()
         # Within the loan too: lazy layers draw their weights when they see the first row.
         federation, note = fit_rows(module, federation, spec.model.output)
-        _check_output(module, spec, federation, outputs)
+        x, y = first_rows(federation, 1)
+        out = _tried(module, spec, federation, x)
+    target, misfit = settled(target, spec.local.loss_options, spec.local.loss, out, y)
+    if misfit:
+        raise KinfolkError("model.name", spec.model.name, misfit)
+    loss = target.made(spec.local.loss_options)
+    check_loss(loss, out, y)
+    extra = _metrics(spec, target, federation, {"out": out.float(), **named_targets(y)})
     augment = find_augment(spec.local.augment, spec.local.augment_pad, federation.shape)
-    learner = accelerated(_learner(spec, module, loss, outputs, augment), first_rows(federation, 2)[0])
+    learner = _learner(spec, module, loss, target.outputs, augment, extra)
+    learner = accelerated(learner, first_rows(federation, 2)[0])
     _check_training(spec, learner)
+    for name, known in (("run.target_score", spec.run.target), ("run.monitor", spec.run.monitor != "auto")):
+        score = getattr(spec.run, name.removeprefix("run."))
+        if known and score not in learner.scoring.names:
+            raise KinfolkError(name, score, near(score, learner.scoring.names))
     algorithm = build_algorithm(spec.algorithm.name, learner, spec.algorithm.options)
     _check_rows(spec.algorithm.name, algorithm, federation)
     attack = planned(spec.run, federation, seed)
-    return Parts(spec, seed, federation, learner, algorithm, title(spec, own), attack, own or {}, note)
+    notes = "; ".join(filter(None, (note, target.note)))
+    return Parts(spec, seed, federation, learner, algorithm, title(spec, own), attack, own or {}, notes)
 
 
 def title(spec: Experiment, own: Mapping[str, Any] | None = None) -> str:
@@ -110,14 +130,21 @@ def title(spec: Experiment, own: Mapping[str, Any] | None = None) -> str:
 
 
 def _learner(
-    spec: Experiment, module: nn.Module, loss: Loss, outputs: int, augment: Augment | None
+    spec: Experiment,
+    module: nn.Module,
+    loss: Loss,
+    outputs: int,
+    augment: Augment | None,
+    extra: Mapping[str, Any],
 ) -> Learner:
-    local = spec.local
+    local, rounds = spec.local, spec.run.rounds
+    by_round = find_schedule("local.schedule", local.schedule, local.schedule_options)
+    by_step = find_schedule("local.step_schedule", local.step_schedule, local.step_schedule_options)
     return Learner(
         module,
         loss,
         outputs,
-        optimiser=build_optimiser(local.optimiser, vars(local)),
+        optimiser=build_optimiser(local.optimiser, vars(local), local.optimiser_options),
         plan=Plan(local.batch, local.epochs, local.steps, drop_last=local.drop_last, augment=augment),
         lr=local.lr,
         decay=local.decay,
@@ -126,16 +153,23 @@ def _learner(
         tune_epochs=local.tune_epochs,
         score_split=spec.run.split,
         half=spec.engine.precision == "bf16",
+        by_round=by_round and (lambda round: factor("local.schedule", by_round, round, rounds)),
+        by_step=by_step and (lambda at, of: factor("local.step_schedule", by_step, at, of)),
+        **extra,
         output=spec.model.output,
     )
 
 
-def _loss(name: str, federation: Federation) -> Loss:
-    loss = find_loss(name if name != "auto" else "cross_entropy" if federation.classes else "mse")
-    if loss.classification != bool(federation.classes):
-        kind = f"{federation.classes} classes" if federation.classes else "numbers to predict"
-        raise KinfolkError("local.loss", name, f"the data have {kind}; use 'auto'")
-    return loss
+def _metrics(
+    spec: Experiment, target: Target, federation: Federation, like: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """What a learner must know of metrics that are asked for, and of the rows that they need all at once."""
+    found = find_metrics(spec.run.metrics, target.kind, target.outputs)
+    if not found:
+        return {}
+    learn({metric.name: asdict(metric.score) for metric in found})
+    rows = max(int(federation.splits[split].counts().max()) for split in ("test", "valid"))
+    return {"metrics": found, "score_rows": rows, "score_like": {name: t[:0] for name, t in like.items()}}
 
 
 def _check_built_in(name: str, federation: Federation) -> None:
@@ -154,13 +188,13 @@ def _check_rows(name: str, algorithm: Algorithm[Any], federation: Federation) ->
         raise KinfolkError("algorithm.name", name, remedy)
 
 
-def _check_output(module: nn.Module, spec: Experiment, federation: Federation, outputs: int) -> None:
-    """Try the network on one row: the right width, or an error that says what it gave."""
+def _tried(module: nn.Module, spec: Experiment, federation: Federation, x: Rows) -> Tensor:
+    """What the network gives for one row, or an error that says why it does not."""
     name = spec.model.name
     try:
         with torch.no_grad():
             module.eval()
-            out = run(module, first_rows(federation, 1)[0], spec.model.output)
+            return run(module, x, spec.model.output)
     except KinfolkError:
         raise
     except Exception as error:  # anything a user's forward raises
@@ -169,22 +203,6 @@ def _check_output(module: nn.Module, spec: Experiment, federation: Federation, o
         raise KinfolkError("model.name", name, f"cannot take rows of shape {rows}: {reason}") from error
     finally:
         module.train()
-    if isinstance(federation.y, dict):
-        return
-    if federation.classes and federation.y.dim() > 1:  # a class for each position
-        if outputs not in out.shape[1:]:
-            remedy = (
-                f"gives outputs of shape {tuple(out.shape[1:])}, the data need {outputs} classes a position"
-            )
-            raise KinfolkError("model.name", name, f"{remedy}; change the last layer")
-        return
-    width = out.shape[-1] if out.dim() > 1 else 1
-    if out.shape[0] != 1 or out.dim() > 2 or width != outputs:
-        wanted = f"{outputs} classes" if federation.classes else f"{outputs} numbers"
-        remedy = (
-            f"gives outputs of shape {tuple(out.shape[1:])}, the data need {wanted}; change the last layer"
-        )
-        raise KinfolkError("model.name", name, remedy)
 
 
 def _check_training(spec: Experiment, learner: Learner) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from kinfolk.experiment.kept_models import KeptModels
+from kinfolk.experiment.outline import Outline
 from kinfolk.experiment.record import read_scores
 from kinfolk.experiment.score_again import read_run
 from kinfolk.scores import about, summary
@@ -44,7 +45,7 @@ def card(kept: KeptModels, wanted: Wanted, network: nn.Module, files: Sequence[s
         "data": outline.name,
         "clients": f"{len(outline.clients):,}",
         "rows": outline.row_text or f"{list(outline.shape)}{_scaled(outline.scale)}",
-        "predicts": _predicts(outline.classes, outline.class_names, outline.outputs),
+        "predicts": _predicts(outline),
         "federation fingerprint": f"`{facts['federation']['fingerprint']}`",
         "method": facts["title"],
         "network": f"{spec.model.name}, {count:,} parameters",
@@ -97,9 +98,14 @@ def _scaled(scale: tuple[float, float] | None) -> str:
     return "" if scale is None else f", bytes x taken as x * {scale[0]:g} + {scale[1]:g}"
 
 
-def _predicts(classes: int, names: Sequence[str], outputs: int) -> str:
-    if not classes:
+def _predicts(outline: Outline) -> str:
+    classes, names, outputs = outline.classes, outline.class_names, outline.outputs
+    if outline.kind in ("numbers", "any"):
         return f"{outputs} number{'s' if outputs > 1 else ''}"
+    if outline.kind in ("labels", "soft"):
+        return f"{outputs} labels, each or none" if outline.kind == "labels" else f"{outputs} classes"
+    if outline.kind == "positions":
+        return f"one of {outputs} classes for each position"
     shown = f" ({', '.join(names[:12])}{', ...' if len(names) > 12 else ''})" if names else ""
     return f"{classes} classes{shown}"
 

@@ -39,7 +39,7 @@ def chosen(parts: Parts, link: Link | None) -> Choice:
     cohort = max(1, round(parts.spec.run.participation * len(federation.clients)))
     choice = choose(engine, size, local.batch, cohort, blocked, steps)
     secrets = public_secrets(parts, choice.name, link is not None)
-    lines = (choice.warning, scant_batches(parts), secrets, parts.note, *cautions(parts))
+    lines = (choice.warning, parts.note, scant_batches(parts), secrets, *cautions(parts))
     choice = replace(choice, warning="; ".join(filter(None, lines)))
     return choice.but(device=str(link.device)) if link and choice.device.type == "cuda" else choice
 

@@ -37,6 +37,7 @@ from kinfolk.experiment.seeds import Seeds, seed_numbers
 from kinfolk.federation.federation import Federation, Maker, Split, pack
 from kinfolk.federation.partition.holdout import hold_out
 from kinfolk.federation.sources import build
+from kinfolk.scores import about
 from kinfolk.streams import Seed
 from kinfolk.types import Rows, Tree
 
@@ -316,8 +317,9 @@ def _run(
     watch: Watch,
 ) -> _Ran:
     result = run(spec, folder, federation=federation, network=network, resume=resume, watch=watch)
-    algorithm: Any = build_parts(spec, federation, network).algorithm
-    score, sign = ("accuracy", 1.0) if federation.classes else ("mse", -1.0)
+    parts = build_parts(spec, federation, network)
+    algorithm: Any = parts.algorithm
+    score, sign = parts.monitor, -1.0 if about(parts.monitor).lower_is_better else 1.0
     frame = read_scores(folder)
     main = next(iter(result.summary))
     last = frame[

@@ -48,6 +48,8 @@ def description(parts: Parts, choice: Choice, how: Mapping[str, Any]) -> dict[st
         "id": run_id(spec),
     }
     facts |= {"own": dict(parts.own)} if parts.own else {}
+    extra = {metric.name: asdict(metric.score) for metric in parts.learner.metrics}
+    facts |= {"scores": extra} if extra else {}
     return facts if parts.attack is None else facts | {"attackers": sorted(parts.attack.who)}
 
 

@@ -130,14 +130,20 @@ _NOT_SAVED = ("constant", "classes", "start")
 def constant_loss(parts: Parts) -> float:
     """The loss of an answer that is the same for all rows: log of the classes, or the targets' variance.
 
+    NaN where that is not so simple.
+
     >>> from kinfolk.experiment.build import build_parts
     >>> from kinfolk.experiment.sections import Experiment
     >>> round(constant_loss(build_parts(Experiment())), 4)
     2.3026
     """
-    federation = parts.federation
-    if federation.classes:
-        return math.log(federation.classes)
+    federation, loss = parts.federation, parts.learner.loss
+    if loss.name not in ("cross_entropy", "bce", "mse") or parts.spec.local.loss_options:
+        return math.nan
+    if loss.target in ("class", "soft", "positions"):
+        return math.log(parts.learner.outputs)
+    if loss.target in ("labels", "binary"):
+        return math.log(2)
     rows = torch.unique(federation.splits["train"].row)
     if federation.maker is not None or len(rows) < 2 or isinstance(federation.y, dict):
         return math.nan

@@ -163,7 +163,7 @@ def _worst_first(places: Iterable[int], ratio: Floats) -> list[int]:
 def _regression(loss: float, trace: Trace, constant: float) -> Sign | None:
     falls = loss < trace.lowest and not trace.diverged
     if loss > RISEN * constant and not falls:
-        return Sign("constant", f"mse {loss:.2g}, {loss / constant:.1g} times that of a constant answer")
+        return Sign("constant", f"loss {loss:.2g}, {loss / constant:.1g} times that of a constant answer")
     return None
 
 

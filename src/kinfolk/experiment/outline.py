@@ -15,6 +15,7 @@ from kinfolk.codec import decode, encode
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import write_bytes, write_json
 from kinfolk.federation.federation import SPLITS, Federation, as_trained, output_count, pack
+from kinfolk.learning.learner import Learner
 from kinfolk.types import Client, Rows, Tree
 
 # Of one input or target: the shape of a row, and its type.
@@ -37,6 +38,13 @@ class Outline:
     # What networks are given, name by name; without any, x is one tensor of floats, y what `classes` says.
     inputs: Mapping[str, Leaf] = field(default_factory=dict)
     targets: Mapping[str, Leaf] = field(default_factory=dict)
+    target: str = ""  # kind of the targets; by the classes where an older version wrote it
+    class_axis: int = -1  # of a class per position: which axis of the outputs is that of the classes
+
+    @property
+    def kind(self) -> str:
+        """What is predicted: see `kinfolk.learning.losses.TARGETS`."""
+        return self.target or ("class" if self.classes else "numbers")
 
     @property
     def row_text(self) -> str:
@@ -48,8 +56,8 @@ class Outline:
         return ", ".join(f"{name} {list(s)} {kind}".strip() for name, (s, kind) in self.inputs.items())
 
     @staticmethod
-    def of(federation: Federation) -> Outline:
-        """The outline of a federation.
+    def of(federation: Federation, learner: Learner | None = None) -> Outline:
+        """The outline of a federation, and of what a learner makes of its targets.
 
         >>> from kinfolk.federation.own_data.arrays import from_arrays
         >>> Outline.of(from_arrays({"ann": (torch.zeros(5, 2), torch.tensor([0, 1, 0, 1, 0]))})).shape
@@ -57,18 +65,22 @@ class Outline:
         """
         x, y = federation.x, federation.y
         floats = federation.scale is not None or (isinstance(x, Tensor) and x.is_floating_point())
-        usual = isinstance(y, Tensor) and (y.dim() == 1 or (y.dim() == 2 and y.is_floating_point()))
+        count = learner.outputs if learner else output_count(federation)
+        several = isinstance(y, Tensor) and y.dim() == 2 and y.is_floating_point() and y.shape[1] == count > 1
+        usual = several or (isinstance(y, Tensor) and y.dim() == 1)
         return Outline(
             federation.clients,
             federation.shape,
             federation.classes,
-            output_count(federation),
+            count,
             federation.class_names,
             federation.feature_names,
             federation.scale,
             federation.name,
             {} if floats else _leaves(x),
             {} if usual else _leaves(y),
+            learner.loss.target if learner else "",
+            learner.loss.class_axis if learner else -1,
         )
 
     def without_rows(self) -> Federation:
@@ -78,18 +90,25 @@ class Outline:
         torch.Size([2, 2])
         """
         y = torch.zeros(2, dtype=torch.int64) if self.classes else torch.zeros(2, self.outputs)
+        given = _blank(self.targets) if self.targets else y if self.classes or self.outputs > 1 else y[:, 0]
         shared = pack([torch.tensor([0])], of=[0] * len(self.clients))
         # Scaled rows are floats by the time that a network sees them.
         return Federation(
             self.clients,
             _blank(self.inputs) if self.inputs else torch.zeros(2, *self.shape),
-            _blank(self.targets) if self.targets else y if self.classes or self.outputs > 1 else y[:, 0],
+            self._retaken(given),
             dict.fromkeys(SPLITS, shared),
             self.classes,
             name=self.name,
             class_names=self.class_names,
             feature_names=self.feature_names,
         )
+
+    def _retaken(self, y: Rows) -> Rows:
+        """Targets that are taken as the run's were: all 0 or 1 they may be labels, summing to one soft."""
+        if isinstance(y, dict) or self.kind not in ("positions", "numbers", "soft", "any"):
+            return y
+        return y + (self.classes - 1 if self.classes else 1 / max(y[0].numel(), 2))
 
 
 def _leaves(rows: Rows) -> dict[str, Leaf]:
@@ -109,10 +128,10 @@ def _blank(leaves: Mapping[str, Leaf]) -> Rows:
     return made.get("", made)
 
 
-def write_outline(folder: Path, federation: Federation, first: Tree) -> None:
+def write_outline(folder: Path, federation: Federation, learner: Learner) -> None:
     """Write both files of a run that begins."""
-    write_json(folder / FILE, asdict(Outline.of(federation)))
-    write_bytes(folder / FIRST, encode({"model": first}))
+    write_json(folder / FILE, asdict(Outline.of(federation, learner)))
+    write_bytes(folder / FIRST, encode({"model": learner.first}))
 
 
 def read_outline(folder: Path) -> Outline:

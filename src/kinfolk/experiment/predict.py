@@ -15,6 +15,7 @@ from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.outline import Outline
 from kinfolk.experiment.structured_input import structured_input
 from kinfolk.federation.own_data.tables import column_kind
+from kinfolk.learning.losses import logits_last
 from kinfolk.learning.network import run
 from kinfolk.types import Rows, map_rows, row_count
 
@@ -114,13 +115,16 @@ def unused(columns: Sequence[str], outline: Outline) -> list[str]:
 
 
 def outputs(network: nn.Module, rows: Rows, outline: Outline, output: str = "") -> Tensor:
-    """What the network gives for rows, [rows, outputs]; of structured targets as it gives them."""
+    """What the network gives for rows, [rows, outputs]; per position [rows, positions..., classes]."""
     parts = []
     with torch.no_grad():
         for at in range(0, row_count(rows), BATCH):
             batch = map_rows(lambda t, at=at: t[at : at + BATCH], rows)  # type: ignore[misc]
             out = run(network, batch, output).float()
-            parts.append(out if outline.targets else out.reshape(row_count(batch), -1))
+            if outline.kind == "positions":
+                parts.append(logits_last(out, outline.class_axis))
+            else:
+                parts.append(out.reshape(row_count(batch), -1))
     return torch.cat(parts) if parts else torch.zeros(0, outline.outputs)
 
 
@@ -132,15 +136,17 @@ def said(out: Tensor, outline: Outline, proba: bool = False) -> NDArray[Any]:
     >>> said(torch.tensor([[0.0, 3.0]]), outline), said(torch.zeros(1, 2), outline, proba=True)
     (array(['yes'], dtype='<U3'), array([[0.5, 0.5]]))
     """
-    if not outline.classes:
+    if outline.kind in ("numbers", "any"):
         if proba:
             raise KinfolkError("proba", True, "the run predicts numbers, which have no probabilities")
         return np.asarray(out[:, 0] if outline.outputs == 1 and out.dim() == 2 else out)
-    # Of a class for each position, classes stand on the second axis, or else on the last.
-    axis = 1 if out.shape[1] == outline.classes else -1
+    if outline.kind == "labels":  # each is there or not
+        return np.asarray(out.double().sigmoid() if proba else (out > 0).long())
+    if outline.kind == "binary":
+        out = torch.cat([torch.zeros_like(out), out], 1)
     if proba:
-        return np.asarray(out.double().softmax(axis))
-    place: NDArray[np.int64] = np.asarray(out.argmax(axis))
+        return np.asarray(out.double().softmax(-1))
+    place: NDArray[np.int64] = np.asarray(out.argmax(-1))
     names = outline.class_names
     if not names or names == tuple(map(str, range(len(names)))):
         return place

@@ -324,7 +324,7 @@ class Running:
         """The summary of an evaluation; by validation rows it is also told how good the round was."""
         if not judged(self.spec.run):
             return {"summary": self.summary}
-        self.best = self.best.after(self.done, self.valid)
+        self.best = self.best.after(self.done, self.valid, self.spec.run.monitor)
         return {"summary": self.summary, "valid": self.valid}
 
     def _finish_round(self, facts: dict[str, Any], evaluate: bool) -> None:
@@ -389,7 +389,7 @@ class Running:
         """Begin a new folder: the spec first, so that a run without a checkpoint still says what it is."""
         self.records.rewind(-1)
         write_text(self.folder / "spec.toml", dump(self.spec))
-        write_outline(self.folder, self.parts.federation, self.parts.learner.first)
+        write_outline(self.folder, self.parts.federation, self.parts.learner)
         write_client_facts(self.parts.federation, self.folder)
         self.describe("running", "", **more)
         note = self.coordinator.engine.note
@@ -447,6 +447,6 @@ class Running:
         self.watch("resume", {"round": self.done, "memories": self.memories})
         if not self._end():
             if not (self.folder / OUTLINE).exists():  # an older version began it
-                write_outline(self.folder, self.parts.federation, self.parts.learner.first)
+                write_outline(self.folder, self.parts.federation, self.parts.learner)
             go_on(self)
         return True

@@ -121,10 +121,11 @@ def _for_all(got: Stack, instead: Mapping[Client, Client]) -> tuple[tuple[Client
 
 def _evaluation(scored: tuple[Client, ...], body: Message, missing: set[Client]) -> Evaluation:
     values = metrics.scores(body)
-    by_class = {name: tensor_of(body, name).cpu().numpy() for name in ("said", "true") if name in body}
-    return Evaluation(
-        scored, values["loss"], values.get("accuracy"), **by_class, missing=tuple(sorted(missing))
-    )
+    # What is said of accuracy and classes is about one class per row.
+    one = "correct" in body and not tensor_of(body, "correct").is_floating_point()
+    by_class = {n: tensor_of(body, n).cpu().numpy() for n in ("said", "true") if one and n in body}
+    accuracy = values.get("accuracy") if one else None
+    return Evaluation(scored, values["loss"], accuracy, **by_class, missing=tuple(sorted(missing)))
 
 
 def _add(

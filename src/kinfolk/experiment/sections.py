@@ -12,7 +12,9 @@ from kinfolk.engines import spec as engine
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.federation.sources import DataSpec
 from kinfolk.learning.augment import NAMES as AUGMENTS
+from kinfolk.learning.losses import LOSSES
 from kinfolk.learning.optim import OPTIMISERS
+from kinfolk.learning.schedules import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,29 @@ class LocalSpec:
     tune_lr: float = 0.0
     # Epochs of models that are fine-tuned to be scored; 0: as many as the method has of its own, mostly 1.
     tune_epochs: int = 0
-    # How gradients move parameters: "sgd" or "adam".
+    # What the rate is multiplied by over rounds: "constant", "cosine", "linear", "step", or an import path.
+    schedule: str = "constant"
+    # Options of the schedule: warmup, end, every, factor.
+    schedule_options: dict[str, Any] = field(default_factory=dict)
+    # The same over the steps of a client in a round.
+    step_schedule: str = "constant"
+    # Options of that schedule.
+    step_schedule_options: dict[str, Any] = field(default_factory=dict)
+    # How gradients move parameters: "sgd", "adam", "adamw", "adagrad", "rmsprop", or an import path.
     optimiser: str = "sgd"
+    # Options of the optimiser that this table has no key for, as nesterov or betas.
+    optimiser_options: dict[str, Any] = field(default_factory=dict)
     # Momentum of "sgd".
     momentum: float = 0.0
-    # Pull towards zero, added to the gradient.
+    # Pull towards zero, added to the gradient; of "adamw" taken off the weights themselves.
     weight_decay: float = 0.0
     # Largest norm of one gradient; 0: no limit.
     clip: float = 0.0
-    # What is minimised: "cross_entropy", "mse" or "auto" (by the labels).
+    # What is minimised: "auto" (by the targets), "cross_entropy", "bce", "focal", "mse", "huber", "l1", or an
+    # import path.
     loss: str = "auto"
+    # Options of the loss, as label_smoothing, class_weights, ignore_index, gamma or pos_weight.
+    loss_options: dict[str, Any] = field(default_factory=dict)
     # Pictures changed at random in training, never in scoring: "none", "flip", "crop" or "flip_crop".
     augment: str = "none"
     # Pixels of border that "crop" adds on each side before it cuts the old size out again.
@@ -99,6 +114,10 @@ class RunSpec:
     target: float = 0.0
     # The score that `target` is about.
     target_score: str = "accuracy"
+    # Metrics besides those that the targets have anyway: names as "auroc", or import paths.
+    metrics: list[str] = field(default_factory=list)
+    # The score that the best round, patience, tune and choose-k go by; "auto": accuracy, mse or the loss.
+    monitor: str = "auto"
     # Fraction of the cohort that must answer, else the round is void.
     quorum: float = 0.0
     # Probability that a client does not answer, to simulate drop-outs.
@@ -131,9 +150,7 @@ SECTIONS: dict[str, type[Any]] = get_type_hints(Experiment)
 
 CHOICES: dict[str, Collection[str]] = {
     **engine.CHOICES,
-    "local.optimiser": OPTIMISERS,
     "local.augment": AUGMENTS,
-    "local.loss": ("auto", "cross_entropy", "mse"),
     "run.keep": ("last", "best", "all"),
     "run.split": ("test", "valid"),
     "run.models": ("all", "first"),
@@ -141,10 +158,18 @@ CHOICES: dict[str, Collection[str]] = {
     "run.attack": ("none", "sign_flip", "scaled", "noise", "label_flip"),
 }
 
+# Settings that name one of these, or something of the user's by an import path.
+NAMED: dict[str, Collection[str]] = {
+    "local.optimiser": OPTIMISERS,
+    "local.loss": ("auto", *LOSSES),
+    "local.schedule": SCHEDULES,
+    "local.step_schedule": SCHEDULES,
+}
+
 # (what holds, what to do if it does not, the settings it is about)
 RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
     *engine.RANGES,
-    (bool, "give a name", "model.name algorithm.name run.target_score"),
+    (bool, "give a name", "model.name algorithm.name run.target_score run.monitor"),
     (lambda v: v >= 1, "give 1 or more", "local.batch run.rounds run.evaluate_every run.checkpoint_every"),
     (lambda v: v >= 0, "give 0 or more", "local.epochs local.steps local.weight_decay local.clip"),
     (lambda v: v >= 0, "give 0 or more", "local.augment_pad local.tune_lr local.tune_epochs"),

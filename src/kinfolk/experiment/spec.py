@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from kinfolk.algorithms.options import flat_options
 from kinfolk.configs import find_config, hint
@@ -23,6 +23,7 @@ from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import plain
 from kinfolk.experiment.sections import (
     CHOICES,
+    NAMED,
     RANGES,
     SECTIONS,
     AlgorithmSpec,
@@ -262,13 +263,22 @@ def _build(tables: Mapping[str, Any]) -> Experiment:
 
 def _section(section: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
     hints = get_type_hints(kind)
-    known = [name for name in hints if name != "options"]
+    known = [name for name in hints if name != "options"]  # those of a dict are groups of options
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
-    grouped = section == "algorithm"  # the one table whose options come in groups
-    for key, value in (flat_options(table) if grouped else table).items():
-        name = f"{section}.{_dotted(key) if grouped else _key(key)}"
-        if key in known:
+    groups: dict[str, dict[str, Any]] = {key: {} for key in known if get_origin(hints[key]) is dict}
+    grouped = section == "algorithm"  # the one table all of whose options may come in groups
+    for key, value in _flat(table, None if grouped else groups).items():
+        dotted = grouped or key.partition(".")[0] in groups
+        name = f"{section}.{_dotted(key) if dotted else _key(key)}"
+        group, _, inner = key.partition(".")
+        if key in groups:
+            raise KinfolkError(name, value, f"is a table; write [{section}.{key}] and its keys below")
+        if group in groups:
+            if not inner.isidentifier():
+                raise KinfolkError(name, value, "name an option with letters, digits and _")
+            groups[group][inner] = _option(name, value)
+        elif key in known:
             values[key] = _typed(name, value, hints[key])
         elif "options" not in hints:
             raise KinfolkError(name, value, f"no such setting; {near(key, known)}")
@@ -276,11 +286,27 @@ def _section(section: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
             raise KinfolkError(name, value, "name an option with letters, digits and _")
         else:
             options[key] = _option(name, value)
+    values |= {group: dict(sorted(given.items())) for group, given in groups.items()}
     return kind(**values, options=options) if "options" in hints else kind(**values)
+
+
+def _flat(table: Mapping[str, Any], groups: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A table with groups of options by dotted name: all that are tables, or those of `groups` alone."""
+    if groups is None:
+        return flat_options(table)
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= flat_options({key: value}) if key in groups else {key: value}
+    return flat
 
 
 def _typed(name: str, value: Any, kind: type[Any]) -> Any:
     """The value, if it is of this kind; a whole number is a number, true is not 1."""
+    if get_origin(kind) is list:
+        inner = get_args(kind)[0]
+        if not isinstance(value, list | tuple):
+            raise KinfolkError(name, value, f"give a list, as [{value!r}]")
+        return [_typed(name, one, inner) for one in value]
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
@@ -331,6 +357,12 @@ def _check_ranges(spec: Experiment) -> None:
     for name, known in {**engine_names(), **CHOICES}.items():
         if found[name] not in known:
             raise KinfolkError(name, found[name], f"give one of {', '.join(known)}")
+    for name, known in NAMED.items():
+        if found[name] not in known and ":" not in found[name]:
+            hint = near(found[name], known)
+            hint = hint if hint.startswith("known") else f"{hint} known: {', '.join(known)}"
+            remedy = f"{hint}; or give an import path, 'package.module:name'"
+            raise KinfolkError(name, found[name], remedy)
     for holds, remedy, names in RANGES:
         for name in names.split():
             if not holds(found[name]):
@@ -346,6 +378,11 @@ def _tables(spec: Experiment) -> Tables:
         part = getattr(spec, section)
         table = {f.name: getattr(part, f.name) for f in fields(kind)}
         options = table.pop("options", {})
+        for group in [key for key, value in table.items() if isinstance(value, dict)]:
+            place = list(table).index(group)
+            inside = {f"{group}.{key}": value for key, value in sorted(table.pop(group).items())}
+            items = list(table.items())
+            table = dict([*items[:place], *inside.items(), *items[place:]])
         for key, value in sorted((flat_options(options) if section == "algorithm" else options).items()):
             if key in table:
                 raise KinfolkError(f"{section}.{key}", value, "is not an option; set the field of that name")

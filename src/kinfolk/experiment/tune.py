@@ -12,6 +12,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +146,9 @@ class _Bench:
     def budget(self) -> float:
         return self.how.budget or float(RUNS * self.spec.run.rounds * len(self.rows))
 
-    @property
+    @cached_property
     def score(self) -> str:
-        classes = next(iter(self.rows.values())).classes
-        return "accuracy" if classes else "mse"
+        return build_parts(self.spec, next(iter(self.rows.values())), self.network).monitor
 
     @property
     def sign(self) -> float:

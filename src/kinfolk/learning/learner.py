@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor, nn
 
-from kinfolk.learning import metrics
 from kinfolk.learning.losses import Loss
+from kinfolk.learning.metrics import without_classes
 from kinfolk.learning.network import Prepare, call, plain
 from kinfolk.learning.norm import RowBatchNorm, has_batch_norm
 from kinfolk.learning.optim import SGD
+from kinfolk.learning.row_metrics import Metric, Scoring
 from kinfolk.task import (
     Batch,
     Carry,
@@ -24,6 +24,7 @@ from kinfolk.task import (
     Optimiser,
     Plan,
     Scan,
+    Schedule,
     Task,
     TrainStep,
 )
@@ -91,6 +92,7 @@ class ScoreTask(Task):
 class Learner:
     """A network as pure functions of its tree of parameters and buffers.
 
+    >>> import torch
     >>> from kinfolk.learning.losses import find_loss
     >>> learner = Learner(nn.Linear(2, 3), find_loss("cross_entropy"), outputs=3)
     >>> learner.names, learner.apply(learner.first, torch.zeros(4, 2)).shape
@@ -109,6 +111,13 @@ class Learner:
     tune_epochs: int = 0  # epochs of fine-tuning; 0: what the method asks for
     score_split: str = "test"
     score_batch: int = 256
+    metrics: tuple[Metric, ...] = ()  # what is scored besides
+    score_rows: int = (
+        0  # most rows of a client that are scored, and what a row's outputs and targets are like:
+    )
+    score_like: Mapping[str, Tensor] = field(default_factory=dict)  # only for metrics that need all rows
+    by_round: Callable[[int], float] | None = None  # schedules: see TrainStep
+    by_step: Schedule | None = None
     output: str = ""  # what is meant of an object that the network gives in place of a tensor
     half: bool = False  # products in bfloat16; parameters, gradients, norms and losses stay float32
     prepare: Prepare = plain  # whoever runs many clients may have layers that are faster
@@ -193,8 +202,9 @@ class Learner:
     def descent(self, objective: Objective | None = None) -> TrainStep:
         """How this learner moves its model along an objective (its own mean loss by default)."""
         return TrainStep(
-            objective or self.objective, self.optimiser, self.names, self.lr, self.decay, clip=self.clip
-        )
+            objective or self.objective, self.optimiser, self.names, self.lr, self.decay,
+            clip=self.clip, by_round=self.by_round, by_step=self.by_step,
+        )  # fmt: skip
 
     def train(
         self,
@@ -210,7 +220,7 @@ class Learner:
     def tuning(self, epochs: int) -> Fit:
         """Some plain epochs on the client's own rows; their rate and number may be set by themselves."""
         plan, descent = replace(self.plan, epochs=self.tune_epochs or epochs, steps=0), self.descent()
-        own = replace(descent, lr=self.tune_lr, decay=1.0) if self.tune_lr else descent
+        own = replace(descent, lr=self.tune_lr, decay=1.0, by_round=None) if self.tune_lr else descent
         return Fit((own,), plan)
 
     def score(
@@ -225,24 +235,33 @@ class Learner:
         Without `by_class` the reply has no counts by class, which would tell what labels the client has.
         """
 
-        classes = self.outputs if self.loss.classification else 0
+        scoring = self.scoring
 
         def begin(message: Message, memory: Message, facts: ClientInfo) -> Carry:
-            return {**start(message, memory, facts), "tally": metrics.blank(classes, facts.rows.device)}
+            return {**start(message, memory, facts), **scoring.begin(facts.rows.device)}
 
         def count(carry: Carry, batch: Batch) -> Carry:
             out = self.apply(carry["model"], batch)
-            tally = metrics.count(carry["tally"], out, batch, self.loss.row_loss(out, batch.y))
-            return {**carry, "tally": tally}
+            return scoring.count(carry, out, batch, self.loss.row_loss(out, batch.y))
+
+        def told(reply: Message) -> Message:
+            return reply if by_class else without_classes(reply)
 
         plan = Plan(self.score_batch, shuffle=False, split=self.score_split)
-        told = _tally if by_class else _tally_without_classes
-        expected = told({"tally": metrics.blank(classes, torch.device("cpu"))})[0]
         passes = (*((tune,) if tune else ()), Scan(count, plan))
         common = start is received_model and tune is None
         return ScoreTask(
-            begin, told, passes, expected, stream=stream, common=common, network=self.plain_network
-        )
+            begin, lambda carry: (told(scoring.reply(carry)), None), passes, told(scoring.expected),
+            stream=stream, common=common, network=self.plain_network,
+            conclude=scoring.conclude if self.metrics else None,
+        )  # fmt: skip
+
+    @property
+    def scoring(self) -> Scoring:
+        """How clients are scored."""
+        loss, one = self.loss, self.loss.target in ("class", "soft", "labels", "positions")
+        classes = self.outputs if one else 2 if loss.target == "binary" else 0
+        return Scoring(classes, loss.target, loss.class_axis, self.metrics, self.score_rows, self.score_like)
 
     def plain_network(self) -> nn.Module:
         """A copy of the network as it was given, without what makes it fast for many clients.
@@ -261,11 +280,3 @@ def _products(module: nn.Module) -> Iterator[str]:
             yield from (
                 f"{path}.{name}" if path else name for name, _ in layer.named_parameters(recurse=False)
             )
-
-
-def _tally(carry: Carry) -> tuple[Message, None]:
-    return carry["tally"], None
-
-
-def _tally_without_classes(carry: Carry) -> tuple[Message, None]:
-    return metrics.without_classes(carry["tally"]), None

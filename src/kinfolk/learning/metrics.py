@@ -1,10 +1,12 @@
 """Scores of each client, computed from tallies that add up over batches in any order.
 
 A score is a `Rule` here and a line in `kinfolk.scores`: what counts, records or shows scores goes by both.
+Scores that need all rows of a client at once are in `kinfolk.learning.row_metrics`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -15,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kinfolk.learning.losses import residual
+from kinfolk.learning.losses import logits_last, residual
 from kinfolk.scores import Floats
 from kinfolk.task import Batch
 from kinfolk.types import Message
@@ -25,26 +27,61 @@ Sums = Mapping[str, NDArray[Any]]
 
 
 class Outcome:
-    """What a model said of some rows, and the truth; rules share what they derive from it."""
+    """What a model said of some rows, and the truth; rules share what they derive from it.
 
-    def __init__(self, out: Tensor, y: Any, row_loss: Tensor) -> None:
-        self.out, self.y, self.row_loss = out, y, row_loss
+    Whatever has one class per row looks alike: logits [rows, classes] and classes [rows]. A class per
+    position has its classes on the last axis.
+    """
+
+    def __init__(
+        self, out: Tensor, y: Any, row_loss: Tensor, target: str = "class", class_axis: int = -1
+    ) -> None:
+        if target == "binary":
+            z, y = out.reshape(len(out), 1), y.reshape(len(out)).long()
+            out = torch.cat([torch.zeros_like(z), z], 1)
+        elif target == "soft":
+            y = y.argmax(1)
+        elif target == "positions":
+            out = logits_last(out, class_axis)
+        self.out, self.row_loss, self.target = out, row_loss, target
+        self.y: Tensor = y  # or what a user's loss takes, which no rule here looks at
 
     @cached_property
     def names(self) -> Tensor:
         """The classes, [classes]."""
-        return torch.arange(self.out.shape[1], device=self.out.device)
+        return torch.arange(self.out.shape[-1], device=self.out.device)
 
     @cached_property
     def is_true(self) -> Tensor:
-        """Which class is a row's own, [rows, classes]."""
-        y: Tensor = self.y
-        return y.unsqueeze(1) == self.names
+        """Which class is a row's own, [rows, classes]; of labels, which are there."""
+        if self.target == "labels":
+            return self.y.flatten(1) > 0.5
+        return self.y.unsqueeze(1) == self.names
 
     @cached_property
     def is_said(self) -> Tensor:
-        """Which class is predicted, [rows, classes]."""
+        """Which class is predicted, [rows, classes]; of labels, which are likelier there than not."""
+        if self.target == "labels":
+            return self.out.flatten(1) > 0
         return self.out.argmax(1, keepdim=True) == self.names
+
+    @cached_property
+    def right(self) -> Tensor:
+        """Whether a row's class is predicted, [rows]; of labels, the share of them that is."""
+        if self.target == "labels":
+            return (self.is_true == self.is_said).double().mean(1)
+        return (self.is_true & self.is_said).any(1)
+
+    @cached_property
+    def placed(self) -> Tensor:
+        """Positions that have a class, [rows, positions]."""
+        return ((self.y >= 0) & (self.y < self.out.shape[-1])).flatten(1)
+
+    @cached_property
+    def class_at(self) -> tuple[Tensor, Tensor]:
+        """(true, predicted) class of each position, [rows, positions]; 0 where there is none."""
+        y = self.y.flatten(1)
+        return torch.where(self.placed, y, 0), self.out.argmax(-1).flatten(1)
 
     @cached_property
     def error(self) -> Tensor:
@@ -129,7 +166,7 @@ RULES: dict[str, Rule] = {
         mean_loss("loss"),
         has=lambda classes: True,
     ),
-    "accuracy": Rule(("correct",), lambda seen: ((seen.is_true & seen.is_said).any(1),), mean_of("correct")),
+    "accuracy": Rule(("correct",), lambda seen: (seen.right,), mean_of("correct")),
     "top5": Rule(("top5",), _in_top5, mean_of("top5"), has=lambda classes: classes > 5),
     "macro_f1": Rule(
         BY_CLASS,
@@ -153,24 +190,88 @@ RULES: dict[str, Rule] = {
 }
 
 
-def blank(classes: int, device: torch.device | str = "cpu") -> Message:
+def _surprise(seen: Outcome) -> tuple[Tensor, ...]:
+    """(sum of -log p of the true classes, how many there are)."""
+    own = seen.class_at[0].unsqueeze(-1)
+    nll = -seen.out.log_softmax(-1).flatten(1, -2).gather(-1, own).squeeze(-1)
+    return torch.where(seen.placed, nll, 0).sum(1), seen.placed.sum(1)
+
+
+def _perplexity(t: Sums) -> Floats:
+    with np.errstate(over="ignore"):
+        return np.where(t["lost"] > 0, np.inf, np.exp(_ratio(t["surprise"], t["places"])))
+
+
+def _overlap(seen: Outcome) -> tuple[Tensor, ...]:
+    """By class, [rows, classes]: positions of it that are said to be, all that are said to be, all of it."""
+    truth, said = (t.unsqueeze(-1) == seen.names for t in seen.class_at)
+    there = seen.placed.unsqueeze(-1)
+    return (truth & said & there).sum(1), (said & there).sum(1), (truth & there).sum(1)
+
+
+def _iou(t: Sums) -> Floats:
+    """Intersection over union, the mean over the classes that a client has or predicts."""
+    union = t["places_said"] + t["places_true"] - t["places_hit"]
+    return _ratio(np.nansum(_ratio(t["places_hit"], union), axis=-1), (union > 0).sum(-1))
+
+
+# Scores of targets with a class per position; positions count, not rows.
+POSITIONS: dict[str, Rule] = {
+    "accuracy": Rule(
+        ("right", "places"),
+        lambda seen: (((seen.class_at[0] == seen.class_at[1]) & seen.placed).sum(1), seen.placed.sum(1)),
+        lambda t: _ratio(t["right"], t["places"]),
+    ),
+    "perplexity": Rule(("surprise", "places"), _surprise, _perplexity),
+}
+# Scores of such targets that are asked for; their sums tell what classes a client has, and stay with it.
+KEPT_SUMS: dict[str, Rule] = {
+    "iou": Rule(("places_hit", "places_said", "places_true"), _overlap, _iou),
+}
+
+
+def rules(classes: int, target: str = "") -> dict[str, Rule]:
+    """The scores that a kind of targets has; `classes` are outputs, 0 for numbers.
+
+    >>> list(rules(3, "labels")), list(rules(3, "positions"))
+    (['loss', 'accuracy', 'macro_f1'], ['loss', 'accuracy', 'perplexity'])
+    """
+    if target == "positions":
+        return {"loss": RULES["loss"], **POSITIONS}
+    if target in ("labels", "any"):
+        return {name: RULES[name] for name in ("loss", "accuracy", "macro_f1")[: 1 if target == "any" else 3]}
+    return {name: rule for name, rule in RULES.items() if rule.has(classes)}
+
+
+def blank(
+    classes: int, device: torch.device | str = "cpu", target: str = "", kept: tuple[str, ...] = ()
+) -> Message:
     """Tallies of one client before the first batch; `classes = 0` is regression.
+
+    `kept` names scores of KEPT_SUMS that are tallied besides.
 
     >>> sorted(blank(0)), blank(3)["hit"]
     (['absolute', 'loss', 'lost', 'rows', 'squared'], tensor([0, 0, 0]))
     """
-    layout = _layout(classes, names(classes))
+    layout = _layout(classes, target, (*names(classes, target), *kept))
     return {name: torch.zeros(shape, dtype=dtype, device=device) for name, shape, dtype in layout}
 
 
 @cache
-def _layout(classes: int, scored: tuple[str, ...]) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
+def _layout(
+    classes: int, target: str, scored: tuple[str, ...]
+) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
     """Name, shape and type of every sum, as the rules give them for no rows at all."""
     labels = torch.zeros(0, dtype=torch.int64 if classes else torch.float32)
-    nothing = Outcome(torch.zeros(0, classes or 1), labels, torch.zeros(0))
+    out, known = torch.zeros(0, classes or 1), rules(classes, target) | KEPT_SUMS
+    if target in ("labels", "soft"):
+        labels = torch.zeros(0, classes)
+    elif target == "positions":
+        out, labels = torch.zeros(0, 1, classes), torch.zeros(0, 1, dtype=torch.int64)
+    nothing = Outcome(out[:, :1] if target == "binary" else out, labels, torch.zeros(0), target or "class")
     sums = {"rows": torch.zeros(0, dtype=torch.int64)}
     for score in scored:
-        sums |= dict(zip(RULES[score].sums, RULES[score].rows(nothing), strict=True))
+        sums |= dict(zip(known[score].sums, known[score].rows(nothing), strict=True))
     return tuple((name, values.shape[1:], _wide(values).dtype) for name, values in sums.items())
 
 
@@ -179,7 +280,9 @@ def _wide(values: Tensor) -> Tensor:
     return values.double() if values.is_floating_point() else values.long()
 
 
-def count(tally: Message, out: Tensor, batch: Batch, row_loss: Tensor) -> Message:
+def count(
+    tally: Message, out: Tensor, batch: Batch, row_loss: Tensor, target: str = "class", class_axis: int = -1
+) -> Message:
     """The tally with one more batch in it; rows of weight 0 are padding and change nothing.
 
     >>> batch = Batch(torch.zeros(2, 1), torch.tensor([0, 1]), torch.arange(2), None)
@@ -195,8 +298,8 @@ def count(tally: Message, out: Tensor, batch: Batch, row_loss: Tensor) -> Messag
         wide = _wide(values)
         return torch.where(keep & wide.isfinite(), wide, 0).sum(0)
 
-    values, seen = {"rows": torch.ones_like(real)}, Outcome(out, batch.y, row_loss)
-    for rule in RULES.values():
+    values, seen = {"rows": torch.ones_like(real)}, Outcome(out, batch.y, row_loss, target, class_axis)
+    for rule in (*RULES.values(), *POSITIONS.values(), *KEPT_SUMS.values()):
         if rule.sums[0] in tally:
             values |= dict(zip(rule.sums, rule.rows(seen), strict=True))
     return {name: value + total(values[name]) for name, value in tally.items()}
@@ -238,7 +341,38 @@ def scores(tally: Message) -> dict[str, Floats]:
     {'loss': [1.0], 'accuracy': [0.5], 'macro_f1': [0.333]}
     """
     t = {name: value.cpu().numpy() for name, value in tally.items()}
-    return {name: rule.value(t) for name, rule in RULES.items() if rule.sums[0] in t or rule.private in t}
+    known = (*RULES.items(), *POSITIONS.items())
+    found = {name: rule.value(t) for name, rule in known if rule.sums[0] in t or rule.private in t}
+    return found | {key.removeprefix(TOLD): untold(v) for key, v in t.items() if key.startswith(TOLD)}
+
+
+# How a number that a client has worked out by itself is named in its reply.
+TOLD = "metric."
+_NOT_FINITE = (math.nan, math.inf, -math.inf)
+
+
+def told(value: float) -> Tensor:
+    """A number as a reply tells it: replies are finite, so what is not has a sign of its own.
+
+    >>> told(0.5), told(float("inf"))
+    (tensor([0.5000, 0.0000], dtype=torch.float64), tensor([0., 2.], dtype=torch.float64))
+    """
+    if math.isfinite(value):
+        return torch.tensor([value, 0.0], dtype=torch.float64)
+    sign = 1 if math.isnan(value) else 2 if value > 0 else 3
+    return torch.tensor([0.0, sign], dtype=torch.float64)
+
+
+def untold(values: NDArray[Any]) -> Floats:
+    """The numbers behind `told`, [clients, 2] -> [clients].
+
+    >>> untold(np.array([[0.5, 0.0], [0.0, 3.0]]))
+    array([ 0.5, -inf])
+    """
+    found: Floats = np.array(values[..., 0], dtype=np.float64)
+    for sign, value in enumerate(_NOT_FINITE, start=1):
+        found[values[..., 1] == sign] = value
+    return found
 
 
 def pooled(score: str, tally: Message) -> dict[str, float | None]:
@@ -253,10 +387,10 @@ def pooled(score: str, tally: Message) -> dict[str, float | None]:
     return {"pooled": rule.pooled(tally) if rule.sums[0] in tally else None}
 
 
-def names(classes: int) -> tuple[str, ...]:
+def names(classes: int, target: str = "") -> tuple[str, ...]:
     """The scores that a client gets; `classes = 0` is regression.
 
     >>> names(10), names(0)
     (('loss', 'accuracy', 'top5', 'macro_f1'), ('loss', 'mse', 'mae'))
     """
-    return tuple(name for name, rule in RULES.items() if rule.has(classes))
+    return tuple(rules(classes, target))

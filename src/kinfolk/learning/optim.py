@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from kinfolk.errors import KinfolkError, near
+from kinfolk.by_path import made_by_name
+from kinfolk.errors import KinfolkError
 from kinfolk.task import Count, Number, Optimiser
 from kinfolk.types import Message, Tree
 
@@ -36,7 +37,9 @@ def _decayed(params: Tree, grads: Tree, weight_decay: float) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent with heavy-ball momentum and weight decay, as `torch.optim.SGD`.
+    """Stochastic gradient descent with momentum (of Nesterov's kind if wanted) and weight decay.
+
+    As `torch.optim.SGD`.
 
     >>> params, state = SGD().update({"w": torch.ones(1)}, {"w": torch.ones(1)}, {}, 0, 0.1, 1)
     >>> params
@@ -45,6 +48,13 @@ class SGD:
 
     momentum: float = 0.0
     weight_decay: float = 0.0
+    nesterov: bool = False
+
+    client_rates: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.nesterov and not self.momentum:
+            raise KinfolkError("nesterov", True, "needs local.momentum above 0")
 
     def init(self, params: Tree) -> Message:
         """A velocity of zero, if there is momentum."""
@@ -58,16 +68,23 @@ class SGD:
         if self.momentum:
             velocity = torch._foreach_mul(list(state["velocity"].values()), self.momentum)
             torch._foreach_add_(velocity, move)
-            move = list(velocity)
-            state = {"velocity": _named(params, move)}
+            state = {"velocity": _named(params, velocity)}
+            move = list(
+                torch._foreach_add(move, velocity, alpha=self.momentum) if self.nesterov else velocity
+            )
         return _named(params, _moved(list(params.values()), move, lr)), state
 
 
 def _moved(params: list[Tensor], move: list[Tensor], lr: float | Tensor) -> list[Tensor]:
     """params - lr * move; a rate that lies on the device is read there."""
     if isinstance(lr, Tensor):
-        return [torch.addcmul(p, m, lr, value=-1) for p, m in zip(params, move, strict=True)]
+        return [torch.addcmul(p, m, _over(lr, p), value=-1) for p, m in zip(params, move, strict=True)]
     return list(torch._foreach_add(params, move, alpha=-lr))
+
+
+def _over(lr: Tensor, p: Tensor) -> Tensor:
+    """A rate as it goes with a parameter: one for each client stands before the parameter's own axes."""
+    return lr.reshape(-1, *[1] * (p.dim() - 1)) if lr.dim() else lr
 
 
 @dataclass(frozen=True)
@@ -78,6 +95,8 @@ class Adam:
     eps: float = 1e-8
     weight_decay: float = 0.0
 
+    client_rates: ClassVar[bool] = True
+
     def init(self, params: Tree) -> Message:
         """Both moments zero."""
         return {"first": _zeros(params), "second": _zeros(params)}
@@ -86,7 +105,7 @@ class Adam:
         self, params: Tree, grads: Tree, state: Message, step: Count, lr: Number, rows: Number
     ) -> tuple[Tree, Message]:
         """One step downhill."""
-        g = _decayed(params, grads, self.weight_decay)
+        p, g = self._decay(params, grads, lr)
         b1, b2 = self.betas
         first = torch._foreach_lerp(list(state["first"].values()), g, 1 - b1)
         second = torch._foreach_mul(list(state["second"].values()), b2)
@@ -98,17 +117,89 @@ class Adam:
             torch._foreach_add_(root, self.eps)
             rate = (lr / (1 - b1**count)).float()
             move = torch._foreach_div(first, root)
-            moved = tuple(_moved(list(params.values()), list(move), rate))
+            moved = tuple(_moved(p, list(move), rate))
         else:
             torch._foreach_div_(root, math.sqrt(1 - b2 ** (step + 1)))
             torch._foreach_add_(root, self.eps)
-            moved = torch._foreach_addcdiv(list(params.values()), first, root, -lr / (1 - b1 ** (step + 1)))
+            scaled = lr / (1 - b1 ** (step + 1))
+            if isinstance(scaled, Tensor):
+                moved = tuple(_moved(p, list(torch._foreach_div(first, root)), scaled))
+            else:
+                moved = torch._foreach_addcdiv(p, first, root, -scaled)
         return _named(params, moved), {"first": _named(params, first), "second": _named(params, second)}
+
+    def _decay(self, params: Tree, grads: Tree, lr: Number) -> tuple[list[Tensor], list[Tensor]]:
+        """(parameters, gradients) once the pull towards zero is in them: here in the gradient."""
+        return list(params.values()), _decayed(params, grads, self.weight_decay)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam whose weight decay shrinks the weights themselves, as `torch.optim.AdamW`.
+
+    By `local.weight_decay`, which is 0 unless it is set; PyTorch has 0.01.
+    """
+
+    def _decay(self, params: Tree, grads: Tree, lr: Number) -> tuple[list[Tensor], list[Tensor]]:
+        p, g = list(params.values()), list(grads.values())
+        return (_moved(p, [t * self.weight_decay for t in p], lr) if self.weight_decay else p), g
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """Adagrad, as `torch.optim.Adagrad` (Duchi, Hazan and Singer 2011)."""
+
+    eps: float = 1e-10
+    weight_decay: float = 0.0
+
+    client_rates: ClassVar[bool] = True
+
+    def init(self, params: Tree) -> Message:
+        """A sum of zero."""
+        return {"squares": _zeros(params)}
+
+    def update(
+        self, params: Tree, grads: Tree, state: Message, step: Count, lr: Number, rows: Number
+    ) -> tuple[Tree, Message]:
+        """One step downhill."""
+        g = _decayed(params, grads, self.weight_decay)
+        squares = torch._foreach_addcmul(list(state["squares"].values()), g, g)
+        root = torch._foreach_add(torch._foreach_sqrt(squares), self.eps)
+        moved = _moved(list(params.values()), list(torch._foreach_div(g, root)), lr)
+        return _named(params, moved), {"squares": _named(params, squares)}
+
+
+@dataclass(frozen=True)
+class RMSprop:
+    """RMSprop without momentum, as `torch.optim.RMSprop` has it by default."""
+
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    client_rates: ClassVar[bool] = True
+
+    def init(self, params: Tree) -> Message:
+        """A mean of zero."""
+        return {"squares": _zeros(params)}
+
+    def update(
+        self, params: Tree, grads: Tree, state: Message, step: Count, lr: Number, rows: Number
+    ) -> tuple[Tree, Message]:
+        """One step downhill."""
+        g = _decayed(params, grads, self.weight_decay)
+        squares = torch._foreach_mul(list(state["squares"].values()), self.alpha)
+        torch._foreach_addcmul_(squares, g, g, 1 - self.alpha)
+        root = torch._foreach_add(torch._foreach_sqrt(squares), self.eps)
+        moved = _moved(list(params.values()), list(torch._foreach_div(g, root)), lr)
+        return _named(params, moved), {"squares": _named(params, squares)}
 
 
 @dataclass(frozen=True)
 class SumGradients:
     """Moves nothing: adds up the gradient times the rows of each batch, for a whole-data gradient."""
+
+    client_rates: ClassVar[bool] = True
 
     def init(self, params: Tree) -> Message:
         """A sum of zero."""
@@ -126,19 +217,27 @@ class SumGradients:
 
 
 # By the name that `local.optimiser` gives. Options that the [local] table has too are taken from there.
-OPTIMISERS: dict[str, type[Any]] = {"sgd": SGD, "adam": Adam}
+OPTIMISERS: dict[str, type[Any]] = {
+    "sgd": SGD,
+    "adam": Adam,
+    "adamw": AdamW,
+    "adagrad": Adagrad,
+    "rmsprop": RMSprop,
+}
 
 
-def build_optimiser(name: str, settings: Mapping[str, Any]) -> Optimiser:
-    """The optimiser of this name, with those of the settings that are its options.
+def build_optimiser(
+    name: str, settings: Mapping[str, Any], options: Mapping[str, Any] | None = None
+) -> Optimiser:
+    """The optimiser of this name or import path, with those of the settings that are its options.
 
     >>> build_optimiser("sgd", {"momentum": 0.9, "batch": 20})
-    SGD(momentum=0.9, weight_decay=0.0)
+    SGD(momentum=0.9, weight_decay=0.0, nesterov=False)
     """
-    if name not in OPTIMISERS:
-        raise KinfolkError("local.optimiser", name, near(name, OPTIMISERS))
-    kind = OPTIMISERS[name]
-    found: Optimiser = kind(**{f.name: settings[f.name] for f in fields(kind) if f.name in settings})
+    found: Optimiser = made_by_name("local.optimiser", name, OPTIMISERS, options or {}, settings)
+    for part in ("init", "update"):
+        if not callable(getattr(found, part, None)):
+            raise KinfolkError("local.optimiser", name, f"has no {part}; see `An optimiser` in the recipes")
     return found
 
 

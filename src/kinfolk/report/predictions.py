@@ -26,7 +26,8 @@ def predictions_frame(
     """
     column, names = name
     if getattr(said, "ndim", 1) > 1:
-        several = {f"prediction {i}": said[:, i] for i in range(said.shape[1])}
+        flat = said.reshape(len(said), -1)
+        several = {f"prediction {i}": flat[:, i] for i in range(flat.shape[1])}
         return pd.DataFrame({column: names, **several})
     frame = pd.DataFrame({column: names, "prediction": said})
     if chances is None:

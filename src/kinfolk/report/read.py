@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import FORMAT, read_audit, read_client_facts, read_rounds, read_scores
-from kinfolk.scores import SCORES, about, summary
+from kinfolk.scores import SCORES, about, learn, summary
 
 
 def read_facts(folder: str | Path, command: str) -> dict[str, Any]:
@@ -131,7 +131,8 @@ class Run:
     def metrics(self) -> tuple[str, ...]:
         """The scores that were recorded, the most telling first."""
         here = list(self.scores["score"].unique())
-        return tuple(dict.fromkeys([name for name in SCORES if name in here] + here))
+        found = dict.fromkeys([name for name in SCORES if name in here] + here)
+        return tuple(sorted(found, key=lambda name: name == "loss"))  # which tells least
 
 
 def load_run(path: str | Path) -> Run:
@@ -153,6 +154,9 @@ def load_run(path: str | Path) -> Run:
     for name, kind in (("algorithm", str), ("seed", int)):
         if not isinstance(facts.get(name), kind):
             raise KinfolkError("run", str(folder / "run.json"), f"does not name its {name}")
+    scores = facts.get("scores")
+    if isinstance(scores, Mapping):
+        learn({name: about for name, about in scores.items() if isinstance(about, Mapping)})
     return Run(folder, facts)
 
 

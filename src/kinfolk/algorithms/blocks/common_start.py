@@ -28,8 +28,9 @@ from torch import Tensor
 
 from kinfolk.fold import Fold
 from kinfolk.learning.learner import Learner
+from kinfolk.learning.losses import logits_last
 from kinfolk.task import Batch, Carry, ClientInfo, FloatSpec, Plan, Scan, Task
-from kinfolk.types import Message, Stack, plain_rows
+from kinfolk.types import Message, Stack
 
 R = TypeVar("R")
 
@@ -48,12 +49,16 @@ def telling(learner: Learner, update: Task) -> Task:
         return {**update.start(message, memory, facts), **carry, "seeing": none, "blind": none}
 
     def hear(carry: Carry, batch: Batch) -> Carry:
-        return {**carry, "said": carry["said"] + batch.sum(_answers(learner, carry, batch))}
+        said = _answers(learner, learner.apply(carry["model"], batch))
+        by_row = said.flatten(1, -2).mean(1) if said.dim() > 2 else said  # one answer for all positions
+        return {**carry, "said": carry["said"] + batch.sum(by_row)}
 
     def compare(carry: Carry, batch: Batch) -> Carry:
-        said, mean = _answers(learner, carry, batch), carry["said"] / carry["rows"].clamp(min=1)
+        out, mean = learner.apply(carry["model"], batch), carry["said"] / carry["rows"].clamp(min=1)
+        said = _answers(learner, out)
         seeing, blind = (
-            batch.sum(_loss(learner, s, plain_rows(batch.y))) for s in (said, mean.expand_as(said))
+            batch.sum(learner.loss.row_loss(_outputs(learner, s, out), batch.y))
+            for s in (said, mean.expand_as(said))
         )
         return {**carry, "seeing": carry["seeing"] + seeing, "blind": carry["blind"] + blind}
 
@@ -74,16 +79,19 @@ def telling(learner: Learner, update: Task) -> Task:
     )
 
 
-def _answers(learner: Learner, carry: Carry, batch: Batch) -> Tensor:
-    """What the model says of every row: probabilities, or numbers in a regression."""
-    out = learner.apply(carry["model"], batch)
+def _answers(learner: Learner, out: Tensor) -> Tensor:
+    """What outputs say of every row or position: probabilities of classes, on the last axis; or numbers."""
+    if learner.loss.target == "positions":
+        return logits_last(out, learner.loss.class_axis).softmax(-1)
     out = out.reshape(len(out), -1)
     return out.softmax(1) if learner.loss.classification else out
 
 
-def _loss(learner: Learner, said: Tensor, y: Tensor) -> Tensor:
-    """The loss of answers, row by row."""
-    return learner.loss.row_loss(said.clamp(min=1e-30).log() if learner.loss.classification else said, y)
+def _outputs(learner: Learner, said: Tensor, like: Tensor) -> Tensor:
+    """Outputs that say so."""
+    if learner.loss.target == "positions":
+        return said.clamp(min=1e-30).log().movedim(-1, learner.loss.class_axis)
+    return said.clamp(min=1e-30).log() if learner.loss.classification else said.reshape(like.shape)
 
 
 @dataclass(frozen=True)

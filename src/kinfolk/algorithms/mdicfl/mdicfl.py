@@ -81,6 +81,11 @@ class MDICFL:
         if by_the_batch(self.learner.module):
             remedy = "outputs must not depend on other rows of a batch; use 'bn', 'gn' or 'none'"
             raise KinfolkError("model.norm", "batch", remedy)
+        if self.learner.metrics and self.privacy == "strong":
+            remedy = (
+                "with strong privacy clients tell no more than loss, accuracy and F1; set privacy = 'weak'"
+            )
+            raise KinfolkError("run.metrics", [metric.name for metric in self.learner.metrics], remedy)
         if self.epsilon and self.privacy == "weak":
             remedy = "with weak privacy clients give no answers to randomise; set privacy = 'strong'"
             raise KinfolkError("algorithm.epsilon", self.epsilon, remedy)

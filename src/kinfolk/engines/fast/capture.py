@@ -10,7 +10,7 @@ a whole, and from then on replayed by one launch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +24,7 @@ from kinfolk.engines.one import first_states
 from kinfolk.engines.padded import Padded, seen
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.recording import recorded, warm_up
-from kinfolk.task import Carry, Fit, Scan
+from kinfolk.task import Carry, Fit, Number, Scan
 from kinfolk.types import Message, leaves, map_leaves, map_rows, row_leaves
 
 # Runs before a step is recorded: libraries choose and load their kernels in them.
@@ -73,8 +73,11 @@ class Recorded:
         self.plan = [t.new_zeros((steps, *t.shape[1:])) for t in plan.tensors()]
         self.pool: Tensor = self.plan[0]
         self.step = torch.zeros((), dtype=torch.int64, device=plan.pool.device)
-        count = len(one.descents) if isinstance(one, Fit) else 0
-        self.rates = [torch.zeros((), device=plan.pool.device) for _ in range(count)]
+        # A rate that changes within a round has a place for each step and client, as the plan has.
+        self.rates = [
+            torch.zeros((steps, plan.pool.shape[1]) if descent.by_step else (), device=plan.pool.device)
+            for descent in (one.descents if isinstance(one, Fit) else ())
+        ]
         self.graphs: dict[Kind, torch.cuda.CUDAGraph] = {}
         self.wholes: dict[tuple[Kind, ...], torch.cuda.CUDAGraph] = {}
         self.came: Counter[tuple[Kind, ...]] = Counter()
@@ -83,7 +86,7 @@ class Recorded:
         """Whether there is room for a plan of this length, and for its rows if they were made for it."""
         return len(plan) <= len(self.pool) and (not self.made or plan.data.rows <= self.data.rows)
 
-    def run(self, carry: Carry, plan: Padded, rates: list[float]) -> tuple[Carry, list[Message]]:
+    def run(self, carry: Carry, plan: Padded, rates: Sequence[Number]) -> tuple[Carry, list[Message]]:
         """Go through the plan; the carry and the optimisers' states at its end."""
         _copy(self.carry, carry)
         if self.made:
@@ -93,7 +96,10 @@ class Recorded:
         for place, given in zip(self.plan, plan.tensors(), strict=True):
             place[: len(given)].copy_(given)
         for place, rate in zip(self.rates, rates, strict=True):
-            place.fill_(rate)
+            if isinstance(rate, Tensor):
+                place[: len(rate)].copy_(rate)
+            else:
+                place.fill_(rate)
         pattern = tuple(zip(plan.whole, plan.everyone, strict=True))
         whole = self._whole(pattern)
         if whole is not None:
@@ -164,7 +170,8 @@ class Recorded:
         if isinstance(self.one, Scan):
             _copy(self.carry, scan_step(self.one, self.carry, rows, idle, whole))
         else:
-            step = Step(rows, idle, whole, self.step, self.rates)
+            rates = [t.index_select(0, now)[0] if t.dim() else t for t in self.rates]
+            step = Step(rows, idle, whole, self.step, rates)
             carry, states = fit_step(self.one, self.carry, self.states, step, gradients, over=True)
             _copy(self.carry, carry)
             for mine, new in zip(self.states, states, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kinfolk.engines.fast.capture import Recorded
 from kinfolk.engines.fast.lanes import CudaLane
@@ -12,7 +13,7 @@ from kinfolk.engines.fast.steps import Gradients, Step, fit_step, gradients, sca
 from kinfolk.engines.fast.trace import Traces
 from kinfolk.engines.one import first_states, optimiser_parts
 from kinfolk.engines.padded import Padded
-from kinfolk.task import Carry, Fit, Scan
+from kinfolk.task import Carry, Fit, Number, Scan, TrainStep
 from kinfolk.types import Tree, leaves
 
 # A pass of fewer steps is not worth a recording, which costs about as much as four of them.
@@ -34,13 +35,13 @@ class Passes:
 
         `made`: the rows of the plan were made for this chunk and lie elsewhere the next time.
         """
-        rates = [d.rate(round) for d in one.descents] if isinstance(one, Fit) else []
+        rates = [rates_of(d, round, plan) for d in one.descents] if isinstance(one, Fit) else []
         if self._record and len(plan) >= WORTH_RECORDING:
             carry, states = _recorded(one, carry, plan, lane, made).run(carry, plan, rates)
             return {**carry, **optimiser_parts(states)}
         return self._step_by_step(one, dict(carry), plan, rates)
 
-    def _step_by_step(self, one: Fit | Scan, carry: Carry, plan: Padded, rates: list[float]) -> Carry:
+    def _step_by_step(self, one: Fit | Scan, carry: Carry, plan: Padded, rates: list[Number]) -> Carry:
         states = first_states(one, carry) if isinstance(one, Fit) else []
         for number in range(len(plan)):
             rows, whole = plan.batch(number), plan.whole[number]
@@ -49,11 +50,22 @@ class Passes:
                 carry = scan_step(one, carry, rows, active, whole)
                 continue
             # The first step makes the clients' own models out of one that they may all have been given.
-            step = Step(rows, active, whole, number, rates)
+            now = [rate[number] if isinstance(rate, Tensor) else rate for rate in rates]
+            step = Step(rows, active, whole, number, now)
             carry, states = fit_step(one, carry, states, step, self._gradients, over=number > 0)
             if not number:  # a sum of two layouts may have either
                 carry |= {d.part: _contiguous(carry[d.part]) for d in one.descents}
         return {**carry, **optimiser_parts(states)}
+
+
+def rates_of(descent: TrainStep, round: int, plan: Padded) -> Number:
+    """The rate of all steps, or, where it changes within a round, that of each: [steps, clients]."""
+    if descent.by_step is None:
+        return descent.rate(round)
+    known = {steps: descent.rates(round, steps) for steps in set(plan.steps)}
+    # A client that has finished takes no step: any rate will do.
+    rows = [[*known[steps], *[0.0] * (len(plan) - steps)] for steps in plan.steps]
+    return torch.tensor(rows, device=plan.pool.device).T.contiguous()
 
 
 def _recorded(one: Fit | Scan, carry: Carry, plan: Padded, lane: CudaLane, made: bool) -> Recorded:

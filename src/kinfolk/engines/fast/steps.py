@@ -12,7 +12,7 @@ from torch.func import vmap
 from kinfolk import types
 from kinfolk.engines.padded import Rows
 from kinfolk.learning.optim import SGD, clip
-from kinfolk.task import Batch, Carry, Fit, Scan, TrainStep
+from kinfolk.task import Batch, Carry, Fit, Number, Optimiser, Scan, TrainStep
 from kinfolk.types import Message, Tree
 
 # (descent, carry, buffers, rows, whole, rate or None, whether to write over parameters) -> (parameters,
@@ -28,7 +28,7 @@ class Step(NamedTuple):
     active: Tensor | None  # who takes the step; None: everyone
     whole: bool  # no row is padding
     number: int | Tensor
-    rates: Sequence[float | Tensor]  # of each descent
+    rates: Sequence[Number]  # of each descent; [clients] where each client has its own
 
 
 def fit_step(
@@ -39,7 +39,9 @@ def fit_step(
     Nothing given is written to, so whoever is idle can be kept as it was. With `over`, models and states are
     written over where everyone takes the step, since nobody's old values are needed, and all optimisers can.
     """
-    over = over and step.active is None and all(type(d.optimiser) in IN_PLACE for d in fit.descents)
+    own_rates = any(isinstance(rate, Tensor) and rate.dim() > 0 for rate in step.rates)
+    over = over and step.active is None and not own_rates
+    over = over and all(type(d.optimiser) in IN_PLACE for d in fit.descents)
     carry, states = dict(carry), list(states)
     for i, descent in enumerate(fit.descents):
         rate, old_model, old_state = step.rates[i], carry[descent.part], states[i]
@@ -54,7 +56,7 @@ def fit_step(
         new, state = moved, old_state
         if params:
             count = step.rows[3].sum(1)
-            new, state = descent.optimiser.update(params, grads, old_state, step.number, rate, count)
+            new, state = _updated(descent.optimiser, params, grads, old_state, step.number, rate, count)
         new = {**buffers, **new, **moved}
         model = {n: new[n] for n in old_model}
         if step.active is not None:
@@ -62,6 +64,24 @@ def fit_step(
             state = _keep_idle(step.active, state, old_state)
         carry[descent.part], states[i] = model, state
     return carry, states
+
+
+def _updated(
+    how: Optimiser,
+    params: Tree,
+    grads: Tree,
+    state: Message,
+    number: int | Tensor,
+    rate: Number,
+    rows: Tensor,
+) -> tuple[Tree, Message]:
+    """What an optimiser makes of all clients; one that knows no rates by client is mapped over them."""
+    if not isinstance(rate, Tensor) or not rate.dim() or getattr(how, "client_rates", False):
+        return how.update(params, grads, state, number, rate, rows)
+    mapped: tuple[Tree, Message] = vmap(lambda p, g, s, lr, n: how.update(p, g, s, number, lr, n))(
+        params, grads, state, rate, rows
+    )
+    return mapped
 
 
 def _sgd_in_place(sgd: SGD, params: Tree, grads: Tree, state: Message, rate: float | Tensor) -> None:
@@ -74,7 +94,7 @@ def _sgd_in_place(sgd: SGD, params: Tree, grads: Tree, state: Message, rate: flo
     velocity = list(state["velocity"].values()) if sgd.momentum else []
     torch._fused_sgd_(
         p, g, velocity, weight_decay=sgd.weight_decay, momentum=sgd.momentum, lr=rate,
-        dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+        dampening=0.0, nesterov=sgd.nesterov, maximize=False, is_first_step=False,
     )  # fmt: skip
 
 

@@ -87,12 +87,12 @@ def test_shakespeare_as_a_federation_is_cut_in_order_of_the_text(tmp_path, monke
     )
     federation = build(spec, Seed(0))
     for i, name in enumerate(federation.clients):
-        _apart(federation, i, texts[name][0], LETTERS, 80)
+        _apart(federation, i, texts[name][0], LETTERS, 80, 3)
     with pytest.raises(KinfolkError, match=r"data.partition = 'iid': text is cut by its author"):
         build(replace(spec, clients=2, partition="iid"), Seed(0))
 
 
-def _apart(federation, i: int, text: str, alphabet: str, length: int) -> None:
+def _apart(federation, i: int, text: str, alphabet: str, length: int, stride: int) -> None:
     """Rows of a split are windows of the text; splits follow one another without a common character."""
     spans = {}
     for name, split in federation.splits.items():
@@ -108,7 +108,7 @@ def _apart(federation, i: int, text: str, alphabet: str, length: int) -> None:
     assert spans["train"][1] <= spans["valid"][0]
     assert spans["valid"][1] <= spans["test"][0]
     assert spans["train"][0] == 0
-    assert spans["test"][1] > len(text) - length
+    assert spans["test"][1] > len(text) - stride
 
 
 def test_words_are_hashed_and_stand_at_the_end():
@@ -181,7 +181,7 @@ def test_windows_of_manuals_never_straddle(manuals, stride):
     assert federation.x.dtype == torch.uint8
     assert federation.scale is None
     for i, name in enumerate(federation.clients):
-        _apart(federation, i, manuals[name], ALPHABET, 7)
+        _apart(federation, i, manuals[name], ALPHABET, 7, stride or 7)
     assert federation.classes == 95
     assert federation.class_names == tuple(ALPHABET)
 

@@ -90,6 +90,10 @@ class MDICFL:
             remedy = "with weak privacy clients give no answers to randomise; set privacy = 'strong'"
             raise KinfolkError("algorithm.epsilon", self.epsilon, remedy)
 
+    def makes_tokens(self, shape: tuple[int, ...]) -> None:
+        """Refuse a sampler that cannot make rows of tokens with this network."""
+        self.pseudo.reader(self.learner, shape)
+
     eval_inputs, groups, margins = many_models.eval_inputs, many_models.groups, many_models.margins
 
     def eval_tasks(self) -> Mapping[str, Task]:

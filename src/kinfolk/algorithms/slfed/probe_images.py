@@ -25,7 +25,7 @@ from kinfolk.algorithms.slfed.feature_ranges import (
     outward,
 )
 from kinfolk.algorithms.slfed.gan import KEY, PART, Gan, from_bytes, to_bytes, to_unit
-from kinfolk.algorithms.slfed.probe_text import ProbeText, is_tokens, refuse_tokens
+from kinfolk.algorithms.slfed.probe_text import ProbeText, is_tokens
 from kinfolk.algorithms.slfed.row_means import MADE, RowMeans
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
@@ -108,7 +108,6 @@ class ProbeImages:
         return Task(_begin, self._finish, every, {}, stream="gan")
 
     def _networks(self, carry: Carry, batch: Batch) -> Carry:
-        refuse_tokens(batch, "gan")
         return {**carry, PART: self._gan.first(carry[KEY], plain_rows(batch.x)[0].numel())}
 
     def _generate(self, carry: Carry, batch: Batch) -> Carry:
@@ -126,11 +125,7 @@ class ProbeImages:
         def show(carry: Carry, batch: Batch) -> Carry:
             return self._watched(means.show(carry, batch))
 
-        def room(carry: Carry, batch: Batch) -> Carry:
-            refuse_tokens(batch, "means")
-            return means.room(carry, batch)
-
-        return Scan(room, ONCE), Scan(means.add, Plan(256, shuffle=False)), Scan(show, ONCE)
+        return Scan(means.room, ONCE), Scan(means.add, Plan(256, shuffle=False)), Scan(show, ONCE)
 
     def _noise(self, carry: Carry, batch: Batch) -> Carry:
         if is_tokens(batch):

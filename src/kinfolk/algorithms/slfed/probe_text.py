@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kinfolk.errors import KinfolkError
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.noise import normal, uniform
 from kinfolk.learning.tokens import mixing, moved_on, vocabulary, written
@@ -32,13 +31,6 @@ def is_tokens(batch: Batch) -> bool:
     True
     """
     return not plain_rows(batch.x).is_floating_point()
-
-
-def refuse_tokens(batch: Batch, kind: str) -> None:
-    """An error where rows are tokens and images are to be made of their values."""
-    if is_tokens(batch):
-        remedy = "needs rows of numbers, these are tokens; use 'text' for the next token, or 'back_search'"
-        raise KinfolkError("algorithm.images.kind", kind, remedy)
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,14 @@ class SLFed:
         if self.images.kind == "text":
             writes(self.learner, "algorithm.images.kind", "text")
 
+    def makes_tokens(self, shape: tuple[int, ...]) -> None:
+        """Refuse images that are made of values where rows are tokens, which have none."""
+        if self.images.kind in ("gan", "means"):
+            remedy = (
+                "makes rows of numbers, these are tokens; use 'text' for the next token, or 'back_search'"
+            )
+            raise KinfolkError("algorithm.images.kind", self.images.kind, remedy)
+
     def public_secrets(self) -> str:
         """Masks that follow from the seed hide nothing from anybody who knows it."""
         public = self.shares.entropy == "stream" and self.shares.limits.hides

@@ -250,8 +250,9 @@ def checked_images(images: object, like: Tensor, sender: str, tokens: int = 0) -
         called = "int32" if tokens > 256 else "bytes"
         raise KinfolkError(f"images of {sender!r}", None, f"must be {called} of shape {tuple(like.shape)}")
     assert isinstance(images, Tensor)
-    if tokens and not 0 <= int(images.min()) <= int(images.max()) < tokens:
-        raise KinfolkError(f"images of {sender!r}", int(images.max()), f"must be tokens 0 to {tokens - 1}")
+    strange = images[(images < 0) | (images >= tokens)] if tokens else images[:0]
+    if strange.numel():
+        raise KinfolkError(f"images of {sender!r}", int(strange[0]), f"must be tokens 0 to {tokens - 1}")
     flat = images.flatten(1)
     if flat.shape[1] > 1 and bool((flat == flat[:, :1]).all()):
         raise KinfolkError(f"images of {sender!r}", None, "are of one colour each and show nothing")

@@ -18,7 +18,12 @@ from kinfolk.federation.sources import SOURCES
 ROOT = Path(__file__).parents[1]
 CONFIGS = {name: find_config(name) for name in config_names()}
 OURS = ("slfed/groups-cifar10",)  # the paper has no federation of known groups
-PAPERS = sorted(n for n in CONFIGS if "/" in n and not n.endswith("-small") and n not in OURS)
+SEQUENCES = ("text/", "sensors/")  # no paper's
+PAPERS = sorted(
+    n
+    for n in CONFIGS
+    if "/" in n and not n.endswith("-small") and n not in OURS and not n.startswith(SEQUENCES)
+)
 DATA = ROOT.parent / "shared" / "data"
 
 CIFAR = ("resnet18", 60, 1, 0.1, 50)

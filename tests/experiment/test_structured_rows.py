@@ -265,8 +265,12 @@ def test_ids_beyond_the_embedding_of_test_rows_are_found_too(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mdicfl", "slfed"])
-def test_methods_that_make_rows_refuse_discrete_ones(name, tmp_path):
+def test_methods_that_make_rows_refuse_several_tensors(name, tmp_path):
     assert ALGORITHMS[name].makes_rows
-    for kind, told in (("tokens", "whole numbers"), ("two inputs", "several tensors")):
-        with pytest.raises(KinfolkError, match=rf"algorithm\.name = '{name}': makes .* are {told}"):
-            go(NETWORKS[kind], clients(kind), tmp_path / kind, name)
+    with pytest.raises(KinfolkError, match=rf"algorithm\.name = '{name}': makes .* are several tensors"):
+        go(NETWORKS["two inputs"], clients("two inputs"), tmp_path / "two", name)
+
+
+def test_a_gan_makes_no_tokens(tmp_path):
+    with pytest.raises(KinfolkError, match=r"algorithm\.images\.kind = 'gan': makes rows of numbers"):
+        go(NETWORKS["tokens"], clients("tokens"), tmp_path / "gan", "slfed")

@@ -19,6 +19,7 @@ from kinfolk.learning.models import (
     TinyCNN,
     build_model,
 )
+from kinfolk.learning.sequences import TextMean, TokenLSTM, TokenTransformer
 from kinfolk.streams import Seed
 
 # A shape that each named model takes, small enough to be quick, and options that make it smaller.
@@ -32,6 +33,11 @@ SMALL = {
     "logistic": ((5,), {}),
     "resnet18": ((3, 8, 8), {"width": 8}),
     "mobilenetv2": ((3, 8, 8), {}),
+    "char_lstm": ((6,), {"vocabulary": 9, "hidden": 5}),
+    "word_lstm": ((6,), {"vocabulary": 9, "hidden": 5}),
+    "char_transformer": ((6,), {"vocabulary": 9, "width": 8, "heads": 2}),
+    "text_mean": ((6,), {"vocabulary": 9}),
+    "cnn1d": ((2, 12), {"width": 4}),
 }
 NORMED = [name for name, entry in MODELS.items() if "norm" in entry.options]
 
@@ -47,6 +53,8 @@ def _parameters(model: nn.Module) -> int:
 
 
 def _x(name: str, *lead: int) -> torch.Tensor:
+    if MODELS[name].axes == ("length",):
+        return torch.from_numpy(Seed(1).numpy("x", name).integers(9, size=(*lead, *SMALL[name][0])))
     return torch.from_numpy(Seed(1).numpy("x", name).normal(size=(*lead, *SMALL[name][0]))).float()
 
 
@@ -67,6 +75,9 @@ def _x(name: str, *lead: int) -> torch.Tensor:
         (lambda: MLP(784), 784 * 200 + 200 + 200 * 10 + 10),
         (lambda: MLP(4, (), 3), 4 * 3 + 3),
         (lambda: Logistic(784), 7_850),
+        # LEAF's for Shakespeare: four gates of 256, of which each sees input and state, with two biases.
+        (lambda: TokenLSTM(80), 80 * 8 + 4 * 256 * (8 + 256 + 2) + 4 * 256 * (512 + 2) + 257 * 80),
+        (lambda: TextMean(2, 100, 5), 500 + 12),
         (lambda: TinyCNN(), (9 * 8 + 8) + (9 * 8 * 16 + 16) + (16 * 10 + 10)),
     ],
 )
@@ -165,13 +176,16 @@ VMAPPED = [(n, None, True) for n in MODELS if n not in NORMED] + [
 ]
 
 
+# Plain attention is mapped row by row; engines exchange it.
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize(("name", "norm", "training"), VMAPPED)
 def test_vmapped_over_two_copies_equals_each_alone(name, norm, training):
     shape, options = SMALL[name]
     options = options if norm is None else {**options, "norm": norm}
     # Doubles: BatchNorm over few values magnifies the rounding of a batched convolution.
     models = [build_model(name, shape, 3, options).double().train(training) for _ in range(2)]
-    x = _x(name, 2, 4).double()
+    x = _x(name, 2, 4)
+    x = x.double() if x.is_floating_point() else x
     params, buffers = stack_module_state(models)
     skeleton = copy.deepcopy(models[0]).to("meta")
 
@@ -314,3 +328,59 @@ def test_faults_in_a_model_of_ones_own_are_one_line(name, options, words):
     assert caught.value.field.startswith("model")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_padding_counts_for_nothing_in_a_mean_and_the_order_does_not_matter():
+    model = TextMean(2, 20, 4)
+    x = torch.tensor([[0, 0, 3, 7, 9], [0, 9, 0, 3, 7]])
+    out = model(x)
+    torch.testing.assert_close(out[0], out[1])
+    wanted = model.head(model.embed.weight[[3, 7, 9]].mean(0))
+    torch.testing.assert_close(out[0], wanted)
+    assert model(torch.zeros(1, 5, dtype=torch.int64)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda **more: TokenLSTM(9, hidden=5, **more), lambda **more: TokenTransformer(9, 6, width=8, **more)],
+)
+def test_what_comes_later_changes_nothing_before_it(build):
+    model, x = build(every=True), _x("char_lstm", 3)
+    out, last = model(x), build()
+    assert out.shape == (3, 6, 9)
+    changed = x.clone()
+    changed[:, 4] = (x[:, 4] + 1) % 9
+    other = model(changed)
+    torch.testing.assert_close(out[:, :4], other[:, :4])
+    assert (out[:, 4:] - other[:, 4:]).abs().amax((0, 2)).min() > 1e-4
+    last.load_state_dict(model.state_dict())
+    torch.testing.assert_close(last(x), out[:, -1])
+
+
+def test_a_transformer_is_that_of_pytorch():
+    ours = TokenTransformer(9, 6, width=8, heads=2, layers=1, every=True).double()
+    layer = nn.TransformerEncoderLayer(8, 2, 32, 0.0, "gelu", batch_first=True, norm_first=True).double()
+    block = ours.blocks[0]
+    names = {
+        "self_attn.in_proj_": block.attend, "self_attn.out_proj.": block.mix, "linear1.": block.wide,
+        "linear2.": block.narrow, "norm1.": block.norm1, "norm2.": block.norm2,
+    }  # fmt: skip
+    layer.load_state_dict({f"{n}{p}": t for n, m in names.items() for p, t in m.state_dict().items()})
+    x = _x("char_transformer", 4)
+    causal = nn.Transformer.generate_square_subsequent_mask(6, dtype=torch.float64)
+    states = layer(ours.embed(x) + ours.place, causal)
+    torch.testing.assert_close(ours(x), ours.head(ours.norm(states)))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "line"),
+    [
+        ("char_lstm", (1, 8, 8), {}, r"data.shape = \(1, 8, 8\): char_lstm takes rows \(length\)"),
+        ("cnn1d", (43,), {}, r"data.shape = \(43,\): cnn1d takes rows \(channels, time\)"),
+        ("char_transformer", (6,), {"heads": 3}, "model.heads = 3: width = 64 is no multiple of it"),
+        ("char_lstm", (6,), {"vocabulary": -1}, "model.vocabulary = -1: give a whole number, 0 or more"),
+    ],
+)
+def test_sequence_models_say_what_they_take(name, shape, options, line):
+    with pytest.raises(KinfolkError, match=line):
+        build_model(name, shape, 5, options)

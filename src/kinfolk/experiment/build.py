@@ -183,10 +183,16 @@ def _check_built_in(name: str, federation: Federation) -> None:
 
 
 def _check_rows(name: str, algorithm: Algorithm[Any], federation: Federation) -> None:
-    """Refuse rows that an algorithm cannot make more of: it says so by an attribute `makes_rows`."""
+    """Refuse rows that an algorithm cannot make more of: it says so by an attribute `makes_rows`.
+
+    One that can make tokens has a method `makes_tokens`, which refuses rows of a shape that it cannot make.
+    """
     made = getattr(algorithm, "makes_rows", "")
+    makes_tokens = getattr(algorithm, "makes_tokens", None)
     plain = isinstance(federation.x, Tensor) and (federation.x.is_floating_point() or federation.scale)
-    if made and not plain:
+    if made and makes_tokens and not plain and isinstance(federation.x, Tensor):
+        makes_tokens(federation.shape)
+    elif made and not plain:
         kinds = "several tensors" if isinstance(federation.x, dict) else "whole numbers"
         remedy = f"makes {made} of real numbers, and the inputs here are {kinds}; use another algorithm"
         raise KinfolkError("algorithm.name", name, remedy)

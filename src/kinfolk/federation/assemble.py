@@ -16,7 +16,7 @@ from kinfolk.federation.datasets.rows import Rows
 from kinfolk.federation.federation import Federation, Split, client_names, pack
 from kinfolk.federation.partition.choose_tests import TEST_SPLITS, Dealt
 from kinfolk.federation.partition.draws import row_counts
-from kinfolk.federation.partition.holdout import Ints, by_owner, hold_out
+from kinfolk.federation.partition.holdout import Ints, by_owner
 from kinfolk.federation.partition.partitions import PARTITIONS
 from kinfolk.federation.pool import Pool, pool_of
 from kinfolk.federation.shifts import How, end_to_end, shifted
@@ -61,7 +61,7 @@ def _splits(dealt: Dealt, rows: dict[Client, Ints], spec: DataSpec, seed: Seed) 
     sets: dict[str, list[Tensor]] = {"train": [], "valid": []}
     for who, own in rows.items():
         g = dealt.group[who]
-        parts = hold_out(own, spec.valid, seed.numpy("data", "valid", who), dealt.groups[g].block)
+        parts = dealt.groups[g].part(own, spec.valid, seed.numpy("data", "valid", who))
         for name, part in zip(sets, parts, strict=True):
             sets[name].append(torch.from_numpy(part + dealt.offset[g]))
     tests, of = TEST_SPLITS[spec.test](dealt)
@@ -84,6 +84,7 @@ def from_groups(groups: Sequence[Pool], spec: DataSpec, seed: Seed) -> Federatio
     # Sizes differ by one at most, and names do not tell the group.
     drawn = seed.numpy("data", "group").permutation(np.arange(len(names)) % len(groups))
     group = dict(zip(sorted(names), drawn.tolist(), strict=True))
+    known = groups[0].group if spec.shift == "source" else None
     rows = _training(groups, group, spec, seed)
     offset = np.cumsum([0, *(len(pool.x) for pool in groups)]).tolist()[:-1]
     labels = {who: groups[group[who]].labels[own] for who, own in rows.items()}
@@ -95,7 +96,7 @@ def from_groups(groups: Sequence[Pool], spec: DataSpec, seed: Seed) -> Federatio
             y=torch.cat([pool.y for pool in groups]),
             splits=_splits(dealt, rows, spec, seed),
             classes=groups[0].classes,
-            truth=torch.tensor(list(group.values()), dtype=torch.int64),
+            truth=torch.tensor(list(group.values()) if known is None else known, dtype=torch.int64),
             name=describe(spec, groups[0].note),
             scale=groups[0].scale,
             class_names=groups[0].class_names,
@@ -111,8 +112,18 @@ def from_rows(rows: Rows, spec: DataSpec, seed: Seed) -> Federation:
     torch.uint8
     """
     pool = pool_of(rows, spec, seed)
+    if spec.shift == "source":  # clients of known groups: nobody sees anything otherwise than it is
+        _check_groups(pool, spec)
+        return from_groups([pool], spec, seed)
     how = How(pool.classes, seed, spec.noise, spec.contrast)
     return from_groups(shifted(pool, spec.shift, group_count(spec), how), spec, seed)
+
+
+def _check_groups(pool: Pool, spec: DataSpec) -> None:
+    found = 0 if pool.group is None else len(np.unique(pool.group))
+    if found != spec.groups:
+        remedy = f"the clients are of {found} known groups; give that number, or shift = 'none' for one group"
+        raise KinfolkError("data.groups", spec.groups, remedy)
 
 
 def describe(spec: DataSpec, note: str = "") -> str:

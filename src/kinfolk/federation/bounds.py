@@ -25,7 +25,7 @@ def bounds(spec: DataSpec) -> list[Bound]:
     >>> [field for field, holds, _ in bounds(DataSpec(rows=0)) if not holds]
     ['rows']
     """
-    return [*_counts(spec), *_groups(spec), *_numbers(spec), *_synthetic(spec), *_own(spec)]
+    return [*_counts(spec), *_groups(spec), *_numbers(spec), *_text(spec), *_synthetic(spec), *_own(spec)]
 
 
 def _counts(spec: DataSpec) -> list[Bound]:
@@ -45,7 +45,7 @@ def _counts(spec: DataSpec) -> list[Bound]:
 
 
 def _groups(spec: DataSpec) -> list[Bound]:
-    own = spec.name in (*SYNTHETIC, "multi_source")
+    own = spec.name in (*SYNTHETIC, "multi_source", "manuals")
     most = len(DIGIT_SOURCES) if spec.name == "multi_source" else SHIFTS[spec.shift].most or spec.groups
     allowed = ("source",) if spec.name == "multi_source" else ("source", "none")
     named = group_count(spec) <= spec.clients or (
@@ -73,6 +73,14 @@ def _numbers(spec: DataSpec) -> list[Bound]:
         ("ragged", 0 <= spec.ragged <= 3, "give a spread from 0 (all equal) to 3"),
         ("scale_rows", 0 < spec.scale_rows < math.inf, _POSITIVE),
         ("noise", 0 <= spec.noise < math.inf, "give 0 or more"),
+    ]
+
+
+def _text(spec: DataSpec) -> list[Bound]:
+    return [
+        ("window", spec.window >= 1, "give at least one character"),
+        ("stride", spec.stride >= 0, "give 0 (rows do not overlap) or more"),
+        ("targets", spec.targets in ("next", "every"), "give 'next' or 'every'"),
     ]
 
 

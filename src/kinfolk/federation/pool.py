@@ -5,15 +5,15 @@ Test rows are those published, or some of every class, or some of every natural 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.datasets.rows import PLAIN, Array, Rows
-from kinfolk.federation.partition.holdout import Ints, by_owner, hold_out, stratified
+from kinfolk.federation.datasets.rows import PLAIN, Rows, is_text
+from kinfolk.federation.partition.holdout import Ints, by_owner, hold_out, in_order, stratified
 from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
 from kinfolk.types import Client
@@ -23,8 +23,8 @@ from kinfolk.types import Client
 class Pool:
     """Rows to deal from. Clients train on rows of `train` and are tested on rows of `test` only."""
 
-    x: Tensor  # [pool, ...] float32, or bytes with a scale
-    y: Tensor  # [pool] int64
+    x: Tensor  # [pool, ...] float32, or bytes with a scale, or tokens
+    y: Tensor  # [pool] int64, or [pool, length] with a class for each token
     train: Ints  # rows, increasing
     test: Ints  # rows, increasing; none of them in train
     classes: int
@@ -34,11 +34,20 @@ class Pool:
     block: Ints | None = None  # [pool] rows that resemble one another, such as windows of one recording
     note: str = ""  # who was left out, for the description of the federation
     class_names: tuple[str, ...] = ()  # what the data call their classes
+    start: Ints | None = None  # [pool] where in its client's text a row begins
+    group: Ints | None = None  # [names] known groups
 
     @property
     def labels(self) -> Ints:
         """The labels as NumPy, for drawing."""
         return np.asarray(self.y.numpy(), dtype=np.int64)
+
+    def part(self, rows: Ints, fraction: float, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        """Some of one client's rows as (kept, held out): drawn, or of text its last part."""
+        if self.start is None:
+            return hold_out(rows, fraction, rng, self.block)
+        # With the token that follows a row.
+        return in_order(rows, self.start, self.x.shape[1] + 1, fraction)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +61,8 @@ class Sampled:
 
 def sample(rows: Rows, spec: DataSpec, seed: Seed) -> Sampled:
     """Draw `clients` of the natural clients with `min_rows` rows or more; 0 takes them all.
+
+    Of known groups they are drawn in turns, so that no group is larger than another that has clients left.
 
     >>> rows = Rows(np.zeros((4, 2), np.float32), np.zeros(4, np.int64), 1, PLAIN,
     ...     client=np.array([1, 1, 0, 1]), client_names=("bob", "ann"))
@@ -71,10 +82,28 @@ def sample(rows: Rows, spec: DataSpec, seed: Seed) -> Sampled:
         raise KinfolkError("data.clients", spec.clients, f"{have}; give at most {len(able)}, 0 for all")
     who = able
     if spec.clients:
-        drawn = seed.numpy("data", "natural").choice(len(able), spec.clients, replace=False)
+        rng = seed.numpy("data", "natural")
+        if rows.group is None:
+            drawn = rng.choice(len(able), spec.clients, replace=False)
+        else:
+            drawn = in_turns(rows.group[able], rng)[: spec.clients]
         who = able[np.sort(drawn)]
     many, few, rest = (int(counts[part].sum()) for part in (able, np.setdiff1d(order, able), who))
     return Sampled(who, (len(counts) - len(able), few), (len(able) - len(who), many - rest))
+
+
+def in_turns(group: Ints, rng: np.random.Generator) -> Ints:
+    """Places in a random order in which groups take turns.
+
+    >>> group = np.array([0, 0, 0, 1, 1])
+    >>> [group[in_turns(group, np.random.default_rng(seed))[:4]].sum().item() for seed in range(3)]
+    [2, 2, 2]
+    """
+    order = rng.permutation(len(group))
+    turn = np.zeros(len(group), np.int64)
+    for g in np.unique(group):
+        turn[group[order] == g] = np.arange((group == g).sum())
+    return order[np.argsort(turn, kind="stable")]
 
 
 def pool_of(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
@@ -87,7 +116,9 @@ def pool_of(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
     """
     if spec.partition == "natural":
         return _natural(rows, spec, seed)
-    x, scale = _stored(rows.x, rows.scale)
+    if rows.start is not None:
+        raise KinfolkError("data.partition", spec.partition, "text is cut by its author; use 'natural'")
+    x, scale = _stored(rows)
     if rows.test is None:
         train, test = stratified(rows.y, spec.test_fraction, seed.numpy("data", "pool"), rows.block)
     else:
@@ -109,22 +140,29 @@ def _natural(rows: Rows, spec: DataSpec, seed: Seed) -> Pool:
     assert rows.client is not None  # `sample` has seen to it
     kept = np.flatnonzero(place[rows.client] >= 0)
     owner = place[rows.client[kept]]
-    block = None if rows.block is None else rows.block[kept]
-    tests = [
-        hold_out(own, spec.test_fraction, seed.numpy("data", "held", name), block)[1]
-        for name, own in zip(names, by_owner(owner, len(names)), strict=True)
-    ]
-    test = np.sort(np.concatenate(tests))
-    train = np.setdiff1d(np.arange(len(kept)), test)
-    x, scale = _stored(rows.x[kept], rows.scale)
+    block, start = (None if given is None else given[kept] for given in (rows.block, rows.start))
+    group = None if rows.group is None else rows.group[who]
+    x, scale = _stored(replace(rows, x=rows.x[kept]))
     y = torch.from_numpy(rows.y[kept])
+    none = np.zeros(0, np.int64)
     left_out = sampled.few[1] + sampled.undrawn[1]
     note = f" ({len(who)} of {len(rows.client_names)} clients, {left_out} rows left out)"
-    return Pool(x, y, train, test, rows.classes, scale, owner, names, block, note, rows.class_names)
+    pool = Pool(
+        x, y, none, none, rows.classes, scale, owner, names, block, note, rows.class_names, start, group
+    )
+    parts = [
+        pool.part(own, spec.test_fraction, seed.numpy("data", "held", name))
+        for name, own in zip(names, by_owner(owner, len(names)), strict=True)
+    ]
+    train, test = (np.sort(np.concatenate([part[k] for part in parts])) for k in (0, 1))
+    return replace(pool, train=train, test=test)
 
 
-def _stored(x: Array, scale: tuple[float, float]) -> tuple[Tensor, tuple[float, float] | None]:
-    """Rows as a federation keeps them: bytes with their scale, or floats without one."""
+def _stored(rows: Rows) -> tuple[Tensor, tuple[float, float] | None]:
+    """Rows as a federation keeps them: bytes with their scale, or floats or tokens without one."""
+    x, scale = rows.x, rows.scale
+    if is_text(rows):
+        return torch.from_numpy(np.require(x, requirements=["C", "W"])), None
     if x.dtype != np.uint8 and scale != PLAIN:
         x = x * np.float32(scale[0]) + np.float32(scale[1])
     # A tensor may not share memory that cannot be written to.

@@ -18,6 +18,7 @@ from kinfolk.federation.datasets.catalogue import CATALOGUE, data_root, find
 from kinfolk.federation.datasets.digits import scikit_digits
 from kinfolk.federation.datasets.multi_source import DIGIT_SOURCES, multi_source
 from kinfolk.federation.datasets.rows import Rows
+from kinfolk.federation.datasets.text import windows
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.partition.choose_tests import TEST_SPLITS
 from kinfolk.federation.partition.partitions import ALPHA_MEANS, PARTITIONS
@@ -53,16 +54,16 @@ def _own(spec: DataSpec, seed: Seed) -> Federation:
     return own_data(spec, seed)[0]
 
 
-def _found(name: str) -> Rows:
-    return find(name, data_root())
+def _found(name: str, spec: DataSpec) -> Rows:
+    return windows(find(name, data_root()), spec)
 
 
 def _from_files(spec: DataSpec, seed: Seed) -> Federation:
-    return from_rows(_found(spec.name), spec, seed)
+    return from_rows(_found(spec.name, spec), spec, seed)
 
 
 def _multi_source(spec: DataSpec, seed: Seed) -> Federation:
-    return multi_source(spec, seed, _found)
+    return multi_source(spec, seed, lambda name: _found(name, spec))
 
 
 SOURCES: dict[str, Source] = {
@@ -122,13 +123,12 @@ def explain(spec: DataSpec, seed: Seed, federation: Federation | None = None) ->
     ['2,674 rows of 3,594 in the pool are unassigned']
     """
     federation = build(spec, seed) if federation is None else federation
-    notes = [
-        note for name in SOURCES[spec.name].files for note in row_notes(_found(name), spec, _seed(spec, seed))
-    ]
+    seeded, files = _seed(spec, seed), SOURCES[spec.name].files
+    notes = [note for name in files for note in row_notes(_found(name, spec), spec, seeded)]
     if spec.path:
         from kinfolk.federation.own_data.load import own_data
 
-        report = own_data(spec, _seed(spec, seed))[1]
+        report = own_data(spec, seeded)[1]
         notes += report.notes
         notes += [f"left out: {number:,} ({why})" for why, number in report.left_out.items()]
     return notes + federation_notes(federation)

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from kinfolk.by_path import by_path, one_line
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.network import ReluPool2
+from kinfolk.learning.sequences import CNN1d, TextMean, TokenLSTM, TokenTransformer
 
 NORMS = ("bn", "batch", "gn", "none")
 
@@ -251,6 +252,7 @@ class ModelEntry:
     line: str
     options: Mapping[str, object] = field(default_factory=dict)
     least: int = 0  # smallest side of an image; 0: rows of any shape
+    axes: tuple[str, ...] = ()  # of a row, where it must have these and no others
 
 
 MODELS: dict[str, ModelEntry] = {
@@ -263,6 +265,30 @@ MODELS: dict[str, ModelEntry] = {
     "logistic": ModelEntry(Logistic, "one linear layer"),
     "resnet18": ModelEntry(ResNet18, "ResNet18 for small images", {"norm": "bn", "width": 64}, 1),
     "mobilenetv2": ModelEntry(MobileNetV2, "MobileNetV2 for small images", {"norm": "bn", "width": 32}, 1),
+    "char_lstm": ModelEntry(
+        TokenLSTM,
+        "LEAF's LSTM for the next character",
+        {"vocabulary": 0, "embedding": 8, "hidden": 256, "layers": 2, "every": False},
+        axes=("length",),
+    ),
+    "word_lstm": ModelEntry(
+        TokenLSTM,
+        "an LSTM for a label of a short text",
+        {"vocabulary": 10_000, "embedding": 32, "hidden": 100, "layers": 2},
+        axes=("length",),
+    ),
+    "char_transformer": ModelEntry(
+        TokenTransformer,
+        "a small causal Transformer for the next character",
+        {"vocabulary": 0, "width": 64, "heads": 4, "layers": 2, "every": False},
+        axes=("length",),
+    ),
+    "text_mean": ModelEntry(
+        TextMean, "the mean of word vectors", {"vocabulary": 10_000, "embedding": 32}, axes=("length",)
+    ),
+    "cnn1d": ModelEntry(
+        CNN1d, "three convolutions over time", {"width": 32, "kernel": 5}, axes=("channels", "time")
+    ),
 }
 
 
@@ -298,6 +324,11 @@ def _facts(
 ) -> dict[str, int]:
     """What the shape of the data says about a model; an error where the model cannot take it."""
     facts = {"inputs": math.prod(shape), "classes": outputs, "outputs": outputs}
+    if entry.axes:
+        if len(shape) != len(entry.axes):
+            remedy = f"{name} takes rows ({', '.join(entry.axes)}); use another model"
+            raise KinfolkError("data.shape", shape, remedy)
+        return facts | dict(zip(entry.axes, shape, strict=True))
     if not entry.least:
         return facts
     if len(shape) != 3:
@@ -319,13 +350,14 @@ def _facts(
 def _checked(option: str, value: Any, default: object) -> object:
     """The value of an option if it is of its default's kind; names of norms are checked where used."""
 
-    def whole(number: Any) -> bool:
-        return isinstance(number, int) and not isinstance(number, bool) and number > 0
+    def whole(number: Any, least: int = 1) -> bool:
+        return isinstance(number, int) and not isinstance(number, bool) and number >= least
 
     if isinstance(default, bool):
         good, kind = isinstance(value, bool), "true or false"
     elif isinstance(default, int):
-        good, kind = whole(value), "a whole number above 0"
+        least = min(default, 1)
+        good, kind = whole(value, least), "a whole number" + (" above 0" if least else ", 0 or more")
     elif isinstance(default, tuple):
         value = tuple(value) if isinstance(value, list | tuple) else (value,)
         good, kind = all(map(whole, value)), "a list of whole numbers above 0"

@@ -39,6 +39,7 @@ def test_the_names_are_those_promised():
             "tiny_imagenet40",
         ),
         *("femnist", "celeba", "wisdm", "watch_har", "heart_disease", "landmine", "pendigits"),
+        *("shakespeare", "sent140", "manuals"),
     }
 
 
@@ -47,7 +48,7 @@ def test_every_entry_can_be_fetched_or_says_what_to_do(name):
     entry = CATALOGUE[name]
     assert entry.line
     assert entry.licence
-    assert entry.files or name == "watch_har"
+    assert entry.files or name in ("watch_har", "manuals")
     assert bool(entry.npz) == (entry.compact is not None)
     assert entry.remote or entry.note
     lengths = {"md5": 32, "sha256": 64}

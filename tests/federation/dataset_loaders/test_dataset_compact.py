@@ -211,6 +211,10 @@ def small(name: str) -> dict[str, np.ndarray]:
         },
         "heart_disease": table | {"feature_name": np.array(HEART[:-1]), "client_name": np.array(HOSPITALS)},
         "landmine": table,
+        "manuals": {
+            "text": y.astype(np.uint8), "offset": np.arange(3), "client": np.array(["da:a", "en:b"]),
+            "language": np.array(["da", "en"]), "alphabet": np.array("ab"),
+        },
     }[name]  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from kinfolk.algorithms.blocks.label_counts import label_scan, no_labels
 from kinfolk.algorithms.mdicfl.state import State
 from kinfolk.learning.learner import Learner
+from kinfolk.learning.tokens import runs, vocabulary
 from kinfolk.script import Request, ask
 from kinfolk.task import Batch, Carry, FloatSpec, Info, Plan, Scan, Task
 from kinfolk.types import Client, Tree, plain_rows
@@ -60,12 +61,9 @@ def row_shape(told: Tensor, learner: Learner, models: Tree) -> tuple[int, ...]:
         if math.prod(shape) > LARGEST_ROW:
             continue
         model = {n: t[0] for n, t in models.items()}
-        try:
-            with torch.no_grad():
-                learner.apply(model, torch.zeros(2, *shape, device=next(iter(model.values())).device))
-        except (RuntimeError, ValueError, IndexError):  # whatever a network says of rows it cannot take
-            continue
-        return shape
+        zeros = torch.zeros(2, *shape, device=next(iter(model.values())).device)
+        if runs(learner, zeros, model) or (vocabulary(learner.module) and runs(learner, zeros.long(), model)):
+            return shape
     return ()
 
 

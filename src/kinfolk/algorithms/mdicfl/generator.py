@@ -40,7 +40,7 @@ class Generator:
     batch: int = 100
     noise: int = 16  # numbers from N(0, 1) beside the label
     hidden: int = 0  # width; 0: 512 for images of three channels or more, 256 for anything else
-    output: Literal["tanh", "none"] = "tanh"  # tanh where inputs lie in [-1, 1]
+    output: Literal["tanh", "none"] = "tanh"  # tanh where inputs lie in [-1, 1]; never of tokens
     warm: bool = False  # go on from the networks of the round before
 
     def __post_init__(self) -> None:

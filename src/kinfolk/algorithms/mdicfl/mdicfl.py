@@ -3,7 +3,8 @@
 Zhang et al.: Communication-efficient clustered federated learning via model distance. Machine Learning, 2024.
 In every round, from the models c_k as they are before the means are taken:
 
-    pseudo rows of (k, c)  by back-searching (MD-ICFL-1) or by a conditional generator (MD-ICFL-2)
+    pseudo rows of (k, c)  by back-searching (MD-ICFL-1) or by a conditional generator (MD-ICFL-2); ours, for
+                           networks that give the next token: written by the model
     d_ikc                  L1 distance of the outputs of w_i and of c_k on them, a mean over rows
     s_i                    argmin_k sum_c p_ic d_ikc
     c_k                    mean of w_i over the clients with s_i = k
@@ -37,6 +38,7 @@ from kinfolk.algorithms.mdicfl.pseudo import PseudoRows
 from kinfolk.algorithms.mdicfl.randomised_response import choose_task, coin_tasks, no_coin
 from kinfolk.algorithms.mdicfl.start import HeldStart
 from kinfolk.algorithms.mdicfl.state import State
+from kinfolk.algorithms.mdicfl.written_text import WrittenText
 from kinfolk.clustering.margin import margins
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
@@ -60,6 +62,7 @@ class MDICFL:
     pseudo: PseudoRows = PseudoRows()
     search: BackSearch = BackSearch()  # of the sampler "back_search"
     generator: Generator = Generator()  # of the sampler "generator"
+    text: WrittenText = WrittenText()  # of the sampler "text"
     # Ours. The paper has one model and drawn clusters, or different models: it does not say.
     start: HeldStart = HeldStart("shared_kmeans", on="body_directions")
     aggregate: Aggregator = Aggregator()  # the paper's mean is uniform
@@ -86,6 +89,10 @@ class MDICFL:
         if self.epsilon and self.privacy == "weak":
             remedy = "with weak privacy clients give no answers to randomise; set privacy = 'strong'"
             raise KinfolkError("algorithm.epsilon", self.epsilon, remedy)
+
+    def makes_tokens(self, shape: tuple[int, ...]) -> None:
+        """Refuse a sampler that cannot make rows of tokens with this network."""
+        self.pseudo.reader(self.learner, shape)
 
     eval_inputs, groups, margins = many_models.eval_inputs, many_models.groups, many_models.margins
 
@@ -153,15 +160,21 @@ class MDICFL:
 
     def probe(self, state: State, context: RoundContext) -> tuple[State, Probe]:
         """Pseudo rows from the clusters' models as they are now."""
-        sampler = self.search if self.pseudo.sampler == "back_search" else self.generator
+        reader, shape = self.pseudo.reader(self.learner, state.shape)
+        # Mixtures of tokens are logits, which have no range.
+        made = self.generator if reader is self.learner else replace(self.generator, output="none")
+        samplers: dict[str, BackSearch | Generator | WrittenText] = {
+            "back_search": self.search, "generator": made, "text": self.text,
+        }  # fmt: skip
+        sampler = samplers[self.pseudo.sampler]
         # Of clusters that were merged, rows are made once.
         alive, slot = torch.unique(state.one_with.cpu(), return_inverse=True)
         models, kept = (
             {n: t[alive.to(t.device)] for n, t in tree.items()} for tree in (state.centres, state.kept)
         )
-        x, kept = sampler.draw(self.pseudo, self.learner, models, state.shape, context, kept)
-        own, slot = Probe.of(self.learner, models, x).own, slot.to(x.device)
-        return replace(state, kept={n: t[slot] for n, t in kept.items()}), Probe(x[slot], own[slot])
+        x, kept = sampler.draw(self.pseudo, reader, models, shape, context, kept)
+        own, slot = Probe.of(reader, models, x).own, slot.to(x.device)
+        return replace(state, kept={n: t[slot] for n, t in kept.items()}), Probe(x[slot], own[slot], reader)
 
     def assigned(
         self, state: State, able: tuple[Client, ...], probe: Probe | None

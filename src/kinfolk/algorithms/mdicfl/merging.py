@@ -11,7 +11,6 @@ from torch import Tensor
 from kinfolk.algorithms.blocks.many_models import GroupMeans
 from kinfolk.algorithms.mdicfl.output_distance import Probe
 from kinfolk.algorithms.mdicfl.state import State
-from kinfolk.learning.inputs import probabilities
 from kinfolk.learning.learner import Learner
 from kinfolk.task import Info
 from kinfolk.types import Client, Stack
@@ -26,7 +25,7 @@ def merged(state: State, learner: Learner, probe: Probe | None, join: bool) -> t
     if probe is None:
         return state, {"clusters": len(held)}
     models = {n: t[held.to(t.device)] for n, t in state.centres.items()}
-    said = probabilities(learner, models, probe.x[held.to(probe.x.device)].flatten(0, 1))
+    said = probe.ask(learner, models, probe.x[held.to(probe.x.device)])
     said = said.reshape(len(held), len(held), -1, said.shape[-1])
     one_with = held[joined(mutual_distances(said), AGREE)]
     found: Info = {"clusters": len(held), "effective": len(torch.unique(one_with))}

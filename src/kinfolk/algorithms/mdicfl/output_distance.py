@@ -28,6 +28,7 @@ class Probe:
 
     x: Tensor  # [K, C * M, ...]
     own: Tensor  # [K, C * M, C]
+    reader: Learner | None = None  # who takes the rows, where they are not of the clients' kind
 
     @staticmethod
     def of(learner: Learner, models: Tree, x: Tensor) -> Probe:
@@ -37,10 +38,14 @@ class Probe:
 
     def distances(self, learner: Learner, models: Tree) -> Tensor:
         """d [clients, K, C] of clients' models."""
-        said = probabilities(learner, models, self.x.flatten(0, 1))
+        said = self.ask(learner, models, self.x)
         return class_distances(
             said.reshape(len(said), len(self.x), -1, said.shape[-1]), self.own, learner.outputs
         )
+
+    def ask(self, learner: Learner, models: Tree, x: Tensor) -> Tensor:
+        """The outputs of n models on pseudo rows x [K, rows, ...], one after another: [n, K * rows, C]."""
+        return probabilities(self.reader or learner, models, x.flatten(0, 1))
 
     def least_confidence(self, member: Tensor) -> float:
         """The lowest confidence among the models of clusters with members; one that is NaN is left out.

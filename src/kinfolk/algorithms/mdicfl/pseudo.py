@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kinfolk.errors import at_least
+from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.inputs import RowCost
 from kinfolk.learning.learner import Learner
+from kinfolk.learning.tokens import mixing, runs, takes_tokens, vocabulary, writes
 
 # Under the root of a norm, whose slope at zero is not a number.
 TINY = 1e-12
@@ -24,7 +25,8 @@ class PseudoRows:
     (tensor([0, 0, 1, 1, 2, 2]), tensor([4.1231, 4.1231]))
     """
 
-    sampler: Literal["back_search", "generator"] = "back_search"  # MD-ICFL-1, MD-ICFL-2
+    # MD-ICFL-1, MD-ICFL-2; "text" is ours: what a network writes that gives the next token.
+    sampler: Literal["back_search", "generator", "text"] = "back_search"
     samples: int = 10  # M: rows for each cluster and class; the paper has 30
     prior_mean: float = 0.0  # mu; the paper's 0.5 for pixels is 0 once they are normalised
     prior_weight: float = 0.1  # lambda
@@ -42,6 +44,24 @@ class PseudoRows:
         """(lambda / 2) |x - mu| or its square for each row of x [rows, ...]."""
         squares = (x - self.prior_mean).flatten(1).square().sum(1)
         return self.prior_weight / 2 * (squares if self.norm == "squared" else (squares + TINY).sqrt())
+
+    def reader(self, learner: Learner, shape: tuple[int, ...]) -> tuple[Learner, tuple[int, ...]]:
+        """Who takes pseudo rows where clients have rows of this shape, and the shape of pseudo rows.
+
+        Where rows are tokens, pseudo rows are mixtures of tokens, unless the network writes text.
+        """
+        option = "algorithm.pseudo.sampler"
+        if not takes_tokens(learner, shape):
+            if self.sampler == "text":
+                raise KinfolkError(option, "text", "rows are no tokens; use 'back_search' or 'generator'")
+            return learner, shape
+        if self.sampler == "text":
+            writes(learner, option, "text")
+            return learner, shape
+        soft, mixed = mixing(learner), (*shape, vocabulary(learner.module))
+        if not runs(soft, torch.zeros(2, *mixed)):
+            raise KinfolkError(option, self.sampler, "the network takes no mixtures of tokens; use 'text'")
+        return soft, mixed
 
     def cost(self, learner: Learner) -> RowCost:
         """CE(h(model; x), y) + the pull, for each row."""

@@ -14,6 +14,7 @@ from kinfolk.algorithms.slfed.probe_images import ImageOptions, checked_images, 
 from kinfolk.algorithms.slfed.similarity import MEASURES, Compare, Measure
 from kinfolk.algorithms.slfed.trust import add_contacts
 from kinfolk.learning.learner import Learner
+from kinfolk.learning.tokens import takes_tokens, vocabulary
 from kinfolk.shares.messages import entry
 from kinfolk.shares.rejections import Rejections
 from kinfolk.streams import RoundContext
@@ -48,16 +49,23 @@ class Comparison:
         """What the own model predicts on the own images and on the partners'."""
         memory = on_host(memory)
         seen, rejections = {}, Rejections(me.context.clients, memory)
+        tokens = self._tokens(memory)
         for sender in rejections.expected(inbox, partners(me, self.direct)):
             if not int(memory.get("made", 0)):
                 break  # nothing of one's own to compare with, which is nobody's fault
             with rejections.by(sender):
-                theirs = checked_images(inbox[sender].get("images"), memory["images"], sender)
+                theirs = checked_images(inbox[sender].get("images"), memory["images"], sender, tokens)
                 reach = checked_reach(inbox[sender], memory, sender)
                 seen[sender] = self._seen(tree_of(memory, "model"), theirs, reach)
         if seen:
             seen[me.name] = self._seen(tree_of(memory, "model"), memory["images"], memory)
         return {**memory, **rejections.noted(), "seen": seen}
+
+    def _tokens(self, memory: Message) -> int:
+        """How many tokens there are, where rows are tokens; else 0."""
+        made = memory.get("images")
+        text = made is not None and takes_tokens(self.learner, tuple(made.shape[1:]))
+        return vocabulary(self.learner.module) if text else 0
 
     def _seen(self, model: Tree, images: Tensor, message: Message) -> Tensor:
         reach = {key: message[key] for key in (REACH,) if key in message}

@@ -36,7 +36,8 @@ def find_reach(ranges: Ranges) -> tuple[Scan, ...]:
     """
 
     def measured(batch: Batch) -> bool:
-        return ranges == "own" or plain_rows(batch.x).dim() != 4
+        x = plain_rows(batch.x)
+        return x.is_floating_point() and (ranges == "own" or x.dim() != 4)  # tokens have no range
 
     def room(carry: Carry, batch: Batch) -> Carry:
         if not measured(batch):

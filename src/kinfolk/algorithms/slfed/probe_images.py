@@ -25,11 +25,13 @@ from kinfolk.algorithms.slfed.feature_ranges import (
     outward,
 )
 from kinfolk.algorithms.slfed.gan import KEY, PART, Gan, from_bytes, to_bytes, to_unit
+from kinfolk.algorithms.slfed.probe_text import ProbeText, is_tokens
 from kinfolk.algorithms.slfed.row_means import MADE, RowMeans
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.noise import normal
 from kinfolk.learning.optim import Adam
+from kinfolk.learning.tokens import takes_tokens
 from kinfolk.task import Batch, Carry, ClientInfo, Fit, Plan, Scan, Task, TrainStep
 from kinfolk.types import Message, Tree, map_leaves, plain_rows
 
@@ -50,13 +52,14 @@ _SEARCH_LR, SEARCH_WEIGHT = 0.1, 0.1
 class ImageOptions:
     """Which images, how many, and when they are made again: `[algorithm.images]`."""
 
-    # "gan" is the paper's; "means" of rows of a class and "back_search" are ours, the others are controls.
-    kind: Literal["gan", "noise", "back_search", "means", "held_out"] = "gan"
+    # "gan" is the paper's; "means" of rows of a class, "back_search" and "text" are ours, the others are
+    # controls. "text" is what a network writes that gives the next token.
+    kind: Literal["gan", "noise", "back_search", "text", "means", "held_out"] = "gan"
     count: int = 1000  # G
     every: int = 4  # g: rounds from one set of images to the next
     growth: float = 1.0  # above 1 that gap grows by this factor each time, so that images get rarer
     means_of: int = 8  # rows that an image of "means" is the mean of
-    search_steps: int = 100  # of "back_search"
+    search_steps: int = 100  # of "back_search"; of "text" the tokens that are written
     low: float = -1.0  # the range of the numbers in a row, which bytes are spread over
     high: float = 1.0
     # "fixed": that; "own": each feature's, by a client's rows; "auto": own for tables.
@@ -95,6 +98,7 @@ class ProbeImages:
             "gan": (Scan(self._networks, ONCE), self._gan.fit(*self._range), Scan(self._generate, ONCE)),
             "noise": (Scan(self._noise, ONCE),),
             "back_search": (Scan(self._somewhere, ONCE), self._search(), Scan(self._searched, ONCE)),
+            "text": self._text.write(self.images.search_steps, KEY),
             "means": self._means(),
             "held_out": (Scan(self._room, ONCE), Scan(self._hold, Plan(256, shuffle=False, split="valid"))),
         }
@@ -124,10 +128,14 @@ class ProbeImages:
         return Scan(means.room, ONCE), Scan(means.add, Plan(256, shuffle=False)), Scan(show, ONCE)
 
     def _noise(self, carry: Carry, batch: Batch) -> Carry:
+        if is_tokens(batch):
+            return self._text.noise(carry, batch, carry[KEY])
         drawn = normal(carry[KEY], (self.images.count, *plain_rows(batch.x).shape[1:]), _NOISE)
         return {**carry, "images": to_bytes(drawn / 2)}
 
     def _somewhere(self, carry: Carry, batch: Batch) -> Carry:
+        if is_tokens(batch):
+            return {**carry, FOUND: {"x": self._text.somewhere(batch, carry[KEY])}}
         drawn = normal(carry[KEY], (self.images.count, *plain_rows(batch.x).shape[1:]), _SEARCH).to(
             plain_rows(batch.x).dtype
         )
@@ -136,20 +144,29 @@ class ProbeImages:
 
     def _search(self) -> Fit:
         """Adam on the images, which are to look to the own model like each class in turn."""
-        descent = TrainStep(self._looks_like, Adam(), ("x",), _SEARCH_LR, part=FOUND)
+        soft = self._text.reader() if self._text.tokens else self.learner
+
+        def looks_like(found: Tree, batch: Batch, carry: Carry) -> Tensor:
+            return self._looks_like(found, batch, carry, soft if is_tokens(batch) else None)
+
+        descent = TrainStep(looks_like, Adam(), ("x",), _SEARCH_LR, part=FOUND)
         return Fit((descent,), Plan(1, steps=self.images.search_steps, shuffle=False))
 
-    def _looks_like(self, found: Tree, batch: Batch, carry: Carry) -> Tensor:
-        """The sum over images of the loss and (weight / 2) |x|; the batch of rows is not looked at."""
+    def _looks_like(self, found: Tree, batch: Batch, carry: Carry, reader: Learner | None = None) -> Tensor:
+        """The sum over images of the loss and (weight / 2) |x|; rows are not looked at."""
         x = found["x"]
         y = torch.arange(self.images.count, device=x.device) % self.learner.outputs
         rows = outward(x, carry, *self._range)
-        loss = self.learner.loss.row_loss(self.learner.apply(carry["model"], rows), y)
+        outputs = (reader or self.learner).apply(carry["model"], rows)
+        loss = self.learner.loss.row_loss(outputs, y)
         pull = (x.flatten(1).square().sum(1) + 1e-12).sqrt() * (SEARCH_WEIGHT / 2)
         return (loss + pull).sum()
 
     def _searched(self, carry: Carry, batch: Batch) -> Carry:
-        return {**carry, "images": to_bytes(to_unit(carry[FOUND]["x"], *self._range))}
+        found = carry[FOUND]["x"]
+        if is_tokens(batch):
+            return {**carry, "images": self._text.stored(found.argmax(-1))}
+        return {**carry, "images": to_bytes(to_unit(found, *self._range))}
 
     def _room(self, carry: Carry, batch: Batch) -> Carry:
         room = torch.zeros(
@@ -158,20 +175,23 @@ class ProbeImages:
             dtype=torch.float64,
             device=plain_rows(batch.x).device,
         )
-        return {**carry, "images": to_bytes(room), FOUND: room, SEEN: torch.zeros_like(carry[ROWS])}
+        shown = self._text.stored(room) if is_tokens(batch) else to_bytes(room)
+        return {**carry, "images": shown, FOUND: room, SEEN: torch.zeros_like(carry[ROWS])}
 
     def _hold(self, carry: Carry, batch: Batch) -> Carry:
         places = torch.arange(self.images.count, device=batch.row.device)[:, None]
         real = torch.ones_like(batch.row) if batch.weight is None else (batch.weight > 0).long()
         mine = ((batch.row[None, :] == places) & (real > 0)[None, :]).double()
-        unit = to_unit(plain_rows(batch.x).flatten(1).double(), *self._range)
+        unit = plain_rows(batch.x).flatten(1).double()
+        unit = unit if is_tokens(batch) else to_unit(unit, *self._range)
         found = carry[FOUND] + (mine @ unit).reshape(carry[FOUND].shape)
         seen = carry[SEEN] + real.sum()
         # Those who hold few rows show them again and again.
         context = torch.arange(self.images.count, device=seen.device) % seen.clamp(min=1)
         pixels = math.prod(found.shape[1:])
         shown = found.flatten(1).gather(0, context[:, None].expand(-1, pixels)).reshape(found.shape)
-        return {**carry, FOUND: found, SEEN: seen, "images": to_bytes(shown)}
+        images = self._text.stored(shown) if is_tokens(batch) else to_bytes(shown)
+        return {**carry, FOUND: found, SEEN: seen, "images": images}
 
     def _finish(self, carry: Carry) -> tuple[Message, Message]:
         made = torch.full_like(carry[KEY], self.images.count)
@@ -188,6 +208,10 @@ class ProbeImages:
     @property
     def _range(self) -> tuple[float, float]:
         return self.images.low, self.images.high
+
+    @property
+    def _text(self) -> ProbeText:
+        return ProbeText(self.learner, self.images.count)
 
     @property
     def _gan(self) -> Gan:
@@ -211,17 +235,24 @@ def keep_all(carry: Carry) -> tuple[Message, Message]:
     return {}, {k: carry[k] for k in sorted(carry) if not k.startswith(("work.", "optimiser."))}
 
 
-def checked_images(images: object, like: Tensor, sender: str) -> Tensor:
-    """Images of a peer, or an error that names it: bytes, as many and as large as the own, not all equal.
+def checked_images(images: object, like: Tensor, sender: str, tokens: int = 0) -> Tensor:
+    """Images of a peer, or an error that names it: of the own kind, as many and as large, not all equal.
+
+    With `tokens` they are rows of so many tokens at most.
 
     >>> checked_images(torch.zeros(2, 3), torch.zeros(2, 3), "bob")
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: images of 'bob': must be bytes of shape (2, 3)
     """
-    fits = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.shape == like.shape
+    kind = torch.int32 if tokens > 256 else torch.uint8
+    fits = isinstance(images, Tensor) and images.dtype == kind and images.shape == like.shape
     if not fits:
-        raise KinfolkError(f"images of {sender!r}", None, f"must be bytes of shape {tuple(like.shape)}")
+        called = "int32" if tokens > 256 else "bytes"
+        raise KinfolkError(f"images of {sender!r}", None, f"must be {called} of shape {tuple(like.shape)}")
     assert isinstance(images, Tensor)
+    strange = images[(images < 0) | (images >= tokens)] if tokens else images[:0]
+    if strange.numel():
+        raise KinfolkError(f"images of {sender!r}", int(strange[0]), f"must be tokens 0 to {tokens - 1}")
     flat = images.flatten(1)
     if flat.shape[1] > 1 and bool((flat == flat[:, :1]).all()):
         raise KinfolkError(f"images of {sender!r}", None, "are of one colour each and show nothing")
@@ -245,5 +276,7 @@ def predicted(
     """
     device = next(iter(model.values())).device
     parts = torch.split(images.to(device), _TOGETHER.get(device.type, 256))
+    if takes_tokens(learner, tuple(images.shape[1:])):
+        return torch.cat([learner.apply(model, part.long()).argmax(1) for part in parts])
     ends = bounds(map_leaves(lambda t: t.to(device), message or {}), low, high)
     return torch.cat([learner.apply(model, from_bytes(part, *ends)).argmax(1) for part in parts])

@@ -27,6 +27,7 @@ from kinfolk.algorithms.slfed.similarity import Compare
 from kinfolk.algorithms.slfed.trust import TrustOptions
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner, own_model
+from kinfolk.learning.tokens import writes
 from kinfolk.script import Script, ask, exchange
 from kinfolk.shares.options import ShareOptions
 from kinfolk.shares.rejections import reasons
@@ -75,6 +76,16 @@ class SLFed:
             raise KinfolkError(
                 "algorithm.name", "slfed", "compares predicted classes; use a classification loss"
             )
+        if self.images.kind == "text":
+            writes(self.learner, "algorithm.images.kind", "text")
+
+    def makes_tokens(self, shape: tuple[int, ...]) -> None:
+        """Refuse images that are made of values where rows are tokens, which have none."""
+        if self.images.kind in ("gan", "means"):
+            remedy = (
+                "makes rows of numbers, these are tokens; use 'text' for the next token, or 'back_search'"
+            )
+            raise KinfolkError("algorithm.images.kind", self.images.kind, remedy)
 
     def public_secrets(self) -> str:
         """Masks that follow from the seed hide nothing from anybody who knows it."""

@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.federation.datasets import digits, leaf, pictures, tables
+from kinfolk.federation.datasets import digits, leaf, pictures, tables, text
 from kinfolk.federation.datasets.digits import DIGITS
 from kinfolk.federation.datasets.files import Archive, checksum, corrupt, reading
 from kinfolk.federation.datasets.formats import compact_rows, read_compact
@@ -173,6 +173,31 @@ CATALOGUE: dict[str, Entry] = {
         note="agree to the terms at mmlab.ie.cuhk.edu.hk/projects/CelebA.html, run LEAF's "
         "data/celeba/preprocess.sh (github.com/TalwalkarLab/leaf) and put its data folder, with "
         "raw/img_align_celeba, there.",
+    ),
+    "shakespeare": Entry(
+        "LEAF Shakespeare: 80 characters and the next one, by role",
+        "public domain; LEAF BSD 2-clause",
+        text.official_shakespeare,
+        ("*.json",),
+        note="LEAF publishes scripts, not files: run its data/shakespeare/preprocess.sh "
+        "(github.com/TalwalkarLab/leaf) and put its data folder, with all_data, there.",
+    ),
+    "sent140": Entry(
+        "LEAF Sent140: tweets by user, 25 hashed words each, negative or positive",
+        "Sentiment140: research use, cite Go, Bhayani and Huang 2009; LEAF BSD 2-clause",
+        text.official_sent140,
+        ("*.json",),
+        note="LEAF publishes scripts, not files: run its data/sent140/preprocess.sh "
+        "(github.com/TalwalkarLab/leaf) and put its data folder, with train and test or all_data, there.",
+    ),
+    "manuals": Entry(
+        "Manuals: 290 manual pages in eight languages, the next of 95 characters",
+        "GPL-3 or later and others; never publish it",
+        None,
+        (),
+        text.compact_manuals,
+        "manuals.npz",
+        note="there is no published file; use the compact manuals.npz.",
     ),
     "wisdm": Entry(
         "WISDM v1.1: six activities by user, 43 features of a telephone's 10 s windows",

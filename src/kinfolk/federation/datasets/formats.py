@@ -93,9 +93,13 @@ def read_compact(path: Path) -> dict[str, Array]:
     if "split" in found:
         found["test"] = found["split"] == 1
     _join_halves(found)
-    if found["x"].dtype == np.uint8 and found["x"].ndim == 3:
+    if "x" in found and found["x"].dtype == np.uint8 and found["x"].ndim == 3:
         found["x"] = found["x"][:, None]
-    return {key: a.astype(np.int64) if key != "x" and a.dtype.kind in "iu" else a for key, a in found.items()}
+    stored = ("x", "text")
+    return {
+        key: a.astype(np.int64) if key not in stored and a.dtype.kind in "iu" else a
+        for key, a in found.items()
+    }
 
 
 def _join_halves(found: dict[str, Array]) -> None:

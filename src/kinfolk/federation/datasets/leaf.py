@@ -1,11 +1,11 @@
-"""LEAF's json: FEMNIST by writer and CelebA by celebrity, as its scripts write them."""
+"""LEAF's json as its scripts write it: the users of all files, FEMNIST by writer, CelebA by celebrity."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,14 @@ class User:
     name: str
     x: list[Any]
     y: list[Any]
-    test: bool
+    test: bool | None  # None: LEAF did not split the file
 
     def bad(self, wrong: str) -> KinfolkError:
         """An error that names the file and the user."""
         return corrupt(self.file, f"user {self.name!r} {wrong}")
 
 
-def users(data: bytes, file: Path, test: bool = False) -> Iterator[User]:
+def users(data: bytes, file: Path, test: bool | None = None) -> Iterator[User]:
     """The users of one LEAF file; counts that disagree and users without data are errors.
 
     >>> text = b'{"users": ["ann"], "num_samples": [2], "user_data": {"ann": {"x": [[0], [1]], "y": [3]}}}'
@@ -75,10 +75,10 @@ def _is_test(name: str) -> bool | None:
     return None
 
 
-def _files(archive: Archive) -> list[tuple[str, bool | None]]:
-    """The json files to read: LEAF's split if there is one, else what it was split from."""
+def _files(archive: Archive, whole_only: bool) -> list[tuple[str, bool | None]]:
+    """The json files to read: LEAF's split if there is one that may be used, else what it was split from."""
     found = [(name, _is_test(name)) for name in archive.plain if name.endswith(".json")]
-    split = [pair for pair in found if pair[1] is not None]
+    split = [pair for pair in found if pair[1] is not None and not whole_only]
     if split and {test for _, test in split} != {True, False}:
         wanted = "train" if split[0][1] else "test"
         raise missing_file(archive.folder / f"{wanted}/*.json")
@@ -89,34 +89,38 @@ def _files(archive: Archive) -> list[tuple[str, bool | None]]:
     return split or whole
 
 
-def _read(
-    archive: Archive, shape: tuple[int, int, int], classes: int, images: Callable[[Archive, User], Array]
-) -> Rows:
-    """All users of all files, file by file, so that only one file of numbers as text is held at a time."""
-    xs: list[Array] = [np.zeros((0, *shape), np.uint8)]
-    ys: list[Array] = [np.zeros(0, np.int64)]
-    owner: list[str] = []
-    tests: list[bool] = []
-    seen: set[tuple[str, bool]] = set()
-    files = _files(archive)
-    for name, test in files:
-        for user in users(archive.read(name), archive.folder / name, bool(test)):
+def every_user(archive: Archive, whole_only: bool = False) -> Iterator[User]:
+    """The users of all files, file by file, so that only one file of numbers as text is held at a time.
+
+    With `whole_only` LEAF's split is left alone: only what it was split from is read.
+    """
+    seen: set[tuple[str, bool | None]] = set()
+    for name, test in _files(archive, whole_only):
+        for user in users(archive.read(name), archive.folder / name, test):
             if (user.name, user.test) in seen:
                 raise user.bad("is in another file as well")
             seen.add((user.name, user.test))
-            ys.append(_labels(user, classes))
-            xs.append(images(archive, user))
-            owner += [user.name] * len(user.y)
-            tests += [user.test] * len(user.y)
-    names, client = np.unique(np.array(owner), return_inverse=True)
-    mask = np.array(tests) if files[0][1] is not None else None
-    own = client.astype(np.int64)
-    class_names = CHARACTERS if classes == len(CHARACTERS) else SMILING
-    x, y = np.concatenate(xs), np.concatenate(ys)
-    return check_rows(Rows(x, y, classes, UNIT, mask, own, tuple(names.tolist()), class_names))
+            yield user
 
 
-def _labels(user: User, classes: int) -> Array:
+def user_rows(parts: list[tuple[User, Array, Array]], class_names: tuple[str, ...], **more: Any) -> Rows:
+    """Rows out of every user's x and y."""
+    if not parts:
+        raise KinfolkError("data.x", 0, "a data set needs at least one row")
+    counts = [len(y) for _, _, y in parts]
+    names, place = np.unique(np.array([user.name for user, _, _ in parts]), return_inverse=True)
+    split = parts[0][0].test is not None
+    mask = np.repeat([bool(user.test) for user, _, _ in parts], counts) if split else None
+    x, y = (np.concatenate([part[k] for part in parts]) for k in (1, 2))
+    own = np.repeat(place.astype(np.int64), counts)
+    given = {"scale": UNIT, "test": mask, **more}
+    called = tuple(names.tolist())
+    rows = Rows(x, y, len(class_names), client=own, client_names=called, class_names=class_names, **given)
+    return check_rows(rows)
+
+
+def user_labels(user: User, classes: int) -> Array:
+    """The labels of a user, whole numbers below `classes`."""
     for place, label in enumerate(user.y):
         if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < classes:
             raise user.bad(f"has label {label!r} in row {place + 1}, not 0 to {classes - 1}")
@@ -146,14 +150,22 @@ def _faces(archive: Archive, user: User) -> Array:
     return x
 
 
+def _pictures(archive: Archive, images: Callable[[Archive, User], Array], names: tuple[str, ...]) -> Rows:
+    parts = [
+        (replace(user, x=[], y=[]), images(archive, user), user_labels(user, len(names)))
+        for user in every_user(archive)
+    ]
+    return user_rows(parts, names)
+
+
 def official_femnist(archive: Archive) -> Rows:
     """FEMNIST by writer from LEAF's json: train/ and test/ if they are there, else all_data files."""
-    return _read(archive, (1, 28, 28), len(CHARACTERS), _characters)
+    return _pictures(archive, _characters, CHARACTERS)
 
 
 def official_celeba(archive: Archive) -> Rows:
     """CelebA by celebrity, smiling or not, from LEAF's json and the pictures in raw/img_align_celeba."""
-    return _read(archive, (3, _FACE, _FACE), 2, _faces)
+    return _pictures(archive, _faces, SMILING)
 
 
 def compact_celeba(found: Mapping[str, Array]) -> Rows:

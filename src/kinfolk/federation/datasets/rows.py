@@ -30,8 +30,10 @@ class Rows:
     {}
     """
 
-    x: Array  # uint8 images [n, c, h, w], or float32 features [n, ...]
-    y: Ints  # [n]
+    # uint8 images [n, c, h, w], or float32 features [n, ...], or whole numbers that are tokens: [n, length],
+    # or running text [n], which is cut into windows as the spec says before it is dealt.
+    x: Array
+    y: Ints  # [n], or [n, length] with a class for each token
     classes: int
     scale: tuple[float, float]
     test: Bools | None = None  # [n]: the official test rows
@@ -39,6 +41,8 @@ class Rows:
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     block: Ints | None = None  # [n]: rows that resemble one another, such as windows of one recording
+    start: Ints | None = None  # [n]: where in its client's text a row begins; it is split in that order
+    group: Ints | None = None  # [client_names]: known groups
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> rows left out
     filled: Mapping[str, int] = field(default_factory=dict)  # column -> missing values filled in
 
@@ -66,21 +70,32 @@ def check_rows(rows: Rows) -> Rows:
     return rows
 
 
+def is_text(rows: Rows) -> bool:
+    """Whether rows are tokens or running text: whole numbers that name something and measure nothing.
+
+    >>> is_text(Rows(np.zeros((2, 5), np.uint8), np.zeros(2, np.int64), 1, PLAIN))
+    True
+    """
+    return rows.x.dtype.kind in "iu" and rows.x.ndim <= 2
+
+
 def _types(rows: Rows) -> None:
     image = rows.x.dtype == np.uint8 and rows.x.ndim == 4
     features = rows.x.dtype == np.float32 and rows.x.ndim >= 2
-    if not (image or features):
+    if not (image or features or is_text(rows)):
         found = f"{rows.x.dtype}, {rows.x.ndim} axes"
-        raise KinfolkError("data.x", found, "give uint8 images [n, c, h, w] or float32 features [n, ...]")
+        remedy = "give uint8 images [n, c, h, w], float32 features [n, ...] or tokens [n, length]"
+        raise KinfolkError("data.x", found, remedy)
     wanted = {"y": (rows.y, np.int64), "client": (rows.client, np.int64), "test": (rows.test, np.bool_)}
     for name, (values, dtype) in wanted.items():
-        if values is not None and (values.dtype != dtype or values.ndim != 1):
+        axes = rows.x.ndim if name == "y" and is_text(rows) else 1
+        if values is not None and (values.dtype != dtype or not 1 <= values.ndim <= axes):
             found = f"{values.dtype}, {values.ndim} axes"
             raise KinfolkError(f"data.{name}", found, f"give {np.dtype(dtype)}, one for each row")
 
 
 def _lengths(rows: Rows) -> None:
-    parts = {"y": rows.y, "test": rows.test, "client": rows.client, "block": rows.block}
+    parts = {"y": rows.y, "test": rows.test, "client": rows.client, "block": rows.block, "start": rows.start}
     for name, values in parts.items():
         if values is not None and len(values) != len(rows.x):
             raise KinfolkError(
@@ -88,12 +103,15 @@ def _lengths(rows: Rows) -> None:
             )
     if len(rows.x) == 0:
         raise KinfolkError("data.x", 0, "a data set needs at least one row")
+    if rows.group is not None and len(rows.group) != len(rows.client_names):
+        raise KinfolkError("data.group", len(rows.group), f"there are {len(rows.client_names)} clients")
 
 
 def _range(field: str, values: Ints, end: int, what: str) -> None:
-    bad = np.flatnonzero((values < 0) | (values >= end))
+    bad = np.argwhere((values < 0) | (values >= end))
     if len(bad):
-        raise KinfolkError(field, int(values[bad[0]]), f"row {bad[0]}; {what} run from 0 to {end - 1}")
+        wrong = int(values[tuple(bad[0])])
+        raise KinfolkError(field, wrong, f"row {bad[0][0]}; {what} run from 0 to {end - 1}")
 
 
 def halves(train: tuple[Array, Array], test: tuple[Array, Array]) -> dict[str, Array]:

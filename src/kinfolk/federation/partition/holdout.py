@@ -38,6 +38,22 @@ def hold_out(
     return rows[~out], rows[out]
 
 
+def in_order(rows: Ints, start: Ints, length: int, fraction: float) -> tuple[Ints, Ints]:
+    """Part rows of one text in (kept, held): held are those of its last part.
+
+    Row r covers `length` tokens from `start[r]` on. One that covers tokens of both parts is in neither, so
+    that nothing of what is held out was seen before.
+
+    >>> [part.tolist() for part in in_order(np.arange(6), np.array([0, 2, 4, 6, 8, 10]), 3, 0.4)]
+    [[0, 1, 2], [4, 5]]
+    """
+    if fraction <= 0 or len(rows) < 2:
+        return rows, rows[:0]
+    first, end = start[rows].min(), start[rows].max() + length
+    cut = end - fraction * (end - first)
+    return rows[start[rows] + length <= cut], rows[start[rows] >= cut]
+
+
 def stratified(
     labels: Ints, fraction: float, rng: np.random.Generator, block: Ints | None = None
 ) -> tuple[Ints, Ints]:

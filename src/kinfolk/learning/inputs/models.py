@@ -27,6 +27,8 @@ from kinfolk.types import Tree
 # Numbers of one layer's output that a GPU holds at a time while many models see the same rows, and how
 # many of them there are for each number of an input.
 _HELD, _WIDER = 1 << 29, 16
+# A token counts for so many numbers: it becomes a vector.
+_TOKEN = 64
 # Rows that one core of a CPU works on at a time: with fewer, most of the time goes to Python, and tracing the
 # step gains nothing at this size.
 _BLOCK = 300
@@ -48,7 +50,8 @@ def probabilities(learner: Learner, models: Tree, x: Tensor) -> Tensor:
     n = len(next(iter(models.values())))
     if x.is_cuda:
         together = _batchable(learner, models, x.expand(n, *x.shape))
-        width = _HELD // ((n if together else 1) * x[0].numel() * _WIDER)
+        wider = _WIDER if x.is_floating_point() else _WIDER * _TOKEN
+        width = _HELD // ((n if together else 1) * x[0].numel() * wider)
         parts = torch.split(x, max(width, 1))
         if together:
             said = [vmap(learner.apply, in_dims=(0, None))(models, p) for p in parts]
@@ -153,7 +156,7 @@ def _cost(learner: Learner, model: Tree, x: Tensor, y: Tensor, cost: RowCost) ->
 @torch.no_grad()
 def _batchable(learner: Learner, models: Tree, x: Tensor) -> bool:
     """Whether all models can see their rows x [models, rows, ...] in one call, and should: on a GPU."""
-    if not x.is_cuda or _fills(learner.module, tuple(x.shape[1:])):
+    if not x.is_cuda or _fills(learner.module, tuple(x.shape[1:]), x.dtype):
         return False
     try:
         vmap(learner.apply)(models, x[:, :1])
@@ -163,9 +166,9 @@ def _batchable(learner: Learner, models: Tree, x: Tensor) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _fills(module: nn.Module, shape: tuple[int, ...]) -> bool:
+def _fills(module: nn.Module, shape: tuple[int, ...], kind: torch.dtype) -> bool:
     """Whether one network with rows of this shape [rows, ...] fills a GPU: others beside it gain nothing."""
-    return cost_of(module, torch.zeros((1, *shape[1:]))).large(shape[0])
+    return cost_of(module, torch.zeros((1, *shape[1:]), dtype=kind)).large(shape[0])
 
 
 def _on_cores(learner: Learner, jobs: Sequence[Callable[[Learner], Tensor]]) -> list[Tensor]:

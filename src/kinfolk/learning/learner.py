@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.learning import metrics
+from kinfolk.learning.dropout import has_dropout
 from kinfolk.learning.losses import Loss
 from kinfolk.learning.network import Prepare, call, plain
 from kinfolk.learning.norm import RowBatchNorm, has_batch_norm
@@ -110,6 +111,7 @@ class Learner:
     score_split: str = "test"
     score_batch: int = 256
     half: bool = False  # products in bfloat16; parameters, gradients, norms and losses stay float32
+    draws: bool = False  # the network itself calls dropout in training; of its layers it is known
     prepare: Prepare = plain  # whoever runs many clients may have layers that are faster
 
     # One copy of the network in each mode, since switching modes walks the whole network.
@@ -126,6 +128,8 @@ class Learner:
         constants = {name: b for name, b in ready.named_buffers() if name not in known}
         object.__setattr__(self, "_constants", constants)
         object.__setattr__(self, "_coarse", frozenset(_products(ready)) if self.half else frozenset())
+        if self.draws or has_dropout(self.module):
+            object.__setattr__(self, "plan", replace(self.plan, draws=True))
         if has_batch_norm(self.module):
             object.__setattr__(self, "plan", replace(self.plan, drop_single=True))
 
@@ -145,38 +149,30 @@ class Learner:
         return tuple(name for name, p in self.module.named_parameters() if p.requires_grad)
 
     @property
-    def draws(self) -> str:
-        """The name of a layer that draws random numbers in training, or nothing."""
-        for name, m in self.module.named_modules():
-            if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
-                return name or type(m).__name__
-        return ""
-
-    @property
     def training_module(self) -> nn.Module:
         """The network in training mode, as `objective` runs it."""
         return self._training
 
-    def apply(self, model: Tree, rows: Tensor | Batch) -> Tensor:
+    def apply(self, model: Tree, rows: Tensor | Batch, training: bool = False) -> Tensor:
         """The network's output in scoring mode (BatchNorm by its running statistics, if it has any).
 
         Of rows that are all real, or of a batch, in which some may be padding.
         """
-        return self._call(self._scoring, model, rows)
+        return self._call(self._training if training else self._scoring, model, rows)
 
     def objective(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
         """The mean loss of a batch in training mode; BatchNorm's buffers in `model` are updated."""
-        out = self._call(self._training, model, batch)
+        out = self.apply(model, batch, training=True)
         return batch.mean(self.loss.row_loss(out, batch.y))
 
     def _call(self, network: nn.Module, model: Tree, rows: Tensor | Batch) -> Tensor:
-        x, weight = (rows, None) if isinstance(rows, Tensor) else (rows.x, rows.weight)
+        x, weight, key = (rows, None, None) if isinstance(rows, Tensor) else (rows.x, rows.weight, rows.key)
         # Buffers outside of the state (a mask, say) do not travel, but must be where the rows are.
         here = {name: b.to(x.device) for name, b in self._constants.items()}
         if self._coarse:
             model = {n: t.bfloat16() if n in self._coarse else t for n, t in model.items()}
             x = x.bfloat16()
-        out = call(network, {**here, **model}, x, weight)
+        out = call(network, {**here, **model}, x, weight, key)
         return out.float() if self._coarse else out
 
     def params(self, model: Tree) -> Tree:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kinfolk.learning.dropout import dropping
 from kinfolk.learning.norm import row_weights, without_padding
 from kinfolk.types import Tree
 
@@ -35,11 +39,22 @@ class ReluPool2(nn.Module):
         return F.relu(F.max_pool2d(x, 2))
 
 
-def call(network: nn.Module, tree: Tree, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """The network's output with the numbers of a tree; `weight` [rows] is 0 for rows that are padding."""
-    with row_weights(weight):
+def call(
+    network: nn.Module, tree: Tree, x: Tensor, weight: Tensor | None = None, key: Tensor | None = None
+) -> Tensor:
+    """The network's output with the numbers of a tree; `weight` [rows] is 0 for rows that are padding.
+
+    With a `key` dropout follows from it. Within vmap attention is made of plain products: fused kernels
+    know no clients, and what vmap makes of them fails or goes over clients one by one.
+    """
+    with row_weights(weight), dropping(key), _plain_attention():
         out: Tensor = functional_call(network, tree, (x,))
     return out
+
+
+def _plain_attention() -> AbstractContextManager[None]:
+    within_vmap = torch._C._functorch.maybe_current_level() is not None
+    return sdpa_kernel(SDPBackend.MATH) if within_vmap else nullcontext()
 
 
 def exchange_layers(module: nn.Module, equal: Callable[[nn.Module], nn.Module]) -> nn.Module:

@@ -89,7 +89,7 @@ class Traces:
         way = (key, how, *(t.stride() for t in carry[descent.part].values()))
         if way not in self._known:
             made = self._trace(key, descent, carry, buffers, rows, whole)
-            self._known[way] = _fitted(made, descent, carry, inputs, how)
+            self._known[way] = _fitted(made, descent, carry, inputs, len(rows), how)
         traced = self._known[way]
         if traced is None:
             return gradients(descent, carry, buffers, rows, whole)
@@ -122,8 +122,7 @@ def _trace(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: b
                 held[key] = t
             else:
                 held.setdefault(key, {})[name] = t
-        x, y, row, weight = given[-4:]
-        return list(gradients(descent, held, mine, (x, y, row, weight), whole)[1].values())
+        return list(gradients(descent, held, mine, given[-len(rows) :], whole)[1].values())
 
     # On copies: buffers are written to on the way, and that must not count twice. What is trained is in order
     # after its first step, however it came.
@@ -143,7 +142,12 @@ def _trace(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: b
 
 
 def _fitted(
-    made: GraphModule | None, descent: TrainStep, carry: Carry, inputs: Sequence[Tensor], over: bool | None
+    made: GraphModule | None,
+    descent: TrainStep,
+    carry: Carry,
+    inputs: Sequence[Tensor],
+    rows: int,
+    over: bool | None,
 ) -> Traced | None:
     """The traced operations with or without moves; None if they do not run on inputs of this layout."""
     if made is None:
@@ -151,7 +155,7 @@ def _fitted(
     fitted, names, moved = copied(made), descent.names, list[int]()
     if over is not None:
         shape = [(key, name) for key, name, _ in leaves(carry)]
-        before = len(inputs) - len(shape) - 4
+        before = len(inputs) - len(shape) - rows  # buffers come first, what a batch has last
         places = [before + shape.index((descent.part, name)) for name in names]
         moved = move_by_products(fitted.graph, places, over)
         fitted.recompile()

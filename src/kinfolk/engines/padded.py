@@ -12,15 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kinfolk import types
 from kinfolk.engines.one import changes, step_keys
 from kinfolk.federation.federation import Federation, Split
 from kinfolk.learning.plan import batches, few
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Augment, Fit, Plan, Scan
-from kinfolk.types import Client
+from kinfolk.types import Client, plain_rows
 
-# (x, y, row, weight) of one step, each [clients, batch, ...], and if it draws a key [clients].
-Rows = tuple[Tensor, ...]
+# (x, y, row, weight) of one step, every leaf [clients, batch, ...]; if it draws, then a key [clients].
+Rows = tuple[types.Rows, types.Rows, Tensor, Tensor, *tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,16 @@ class Padded:
     def batch(self, step: int) -> Rows:
         """(x, y, row, weight) of one step, every leaf [clients, batch, ...], and the key if it draws."""
         way, key = ([t[step] for t in some] for some in (self.way, self.key))
-        return *seen(self.data, self.augment, self.pool[step], *way), self.row[step], self.weight[step], *key
+        x, y = seen(self.data, self.augment, self.pool[step], *way)
+        return x, y, self.row[step], self.weight[step], *key
 
 
 def seen(
     data: Federation, augment: Augment | None, pool: Tensor, way: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[types.Rows, types.Rows]:
     """Rows of the pool (x, y) as a batch has them, changed if they are to be."""
     x, y = data.take(pool)
-    return (x if augment is None or way is None else augment(x, way)), y
+    return (x if augment is None or way is None else augment(plain_rows(x), way)), y
 
 
 class _Count:

@@ -23,6 +23,8 @@ class ModelSpec:
     name: str = "mlp"
     # Every other key of the table: what this model takes.
     options: dict[str, Any] = field(default_factory=dict)
+    # Which field, by name or place, of an object that the network gives in place of a tensor: "logits".
+    output: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from kinfolk.learning.dropout import dropping
 from kinfolk.learning.learner import Learner
-from kinfolk.learning.network import ReluPool2, call
+from kinfolk.learning.network import ReluPool2, call, run
 from kinfolk.learning.norm import row_weights
-from kinfolk.types import Tree
+from kinfolk.types import Rows, Tree, map_rows, row_count, row_leaves
 
 # Operations of a layer in one step. On an H200 a ResNet18 with batches of 50 (8e9 a layer) trains faster
 # client by client in lanes than many a call; MobileNetV2 (5e8) the other way round.
@@ -25,7 +25,7 @@ LARGE_LAYER = 2e9
 _RANDOM = "randomness"
 
 
-def obstacle(learner: Learner, x: Tensor, y: Tensor) -> str:
+def obstacle(learner: Learner, x: Rows, y: Rows) -> str:
     """Why vmap cannot batch this network over clients, naming the layer; empty if it can.
 
     `x` and `y` are two rows.
@@ -51,19 +51,20 @@ def obstacle(learner: Learner, x: Tensor, y: Tensor) -> str:
     return f"layer {other}" if other else ""
 
 
-def _slopes(learner: Learner, network: nn.Module, x: Tensor, y: Tensor, alone: bool = False) -> list[Tree]:
+def _slopes(learner: Learner, network: nn.Module, x: Rows, y: Rows, alone: bool = False) -> list[Tree]:
     """The gradients of two clients that share a call, each leaf [2, ...]; `alone`: and of each by itself."""
     other = copy.deepcopy(network)
     with torch.no_grad():  # of two clients that were alike one might be taken for the other
         for p in other.parameters():
             p.mul_(1.25)
     params, buffers = stack_module_state([network, other])
-    states, keys = {**params, **buffers}, torch.tensor([1, 2], device=x.device)
+    states, keys = {**params, **buffers}, torch.tensor([1, 2], device=row_leaves(x)[0].device)
     names = [name for name, p in network.named_parameters() if p.requires_grad]
     each = [{n: t[i].detach().clone() for n, t in states.items()} for i in range(2)] if alone else []
 
     def loss(state: Tree, key: Tensor) -> Tensor:
-        return learner.loss.row_loss(call(network, state, x, None, key), y).mean()
+        out = call(network, state, x, None, key, learner.output)
+        return learner.loss.row_loss(out, y).mean()
 
     def slopes(total: Tensor, state: Tree) -> Tree:
         found = torch.autograd.grad(total, [state[n] for n in names], materialize_grads=True)
@@ -77,12 +78,12 @@ def _slopes(learner: Learner, network: nn.Module, x: Tensor, y: Tensor, alone: b
     return made
 
 
-def _otherwise(learner: Learner, network: nn.Module, x: Tensor, y: Tensor) -> str:
+def _otherwise(learner: Learner, network: nn.Module, x: Rows, y: Rows) -> str:
     """The first layer whose gradient is another when clients share a call, or nothing.
 
     In doubles, since many layers make rounding large; a network that takes none is not asked.
     """
-    x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
+    x, y = (map_rows(lambda t: t.double() if t.is_floating_point() else t, rows) for rows in (x, y))
     try:
         together, *alone = _slopes(learner, copy.deepcopy(network).double(), x, y, alone=True)
     except Exception:  # as above
@@ -105,16 +106,18 @@ def _called(name: str, kind: str) -> str:
     return f"{name or 'the network'} ({kind})"
 
 
-def _mixing(learner: Learner, x: Tensor) -> str:
+def _mixing(learner: Learner, x: Rows) -> str:
     """The first layer in which a row of padding changes the real rows or a buffer, or nothing.
 
     Padding carries weight 0, which our own BatchNorm obeys; any other layer that looks across rows
     would let it in.
     """
-    if torch.equal(x[0], x[1]):  # rows that are alike tell nothing
+    if all(torch.equal(t[0], t[1]) for t in row_leaves(x)):  # rows that are alike tell nothing
         return ""
     alone = _outputs(learner, x, None)
-    joined = _outputs(learner, torch.cat([x, x[:1]]), x.new_tensor([1.0] * len(x) + [0.0]))
+    real = torch.ones(row_count(x) + 1, device=row_leaves(x)[0].device)
+    real[-1] = 0
+    joined = _outputs(learner, map_rows(lambda t: torch.cat([t, t[:1]]), x), real)
     for (name, a), (_, b) in zip(alone, joined, strict=False):
         if a.shape[1:] == b.shape[1:] and a.numel() and a.is_floating_point():
             apart = (a - b[: len(a)]).abs().max()
@@ -123,7 +126,7 @@ def _mixing(learner: Learner, x: Tensor) -> str:
     return ""
 
 
-def _outputs(learner: Learner, x: Tensor, weight: Tensor | None) -> list[tuple[str, Tensor]]:
+def _outputs(learner: Learner, x: Rows, weight: Tensor | None) -> list[tuple[str, Tensor]]:
     """What layers put out in training mode, in the order they are left, and then the buffers they hold."""
     network = copy.deepcopy(learner.training_module)
     made: list[tuple[str, Tensor]] = []
@@ -134,8 +137,9 @@ def _outputs(learner: Learner, x: Tensor, weight: Tensor | None) -> list[tuple[s
     kinds = _kinds(learner)
     for name, layer in network.named_modules():
         layer.register_forward_hook(note(_called(name, kinds.get(name, type(layer).__name__))))
-    with torch.no_grad(), row_weights(weight), dropping(torch.tensor(1, device=x.device)):
-        network(x)
+    key = torch.tensor(1, device=row_leaves(x)[0].device)
+    with torch.no_grad(), row_weights(weight), dropping(key):
+        run(network, x, learner.output)
     for path, buffer in network.named_buffers():
         owner = path.rpartition(".")[0]
         made.append((_called(owner, kinds.get(owner, "")), buffer.clone()[None]))
@@ -156,7 +160,7 @@ class Cost:
         return 3 * self.flops * rows >= LARGE_LAYER * self.layers
 
 
-def cost(of: Learner | nn.Module, x: Tensor) -> Cost:
+def cost(of: Learner | nn.Module, x: Rows) -> Cost:
     """Count one forward pass of one row.
 
     >>> cost(nn.Linear(4, 3), torch.zeros(1, 4))
@@ -176,7 +180,7 @@ def cost(of: Learner | nn.Module, x: Tensor) -> Cost:
             layer.register_forward_hook(note)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), _countable(), counter:
-        network(x[:1])
+        run(network, map_rows(lambda t: t[:1], x), of.output if isinstance(of, Learner) else "")
     numbers = sum(t.numel() for t in network.state_dict().values())
     return Cost(int(counter.get_total_flops()), sum(made), numbers, max(len(products), 1))
 

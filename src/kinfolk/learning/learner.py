@@ -28,7 +28,7 @@ from kinfolk.task import (
     Task,
     TrainStep,
 )
-from kinfolk.types import Message, Tree, tree_of
+from kinfolk.types import Message, Rows, Tree, map_rows, row_leaves, tree_of
 
 Start = Callable[[Message, Message, ClientInfo], Carry]
 Finish = Callable[[Carry], tuple[Message, Message | None]]
@@ -110,6 +110,7 @@ class Learner:
     tune_epochs: int = 0  # epochs of fine-tuning; 0: what the method asks for
     score_split: str = "test"
     score_batch: int = 256
+    output: str = ""  # what is meant of an object that the network gives in place of a tensor
     half: bool = False  # products in bfloat16; parameters, gradients, norms and losses stay float32
     draws: bool = False  # the network itself calls dropout in training; of its layers it is known
     prepare: Prepare = plain  # whoever runs many clients may have layers that are faster
@@ -153,7 +154,7 @@ class Learner:
         """The network in training mode, as `objective` runs it."""
         return self._training
 
-    def apply(self, model: Tree, rows: Tensor | Batch, training: bool = False) -> Tensor:
+    def apply(self, model: Tree, rows: Rows | Batch, training: bool = False) -> Tensor:
         """The network's output in scoring mode (BatchNorm by its running statistics, if it has any).
 
         Of rows that are all real, or of a batch, in which some may be padding.
@@ -165,14 +166,18 @@ class Learner:
         out = self.apply(model, batch, training=True)
         return batch.mean(self.loss.row_loss(out, batch.y))
 
-    def _call(self, network: nn.Module, model: Tree, rows: Tensor | Batch) -> Tensor:
-        x, weight, key = (rows, None, None) if isinstance(rows, Tensor) else (rows.x, rows.weight, rows.key)
+    def _call(self, network: nn.Module, model: Tree, rows: Rows | Batch) -> Tensor:
+        if isinstance(rows, Tensor | dict):
+            x, weight, key = rows, None, None
+        else:
+            x, weight, key = rows.x, rows.weight, rows.key
         # Buffers outside of the state (a mask, say) do not travel, but must be where the rows are.
-        here = {name: b.to(x.device) for name, b in self._constants.items()}
+        device = row_leaves(x)[0].device
+        here = {name: b.to(device) for name, b in self._constants.items()}
         if self._coarse:
             model = {n: t.bfloat16() if n in self._coarse else t for n, t in model.items()}
-            x = x.bfloat16()
-        out = call(network, {**here, **model}, x, weight, key)
+            x = map_rows(lambda t: t.bfloat16() if t.is_floating_point() else t, x)
+        out = call(network, {**here, **model}, x, weight, key, self.output)
         return out.float() if self._coarse else out
 
     def params(self, model: Tree) -> Tree:

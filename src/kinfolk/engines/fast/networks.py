@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kinfolk.engines.fast.attention import fast_attention
 from kinfolk.engines.fast.conv import ClientConv2d, fast_conv
@@ -17,6 +17,7 @@ from kinfolk.learning.dropout import watching
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.network import exchange_layers
 from kinfolk.learning.norm import without_padding
+from kinfolk.types import Rows
 
 _EQUALS = (fast_layer, fast_conv, fast_recurrent, fast_attention, fast_embedding)
 
@@ -39,7 +40,7 @@ def prepare(network: nn.Module, usual_layout: bool = False) -> nn.Module:
     return network
 
 
-def accelerated(learner: Learner, rows: Tensor) -> Learner:
+def accelerated(learner: Learner, rows: Rows) -> Learner:
     """The learner with a prepared network, tried on a few rows.
 
     Whether it calls dropout by itself is noticed on the way. A `view` of what a convolution gives takes the

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from networks import ALONE, NETWORKS, Kind
+from network_kinds import ALONE, NETWORKS, Kind
 from toys import empty, together
 
 from kinfolk.contract.compare import ENGINE_TOLERANCE, message_difference

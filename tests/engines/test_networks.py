@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from network_kinds import ALONE, NETWORKS, Kind
+from torch import Tensor, nn
 from toys import empty, together
 
 from kinfolk.contract.compare import ENGINE_TOLERANCE, message_difference
@@ -76,7 +77,9 @@ def test_many_clients_in_one_call_get_what_each_gets_alone(name, device, monkeyp
         warnings.simplefilter("error")  # a rule of vmap that goes over clients one by one warns
         assert obstacle(learner, data.x[:2], data.y[:2]) == ""
         loop = found(Loop(data, tasks(learner), empty(), device), learner, data, device)
-        many = found(Batched(data, tasks(learner), empty(), 3, device), learner, data, device)
+        engine = Batched(data, tasks(learner), empty(), 3, device)
+        many = found(engine, learner, data, device)
+    assert engine.take_warnings() == []
     assert differences(many, loop) == [""] * 3
     if device == "cuda":
         here = found(Loop(data, tasks(learner), empty()), learner, data)
@@ -84,6 +87,30 @@ def test_many_clients_in_one_call_get_what_each_gets_alone(name, device, monkeyp
     start = learner.first
     moved = [n for n in learner.names if (loop[0].tree("model")[n] - start[n].to(device)).abs().max() > 0]
     assert len(moved) >= len(learner.names) - 1, "it was trained"
+
+
+class FromTheHost(nn.Module):
+    """Makes a tensor on the host in every call, which a recording cannot wait for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.linspace(0.5, 1.5, x.shape[1]).to(x.device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_cannot_be_recorded_shares_calls_all_the_same(device):
+    kind = Kind(lambda: nn.Sequential(nn.Linear(8, 6), FromTheHost(), nn.Linear(6, 4)), (8,))
+    data = kind.federation(SIZES)
+    learner = learner_of(kind, data)
+    with arithmetic(torch.device(device), "float32"):
+        loop = found(Loop(data, tasks(learner), empty(), device), learner, data, device)
+        engine = Batched(data, tasks(learner), empty(), 3, device)
+        assert differences(found(engine, learner, data, device), loop) == [""] * 3
+    told = engine.take_warnings()
+    if device == "cuda":
+        assert "'train' cannot be recorded (layer FromTheHost: " in told[0], told
+        assert engine._way("train") is not None, "many clients share a call"
+    else:
+        assert told == []
 
 
 @pytest.mark.parametrize("name", ["lstm both ways", "dropout transformer", "tied lstm"])

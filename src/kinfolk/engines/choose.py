@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.coordinator import Engine
@@ -126,7 +127,7 @@ def _alone(cost: Cost, batch: int, clients: int, device: torch.device, obstacle:
 
 def _faster_alone(cost: Cost, step: float, device: torch.device) -> str:
     """Why clients are trained one after another though they could share calls; nothing if they should."""
-    # An LSTM of 64 units on a CPU, CPU time of a plain loop: alone 0.92, four clients a call 0.72; of 24 units
+    # An LSTM of 64 units, times the speed of a plain loop: alone 0.92, four clients a call 0.72; of 24 units
     # 0.88 and 1.19.
     slower = cost.lstm and device.type == "cpu" and step >= SMALL_STEP
     return "an LSTM of this size is fastest alone on a CPU" if slower else ""
@@ -189,7 +190,9 @@ def arithmetic(device: torch.device, precision: str) -> Iterator[None]:
         else:
             cudnn.allow_tf32 = matmul.allow_tf32 = precision == "tf32"
             cudnn.deterministic, cudnn.benchmark = True, False
-        yield
+        # Fused kernels of attention add up in any order, so that equal runs would differ.
+        with sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext():
+            yield
     finally:
         torch.set_num_threads(threads)
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark = before

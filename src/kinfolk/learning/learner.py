@@ -119,6 +119,7 @@ class Learner:
     _training: nn.Module = field(init=False, repr=False)
     _scoring: nn.Module = field(init=False, repr=False)
     _constants: Tree = field(init=False, repr=False)
+    _placed: dict[torch.device, Tree] = field(init=False, repr=False, compare=False, default_factory=dict)
     _coarse: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -173,7 +174,10 @@ class Learner:
             x, weight, key = rows.x, rows.weight, rows.key
         # Buffers outside of the state (a mask, say) do not travel, but must be where the rows are.
         device = row_leaves(x)[0].device
-        here = {name: b.to(device) for name, b in self._constants.items()}
+        # Moved once: a step that is recorded cannot wait for the host.
+        here = self._placed.setdefault(device, {})
+        if len(here) < len(self._constants):
+            here.update({name: b.to(device) for name, b in self._constants.items()})
         if self._coarse:
             model = {n: t.bfloat16() if n in self._coarse else t for n, t in model.items()}
             x = map_rows(lambda t: t.bfloat16() if t.is_floating_point() else t, x)

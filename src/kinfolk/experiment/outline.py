@@ -13,6 +13,7 @@ from kinfolk.codec import decode, encode
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import write_bytes, write_json
 from kinfolk.federation.federation import SPLITS, Federation, pack
+from kinfolk.learning.learner import Learner
 from kinfolk.types import Client, Tree
 
 FILE, FIRST = "federation.json", "first.safetensors"
@@ -72,10 +73,10 @@ class Outline:
         )
 
 
-def write_outline(folder: Path, federation: Federation, first: Tree) -> None:
-    """Write both files of a run that begins."""
+def write_outline(folder: Path, federation: Federation, learner: Learner) -> None:
+    """Write both files of a run that begins; what is frozen is written here and nowhere else."""
     write_json(folder / FILE, asdict(Outline.of(federation)))
-    write_bytes(folder / FIRST, encode({"model": first}))
+    write_bytes(folder / FIRST, encode({"model": {**learner.first, **learner.frozen}}))
 
 
 def read_outline(folder: Path) -> Outline:
@@ -99,9 +100,22 @@ def read_outline(folder: Path) -> Outline:
 
 
 def read_first(folder: Path) -> Tree:
-    """The common initial model of a run."""
+    """The common initial model of a run, frozen part and all."""
     try:
         model: Tree = decode((folder / FIRST).read_bytes())[0]["model"]
     except (OSError, KeyError) as error:
         raise KinfolkError("run", str(folder / FIRST), f"cannot be read ({error}); run it again") from error
     return model
+
+
+def check_frozen(folder: Path, learner: Learner) -> None:
+    """Refuse to go on with a run whose frozen part is another by now; its file may have changed."""
+    if not learner.frozen:
+        return
+    kept = read_first(folder)
+    for name, tensor in learner.frozen.items():
+        if name not in kept or not torch.equal(kept[name], tensor.cpu()):
+            remedy = (
+                f"{name}, which is frozen, is not what the run began with; give the same network and weights"
+            )
+            raise KinfolkError("run", str(folder), remedy)

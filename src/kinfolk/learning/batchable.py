@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import functional_call, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.network import ReluPool2
 from kinfolk.learning.norm import row_weights
+from kinfolk.types import Tree
 
 # Operations of a layer in one step. On an H200 a ResNet18 with batches of 50 (8e9 a layer) trains faster
 # client by client in lanes than many a call; MobileNetV2 (5e8) the other way round.
@@ -39,16 +40,17 @@ def obstacle(learner: Learner, x: Tensor, y: Tensor) -> str:
         called = _called(name, layer)
         layer.register_forward_pre_hook(lambda _, __, called=called: inside.append(called))
         layer.register_forward_hook(lambda _, __, ___: inside.pop() and None)
-    params, buffers = stack_module_state([network, copy.deepcopy(network)])
-    trained = [p for p in params.values() if p.requires_grad]
+    # Two clients. What is frozen is the network's own, one for both.
+    model = {name: torch.stack([t, t]) for name, t in learner.first.items()}
+    trained = [model[name].requires_grad_() for name in learner.names]
 
-    def loss(params: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
-        out = functional_call(network, {**params, **buffers}, (x,))
+    def loss(model: Tree) -> Tensor:
+        out = functional_call(network, model, (x,))
         return learner.loss.row_loss(out, y).mean()
 
     try:
         with torch.enable_grad():
-            losses = vmap(loss)(params, buffers)
+            losses = vmap(loss)(model)
             torch.autograd.grad(losses.sum(), trained, materialize_grads=True)
     except Exception as error:  # whatever a user's layer raises under vmap, the answer is the same
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
@@ -104,7 +106,7 @@ class Cost:
 
     flops: int  # multiply and add count as two
     floats: int  # numbers that the layers put out
-    parameters: int  # numbers in the tree, buffers included
+    parameters: int  # numbers in the tree, buffers included; of a learner without what is frozen
     layers: int = 1  # calls of layers that have a matrix of weights
 
     def large(self, rows: int) -> bool:
@@ -134,5 +136,6 @@ def cost(of: Learner | nn.Module, x: Tensor) -> Cost:
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         network(x[:1])
-    numbers = sum(t.numel() for t in network.state_dict().values())
+    own = of.first if isinstance(of, Learner) else network.state_dict()
+    numbers = sum(t.numel() for t in own.values())
     return Cost(int(counter.get_total_flops()), sum(made), numbers, max(len(products), 1))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.learning import metrics
+from kinfolk.learning.freezing import frozen_names, frozen_parts
 from kinfolk.learning.losses import Loss
 from kinfolk.learning.network import Prepare, call, plain
 from kinfolk.learning.norm import RowBatchNorm, has_batch_norm
@@ -115,29 +116,52 @@ class Learner:
     # One copy of the network in each mode, since switching modes walks the whole network.
     _training: nn.Module = field(init=False, repr=False)
     _scoring: nn.Module = field(init=False, repr=False)
-    _constants: Tree = field(init=False, repr=False)
+    _frozen: frozenset[str] = field(init=False, repr=False)
+    _constants: dict[torch.device, Tree] = field(init=False, repr=False)
     _coarse: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        ready = self.prepare(copy.deepcopy(self.module))
+        object.__setattr__(self, "_frozen", frozen_names(self.module))
+        # What is frozen is never written to: all copies of the network hold the same tensors.
+        shared: dict[int, object] = {id(t): t for t in self._state(frozen=True).values()}
+        ready = self.prepare(copy.deepcopy(self.module, dict(shared)))
+        object.__setattr__(self, "_scoring", copy.deepcopy(ready, dict(shared)).eval())
         object.__setattr__(self, "_training", ready.train())
-        object.__setattr__(self, "_scoring", copy.deepcopy(ready).eval())
+        for part in frozen_parts(ready).values():
+            part.eval()
         known = ready.state_dict()
         constants = {name: b for name, b in ready.named_buffers() if name not in known}
-        object.__setattr__(self, "_constants", constants)
+        constants |= {name: t.detach() for name, t in self._state(frozen=True).items()}
         object.__setattr__(self, "_coarse", frozenset(_products(ready)) if self.half else frozenset())
-        if has_batch_norm(self.module):
+        object.__setattr__(self, "_constants", {torch.device("cpu"): self._coarsened(constants)})
+        if has_batch_norm(ready):
             object.__setattr__(self, "plan", replace(self.plan, drop_single=True))
 
     @property
     def first(self) -> Tree:
-        """The module's own weights and buffers: the common initial model.
+        """The module's own weights and buffers, without what is frozen: the common initial model.
 
         A tensor that the module holds under several names (tied weights) stands under the first of them.
         """
+        return {name: t.detach().clone() for name, t in self._state(frozen=False).items()}
+
+    @property
+    def frozen(self) -> Tree:
+        """What is not trained and every site has from the start: it is in no message and no memory.
+
+        >>> from kinfolk.learning.losses import find_loss
+        >>> network = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 3))
+        >>> learner = Learner(network, find_loss("cross_entropy"), outputs=3)
+        >>> list(learner.frozen), list(learner.first)
+        (['0.weight', '0.bias'], ['1.weight', '1.bias'])
+        """
+        return {name: t.detach() for name, t in self._state(frozen=True).items()}
+
+    def _state(self, frozen: bool) -> dict[str, Tensor]:
         state = self.module.state_dict(keep_vars=True)
         names = {id(t): name for name, t in reversed(state.items())}
-        return {name: t.detach().clone() for name, t in state.items() if names[id(t)] == name}
+        own = {name: t for name, t in state.items() if names[id(t)] == name}
+        return {name: t for name, t in own.items() if (name in self._frozen) == frozen}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -147,8 +171,8 @@ class Learner:
     @property
     def draws(self) -> str:
         """The name of a layer that draws random numbers in training, or nothing."""
-        for name, m in self.module.named_modules():
-            if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
+        for name, m in self._training.named_modules():
+            if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 and m.training:
                 return name or type(m).__name__
         return ""
 
@@ -171,13 +195,20 @@ class Learner:
 
     def _call(self, network: nn.Module, model: Tree, rows: Tensor | Batch) -> Tensor:
         x, weight = (rows, None) if isinstance(rows, Tensor) else (rows.x, rows.weight)
-        # Buffers outside of the state (a mask, say) do not travel, but must be where the rows are.
-        here = {name: b.to(x.device) for name, b in self._constants.items()}
         if self._coarse:
-            model = {n: t.bfloat16() if n in self._coarse else t for n, t in model.items()}
-            x = x.bfloat16()
-        out = call(network, {**here, **model}, x, weight)
+            model, x = self._coarsened(model), x.bfloat16()
+        out = call(network, {**self._here(x.device), **model}, x, weight)
         return out.float() if self._coarse else out
+
+    def _here(self, device: torch.device) -> Tree:
+        """What does not travel (what is frozen, and buffers outside of the state, as a mask) on a device."""
+        if device not in self._constants:
+            held = self._constants[torch.device("cpu")]
+            self._constants[device] = {name: t.to(device) for name, t in held.items()}
+        return self._constants[device]
+
+    def _coarsened(self, tree: Tree) -> Tree:
+        return {n: t.bfloat16() if n in self._coarse else t for n, t in tree.items()}
 
     def params(self, model: Tree) -> Tree:
         """The trainable part of a model: what distances and penalties are about."""

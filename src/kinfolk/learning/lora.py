@@ -68,7 +68,8 @@ class LoRAAttention(LoRA, nn.MultiheadAttention):
         mask = self._mask(q, key_padding_mask, attn_mask)
         dropped = self.dropout if self.training else 0.0
         weights = None
-        if need_weights:
+        # Fused kernels know one network, and are not to be had where clients share a call.
+        if need_weights or torch._C._functorch.is_batchedtensor(q):
             scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)
             weights = torch.softmax(scores if mask is None else scores + mask, -1)
             weights = F.dropout(weights, dropped) if dropped else weights
@@ -76,6 +77,7 @@ class LoRAAttention(LoRA, nn.MultiheadAttention):
         else:
             out = F.scaled_dot_product_attention(q, k, v, mask, dropped)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
+        weights = weights if need_weights else None
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
         if single:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from kinfolk.engines.fast.conv import ClientConv2d, fast_conv
 from kinfolk.engines.fast.layers import fast_layer, join_relu_and_pool
+from kinfolk.learning.hugging_face import eager
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.network import exchange_layers
 from kinfolk.learning.norm import without_padding
@@ -26,7 +27,7 @@ def prepare(network: nn.Module, usual_layout: bool = False) -> nn.Module:
     )
     """
     network = exchange_layers(
-        network, lambda layer: fast_conv(fast_layer(join_relu_and_pool(without_padding(layer))))
+        network, lambda layer: fast_conv(fast_layer(join_relu_and_pool(without_padding(eager(layer)))))
     )
     for layer in network.modules():
         if isinstance(layer, ClientConv2d):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from kinfolk.streams import RoundContext
-from kinfolk.types import Client, Message, Tree
+from kinfolk.types import Client, Message, Rows, Tree
 
 # What a task carries from batch to batch: a message of its own.
 Carry = Message
@@ -25,8 +25,8 @@ Carry = Message
 class Batch(NamedTuple):
     """A few rows of one client. `weight` is None when every row is real, else 0 for padding."""
 
-    x: Tensor
-    y: Tensor
+    x: Rows
+    y: Rows
     row: Tensor  # position of each row among the client's rows of this split
     weight: Tensor | None
 

@@ -17,9 +17,72 @@ Client = NewType("Client", str)
 # One model: parameters and buffers under the names `state_dict` gives them.
 Tree = dict[str, Tensor]
 
+# Rows of a federation: one tensor, or several by name, every one [rows, ...]. Names are those of the
+# network's inputs, or "0", "1", ... where inputs have places. A padded sequence has its lengths beside it.
+Rows = Tensor | dict[str, Tensor]
+LENGTHS = ".lengths"
+
 # What travels: named tensors and trees, two levels and no more, so that every message maps onto
 # a flat safetensors file and onto the records of any transport. A leaf is a Tensor or a Tree.
 Message = dict[str, Any]
+
+
+def map_rows(f: Callable[[Tensor], Tensor], rows: Rows) -> Rows:
+    """Apply `f` to every tensor of some rows.
+
+    >>> map_rows(lambda t: t[:1], {"age": torch.tensor([3, 4]), "size": torch.tensor([5, 6])})
+    {'age': tensor([3]), 'size': tensor([5])}
+    """
+    return {name: f(leaf) for name, leaf in rows.items()} if isinstance(rows, dict) else f(rows)
+
+
+def row_leaves(rows: Rows) -> list[Tensor]:
+    """Every tensor of some rows, in stored order.
+
+    >>> row_leaves({"age": torch.tensor([3]), "size": torch.tensor([5])})
+    [tensor([3]), tensor([5])]
+    """
+    return list(rows.values()) if isinstance(rows, dict) else [rows]
+
+
+def row_count(rows: Rows) -> int:
+    """How many rows there are: `len` would count the names.
+
+    >>> row_count({"age": torch.tensor([3, 4, 5])}), row_count(torch.zeros(2, 9))
+    (3, 2)
+    """
+    return len(row_leaves(rows)[0])
+
+
+def named_leaves(field: str, rows: Rows) -> dict[str, Tensor]:
+    """Every tensor of some rows under a flat name.
+
+    >>> sorted(named_leaves("x", {"age": torch.zeros(1)})), sorted(named_leaves("x", torch.zeros(1)))
+    (['x.age'], ['x'])
+    """
+    return {f"{field}.{name}": t for name, t in rows.items()} if isinstance(rows, dict) else {field: rows}
+
+
+def cat_rows(parts: Sequence[Rows]) -> Rows:
+    """Rows one after another, all of the same names.
+
+    >>> cat_rows([{"age": torch.tensor([3])}, {"age": torch.tensor([4])}])
+    {'age': tensor([3, 4])}
+    """
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat([plain_rows(part) for part in parts])
+    return {name: torch.cat([part[name] for part in parts if isinstance(part, dict)]) for name in first}
+
+
+def plain_rows(rows: Rows) -> Tensor:
+    """The one tensor that rows are, for whoever works with their numbers.
+
+    >>> plain_rows(torch.zeros(1))
+    tensor([0.])
+    """
+    assert isinstance(rows, Tensor), f"rows are {', '.join(rows)}, not one tensor"
+    return rows
 
 
 def tree_of(message: Message, key: str) -> Tree:

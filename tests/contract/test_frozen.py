@@ -50,8 +50,9 @@ def test_engines_agree_on_a_network_with_a_frozen_part(method, network):
     assert learner.frozen
     # With few rows, rounding in float32 decides now and then which of two pixels is the larger.
     if method != "slfed":  # whose images are float32
-        federation = replace(federation, x=federation.x.double())
-        learner = replace(learner, module=copy.deepcopy(learner.module).double())
+        network = copy.deepcopy(learner.module).double()
+        network.register_forward_pre_hook(lambda _, given: (given[0].double(),))
+        learner = replace(learner, module=network)
     algorithm = with_options(ALGORITHMS[method], learner, OPTIONS.get(method, {}))
     loop, batched, wire = (
         toy.play_rounds(algorithm, federation, e, 2, 0, 0.8) for e in ("loop", "batched", "wire")

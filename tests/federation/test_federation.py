@@ -177,7 +177,7 @@ FAULTS = {
     "split missing": ({"splits": {"train": make().splits["train"]}}, r"data\.splits = \['train'\]"),
     "x type": ({"x": make().x.double()}, r"data\.x = 'torch.float64'"),
     "y type": ({"y": make().y.float()}, r"data\.y"),
-    "y axes": ({"y": make().y[:, None]}, r"data\.y"),
+    "y parts": ({"y": {"a": make().y}}, r"data\.y"),
     "y length": ({"y": make().y[:9]}, r"data\.y = 9: there are 10 rows"),
     "truth": ({"truth": torch.tensor([0])}, r"data\.truth = \(1,\)"),
 }

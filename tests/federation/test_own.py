@@ -137,10 +137,20 @@ def test_floats_mean_regression():
         assert np.allclose(f.y.numpy(), y)
 
 
-def test_numbers_of_many_types_become_float32():
-    for kind in (np.float64, np.float16, np.uint8, np.int32, np.bool_, ">f4"):
+def test_numbers_are_stored_as_they_are_and_trained_on_in_three_types():
+    kinds = {
+        np.float64: (torch.float32, torch.float32),
+        np.float16: (torch.float16, torch.float32),
+        ">f4": (torch.float32, torch.float32),
+        np.uint8: (torch.uint8, torch.int64),
+        np.uint16: (torch.int32, torch.int64),
+        np.int32: (torch.int32, torch.int64),
+        np.bool_: (torch.bool, torch.bool),
+    }
+    for kind, (stored, trained) in kinds.items():
         f = from_arrays([(np.ones((4, 2), kind), np.zeros(4, np.uint8))])
-        assert f.x.dtype == torch.float32
+        assert f.x.dtype == stored
+        assert f.take(torch.arange(4))[0].dtype == trained
         assert f.y.dtype == torch.int64
     frozen = np.ones((4, 2))[::-1]
     frozen.flags.writeable = False
@@ -196,7 +206,12 @@ FAULTS = {
     "not finite": ({"ann": GOOD, "bob": NANS}, {}, r"data\.bob\.x\[1\] = 'row 2': infinite"),
     "missing": ([(np.array([[1.0], [np.nan]]), [0, 1])], {}, r"client-000\.x\[0\]: empty or NaN in row 2"),
     "words": ([(np.array([["a", "b"]]), [0])], {}, r"data\.client-000\.x = '<U1': give numbers"),
-    "ragged rows": ([([[1, 2], [3]], [0, 1])], {}, r"data\.client-000\.x = 'list': give numbers"),
+    "ragged images": (
+        [([np.zeros((1, 2, 2)), np.zeros((1, 3, 2))], [0, 1])],
+        {},
+        r"data\.client-000\.x = .* images of differing size .* --resize",
+    ),
+    "a list of what": ([([[1, 2], "three"], [0, 1])], {}, r"data\.client-000\.x = 'list': give numbers"),
     "complex": ([(np.zeros((2, 2), complex), [0, 1])], {}, r"data\.client-000\.x = 'complex128'"),
     "flat rows": (
         [(np.zeros(4), [0, 1, 0, 1])],
@@ -209,9 +224,10 @@ FAULTS = {
         r"data\.client-000\.y = \[4, 4\]: give one label per row",
     ),
     "stream": ([Stream()], {}, r"data\.client-000 = 'Stream': give a map-style"),
-    "no pairs": ([Items({"x": 1})], {}, r"data\.client-000 = 'dict': each item"),
+    "no pairs": ([Items(7)], {}, r"data\.client-000 = 'int': each item"),
+    "no label": ([Items({"x": 1})], {}, r"data\.client-000 = \['x'\]: name the target of an item y, label"),
     "items differ": (
-        [Items(([1.0], 0), ([1.0, 2.0], 1))],
+        [Items((np.zeros(2), 0), (np.zeros(2, int), 1))],
         {},
         r"data\.client-000\.x = .*same type and shape",
     ),

@@ -30,7 +30,7 @@ from kinfolk.learning.learner import Learner, ScoreTask
 from kinfolk.script import Script, fold
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Batch, Carry, ClientInfo, Fit, Plan, Scan, Table, Task
-from kinfolk.types import Client, Message, PerClient, Tree, tree_of
+from kinfolk.types import Client, Message, PerClient, Rows, Tree, tree_of
 
 LEAST_SHARE = 1e-30  # a share of 0 would have no logarithm
 
@@ -50,8 +50,8 @@ class Weighed(NamedTuple):
     tensor(1.5000)
     """
 
-    x: Tensor
-    y: Tensor
+    x: Rows
+    y: Rows
     row: Tensor
     weight: Tensor | None
     q: Tensor

@@ -16,7 +16,7 @@ from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, ask
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Batch, Carry, ClientInfo, Plan, Scan, Table, Task
-from kinfolk.types import Client, Message, PerClient, Tree
+from kinfolk.types import Client, Message, PerClient, Tree, plain_rows
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class MajorityLabel:
 
     def count(self, carry: Carry, batch: Batch) -> Carry:
         """Add the labels of a batch."""
-        label = torch.arange(self.learner.outputs, device=batch.y.device)
-        return {"counts": carry["counts"] + batch.sum((batch.y[:, None] == label).long())}
+        label = torch.arange(self.learner.outputs, device=plain_rows(batch.y).device)
+        return {"counts": carry["counts"] + batch.sum((plain_rows(batch.y)[:, None] == label).long())}
 
     def eval_inputs(self, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:
         """Clients need nothing."""

@@ -13,12 +13,13 @@ from kinfolk.learning.optim import clip
 from kinfolk.learning.plan import Rows, batches, step_count
 from kinfolk.streams import RoundContext
 from kinfolk.task import Batch, Carry, ClientInfo, Fit, Plan, Scan, Task, TrainStep
-from kinfolk.types import Client, Message, Tree
+from kinfolk.types import Client, Message, Tree, map_rows, plain_rows
 
 
 def on_device(federation: Federation, device: torch.device) -> Federation:
     """The rows on a device; who owns which row stays on the host, where plans are drawn."""
-    return replace(federation, x=federation.x.to(device), y=federation.y.to(device))
+    x, y = (map_rows(lambda t: t.to(device), rows) for rows in (federation.x, federation.y))
+    return replace(federation, x=x, y=y)
 
 
 def train_rows(federation: Federation, who: Client) -> int:
@@ -39,7 +40,7 @@ def perform(
 ) -> tuple[Message, Message | None]:
     """Run a task on one client's rows: (reply, memory or None if it stays as it was)."""
     held = federation.among([who])
-    device = federation.x.device
+    device = federation.device
     federation = held if held is federation else on_device(held, device)
     # Dropout and its like draw from torch's global generator: lend them one that belongs to this client.
     with context.seed.borrowed("inside", task.stream, context.round, who, device=device):
@@ -55,7 +56,7 @@ def _begun(
     task: Task, message: Message, memory: Message, federation: Federation, who: Client, context: RoundContext
 ) -> Carry:
     counts = train_rows(federation, who), first_steps(task, federation, who)
-    rows, steps = (torch.tensor(count, device=federation.x.device) for count in counts)
+    rows, steps = (torch.tensor(count, device=federation.device) for count in counts)
     with torch.no_grad():
         return task.start(message, memory, ClientInfo(rows, steps, context.round))
 
@@ -70,10 +71,11 @@ def client_batches(
     done = 0
     for drawn in visits:
         row = torch.from_numpy(drawn)
-        pool = mine[row].to(federation.x.device)
+        pool = mine[row].to(federation.device)
         x, y = federation.take(pool)
         if one.plan.augment and changed is not None:
-            x = one.plan.augment(x, torch.from_numpy(changed[done : done + len(row)]).to(x.device))
+            way = torch.from_numpy(changed[done : done + len(row)]).to(pool.device)
+            x = one.plan.augment(plain_rows(x), way)
             done += len(row)
         yield Batch(x, y, row.to(pool.device), None)
 

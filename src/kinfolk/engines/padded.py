@@ -12,15 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kinfolk import types
 from kinfolk.engines.one import changes
 from kinfolk.federation.federation import Federation, Split
 from kinfolk.learning.plan import batches, few
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Augment, Fit, Plan, Scan
-from kinfolk.types import Client
+from kinfolk.types import Client, plain_rows
 
-# (x, y, row, weight) of one step, each [clients, batch, ...].
-Rows = tuple[Tensor, Tensor, Tensor, Tensor]
+# (x, y, row, weight) of one step, every leaf [clients, batch, ...].
+Rows = tuple[types.Rows, types.Rows, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Padded:
 
 def seen(
     data: Federation, augment: Augment | None, pool: Tensor, way: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[types.Rows, types.Rows]:
     """Rows of the pool (x, y) as a batch has them, changed if they are to be."""
     x, y = data.take(pool)
-    return (x if augment is None or way is None else augment(x, way)), y
+    return (x if augment is None or way is None else augment(plain_rows(x), way)), y
 
 
 class _Count:

@@ -34,7 +34,7 @@ def coordinated(parts: Parts, table: Table) -> Iterator[Coordinator]:
     spec = parts.spec.engine
     one_process(spec.name)
     x, y = first_rows(parts.federation, 2)
-    size, blocked = cost(parts.learner, x[:1]), obstacle(parts.learner, x, y)
+    size, blocked = cost(parts.learner, x), obstacle(parts.learner, x, y)
     choice = choose(spec, size, parts.spec.local.batch, len(parts.federation.clients), blocked)
     with arithmetic(choice.device, spec.precision):
         engine = make(choice.engine, parts.federation, table, Memories(lambda who: {}))

@@ -19,7 +19,7 @@ from kinfolk.federation.federation import Federation
 from kinfolk.learning.noise import bits, normal
 from kinfolk.streams import Seed
 from kinfolk.task import Batch, Carry, ClientInfo, Fit, Peer, PeerTask, Scan, Table, Task, TrainStep
-from kinfolk.types import Client, Message, Tree
+from kinfolk.types import Client, Message, Tree, plain_rows
 
 SCALE = 10.0  # how many times its update a "scaled" attacker sends
 NOISE = 3.0  # standard deviation of "noise", in those of the update
@@ -217,7 +217,8 @@ def _before(carry: Carry, keys: Sequence[str]) -> Carry:
 
 def _flipped(batch: Batch, flag: Tensor, classes: int) -> Batch:
     """The rows as an attacker labels them: class y becomes class C - 1 - y."""
-    return batch._replace(y=torch.where(flag, classes - 1 - batch.y, batch.y))
+    y = plain_rows(batch.y)
+    return batch._replace(y=torch.where(flag & (y >= 0), classes - 1 - y, y))
 
 
 def _fit(fit: Fit, classes: int) -> Fit:

@@ -14,20 +14,22 @@ from kinfolk.algorithms.options import flat_options
 from kinfolk.engines.fast import accelerated
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.attack import Attack, planned
+from kinfolk.experiment.fit_rows import fit_rows
 from kinfolk.experiment.fitting import fitted
 from kinfolk.experiment.sections import Experiment
-from kinfolk.federation.federation import Federation
+from kinfolk.federation.federation import Federation, output_count
 from kinfolk.federation.sources import build
 from kinfolk.learning.augment import find_augment
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import Loss, find_loss
 from kinfolk.learning.metrics import names
 from kinfolk.learning.models import build_model
+from kinfolk.learning.network import run
 from kinfolk.learning.optim import build_optimiser
 from kinfolk.script import Algorithm
 from kinfolk.streams import Seed
 from kinfolk.task import Augment, Plan
-from kinfolk.types import Tree
+from kinfolk.types import Rows, Tree
 
 # A user's network: one that is ready, or something that makes one.
 Network = nn.Module | Callable[[], nn.Module]
@@ -45,6 +47,7 @@ class Parts:
     title: str
     attack: Attack | None = None
     own: Mapping[str, Any] = field(default_factory=dict)  # settings that this method alone has so
+    note: str = ""  # what there is to say of how the network takes the rows
 
 
 def build_parts(
@@ -72,22 +75,25 @@ def build_parts(
     if spec.run.target and spec.run.target_score not in known:
         raise KinfolkError("run.target_score", spec.run.target_score, near(spec.run.target_score, known))
     loss = _loss(spec.local.loss, federation)
-    outputs = federation.classes or (federation.y.shape[1] if federation.y.dim() > 1 else 1)
+    outputs = output_count(federation)
     # Networks draw their first weights from torch's global generator: lend them one.
     with seed.borrowed("init"):
         if network is None:
+            _check_built_in(spec.model.name, federation)
             module = build_model(spec.model.name, federation.shape, outputs, spec.model.options)
         else:
             module = network if isinstance(network, nn.Module) else network()
         # Within the loan too: lazy layers draw their weights when they see the first row.
-        _check_output(module, spec.model.name, federation, outputs)
+        federation, note = fit_rows(module, federation, spec.model.output)
+        _check_output(module, spec, federation, outputs)
         module = fitted(module, spec.model, first_rows(federation, 2)[0], first)
     augment = find_augment(spec.local.augment, spec.local.augment_pad, federation.shape)
     learner = accelerated(_learner(spec, module, loss, outputs, augment), first_rows(federation, 2)[0])
     _check_training(spec, learner)
     algorithm = build_algorithm(spec.algorithm.name, learner, spec.algorithm.options)
+    _check_rows(spec.algorithm.name, algorithm, federation)
     attack = planned(spec.run, federation, seed)
-    return Parts(spec, seed, federation, learner, algorithm, title(spec, own), attack, own or {})
+    return Parts(spec, seed, federation, learner, algorithm, title(spec, own), attack, own or {}, note)
 
 
 def title(spec: Experiment, own: Mapping[str, Any] | None = None) -> str:
@@ -124,6 +130,7 @@ def _learner(
         tune_epochs=local.tune_epochs,
         score_split=spec.run.split,
         half=spec.engine.precision == "bf16",
+        output=spec.model.output,
     )
 
 
@@ -135,23 +142,46 @@ def _loss(name: str, federation: Federation) -> Loss:
     return loss
 
 
-def _check_output(module: nn.Module, name: str, federation: Federation, outputs: int) -> None:
+def _check_built_in(name: str, federation: Federation) -> None:
+    if isinstance(federation.x, dict) and ":" not in name:
+        remedy = f"takes one tensor, and rows are {federation.row_text}; give a network of your own"
+        raise KinfolkError("model.name", name, f"{remedy}: 'module:Class'")
+
+
+def _check_rows(name: str, algorithm: Algorithm[Any], federation: Federation) -> None:
+    """Refuse rows that an algorithm cannot make more of: it says so by an attribute `makes_rows`."""
+    made = getattr(algorithm, "makes_rows", "")
+    plain = isinstance(federation.x, Tensor) and (federation.x.is_floating_point() or federation.scale)
+    if made and not plain:
+        kinds = "several tensors" if isinstance(federation.x, dict) else "whole numbers"
+        remedy = f"makes {made} of real numbers, and the inputs here are {kinds}; use another algorithm"
+        raise KinfolkError("algorithm.name", name, remedy)
+
+
+def _check_output(module: nn.Module, spec: Experiment, federation: Federation, outputs: int) -> None:
     """Try the network on one row: the right width, or an error that says what it gave."""
+    name = spec.model.name
     try:
         with torch.no_grad():
             module.eval()
-            out = module(first_rows(federation, 1)[0])
+            out = run(module, first_rows(federation, 1)[0], spec.model.output)
+    except KinfolkError:
+        raise
     except Exception as error:  # anything a user's forward raises
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise KinfolkError(
-            "model.name", name, f"cannot take rows of shape {federation.shape}: {reason}"
-        ) from error
+        rows = federation.shape if isinstance(federation.x, Tensor) else federation.row_text
+        raise KinfolkError("model.name", name, f"cannot take rows of shape {rows}: {reason}") from error
     finally:
         module.train()
-    if not isinstance(out, Tensor):
-        raise KinfolkError(
-            "model.name", name, f"gives a {type(out).__name__}; its forward must give a tensor"
-        )
+    if isinstance(federation.y, dict):
+        return
+    if federation.classes and federation.y.dim() > 1:  # a class for each position
+        if outputs not in out.shape[1:]:
+            remedy = (
+                f"gives outputs of shape {tuple(out.shape[1:])}, the data need {outputs} classes a position"
+            )
+            raise KinfolkError("model.name", name, f"{remedy}; change the last layer")
+        return
     width = out.shape[-1] if out.dim() > 1 else 1
     if out.shape[0] != 1 or out.dim() > 2 or width != outputs:
         wanted = f"{outputs} classes" if federation.classes else f"{outputs} numbers"
@@ -169,10 +199,10 @@ def _check_training(spec: Experiment, learner: Learner) -> None:
         raise KinfolkError("local.batch", 1, "this network has BatchNorm, which needs batches of 2 or more")
 
 
-def first_rows(federation: Federation, count: int) -> tuple[Tensor, Tensor]:
+def first_rows(federation: Federation, count: int) -> tuple[Rows, Rows]:
     """A few rows to try a network on, as often as needed where there are fewer."""
     held = federation.among(federation.clients[:1])
-    return held.take(torch.arange(count) % len(held.x))
+    return held.take(torch.arange(count) % held.rows)
 
 
 def parameters(learner: Learner) -> int:

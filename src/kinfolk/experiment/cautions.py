@@ -7,6 +7,7 @@ import torch
 from kinfolk.algorithms.slfed.slfed import SLFed
 from kinfolk.experiment.build import Parts
 from kinfolk.federation.federation import Federation
+from kinfolk.types import plain_rows
 
 # Up to this many times the fewest members, many lists are too short: of 8 clients a third can be sent when
 # three are needed, of 12 six in ten, of 16 six in seven, of 20 nearly all (benchmarks/ballots.py --lengths).
@@ -70,7 +71,7 @@ def share_outside(federation: Federation, low: float, high: float) -> float:
         return 0.0
     outside = total = 0
     for part in rows.split(_TOGETHER):
-        x = federation.take(part)[0]
+        x = plain_rows(federation.take(part)[0])
         outside += int(((x < low) | (x > high)).sum())
         total += x.numel()
     return outside / total

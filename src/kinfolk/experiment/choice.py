@@ -33,13 +33,13 @@ def chosen(parts: Parts, link: Link | None) -> Choice:
         engine = replace(engine, name=engine.inner, processes=1)
     x, y = first_rows(federation, 2)
     blocked = obstacle(parts.learner, x, y)
-    size = cost(parts.learner, x[:1])
+    size = cost(parts.learner, x)
     local, rows = parts.spec.local, federation.splits["train"].counts().double().mean()
     steps = local.steps or local.epochs * float(rows) / local.batch
     cohort = max(1, round(parts.spec.run.participation * len(federation.clients)))
     choice = choose(engine, size, local.batch, cohort, blocked, steps)
     secrets = public_secrets(parts, choice.name, link is not None)
-    lines = (choice.warning, scant_batches(parts), secrets, *cautions(parts))
+    lines = (choice.warning, scant_batches(parts), secrets, parts.note, *cautions(parts))
     choice = replace(choice, warning="; ".join(filter(None, lines)))
     return choice.but(device=str(link.device)) if link and choice.device.type == "cuda" else choice
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from kinfolk.algorithms import ALGORITHMS, find_algorithm, options_of
 from kinfolk.algorithms.options import check_options, option_groups
@@ -39,7 +38,7 @@ from kinfolk.federation.federation import Federation, Maker, Split, pack
 from kinfolk.federation.partition.holdout import hold_out
 from kinfolk.federation.sources import build
 from kinfolk.streams import Seed
-from kinfolk.types import Tree
+from kinfolk.types import Rows, Tree
 
 # Fraction of the training rows that is held out where a spec has no validation rows.
 HELD = 0.2
@@ -241,7 +240,7 @@ class Chosen:
     maker: Maker
     numbers: tuple[int, ...]
 
-    def __call__(self, i: int) -> Mapping[str, tuple[Tensor, Tensor]]:
+    def __call__(self, i: int) -> Mapping[str, tuple[Rows, Rows]]:
         """The rows of client number i of the chosen."""
         return self.maker(self.numbers[i])
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from kinfolk.experiment.record import CLIENT_FACTS, write_bytes
-from kinfolk.federation.federation import Federation
+from kinfolk.federation.federation import Federation, labels_of
+from kinfolk.types import named_leaves
 
 # Rows of a client that are looked at; more would not change a mean that people read.
 MOST_ROWS = 200
@@ -41,19 +43,23 @@ def client_facts(federation: Federation) -> pd.DataFrame:
 
 def _of_rows(federation: Federation, rows: torch.Tensor) -> dict[str, float]:
     """Labels of all of a client's rows; inputs of the first ones."""
-    y = federation.y[rows]
-    x = federation.take(rows[:MOST_ROWS])[0].double()
+    facts: dict[str, float] = {}
     if federation.classes:
-        share = y.bincount(minlength=federation.classes).double() / len(y)
+        y = labels_of(federation, rows)
+        share = y.bincount(minlength=federation.classes).double() / max(len(y), 1)
         facts = {f"label {c}": float(s) for c, s in enumerate(share)}
     else:
-        facts = {
-            "target mean": float(y.double().mean()),
-            "target spread": float(y.double().std(correction=0)),
-        }
-    if x.dim() == 2 and x.shape[1] <= MOST_COLUMNS:
-        return facts | {f"column {j}": float(m) for j, m in enumerate(x.mean(0))}
-    return facts | {"input mean": float(x.mean()), "input spread": float(x.std(correction=0))}
+        for name, t in named_leaves("target", federation.y).items():
+            own = t[rows].double()
+            facts |= {f"{name} mean": float(own.mean()), f"{name} spread": float(own.std(correction=0))}
+    x = federation.take(rows[:MOST_ROWS])[0]
+    if isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 2 and x.shape[1] <= MOST_COLUMNS:
+        return facts | {f"column {j}": float(m) for j, m in enumerate(x.double().mean(0))}
+    for name, t in named_leaves("input", x).items():
+        if t.is_floating_point():  # the mean of token numbers tells nothing
+            facts |= {f"{name} mean": float(t.double().mean())}
+            facts |= {f"{name} spread": float(t.double().std(correction=0))}
+    return facts
 
 
 def write_client_facts(federation: Federation, folder: Path) -> None:

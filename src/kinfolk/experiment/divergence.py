@@ -139,7 +139,7 @@ def constant_loss(parts: Parts) -> float:
     if federation.classes:
         return math.log(federation.classes)
     rows = torch.unique(federation.splits["train"].row)
-    if federation.maker is not None or len(rows) < 2:
+    if federation.maker is not None or len(rows) < 2 or isinstance(federation.y, dict):
         return math.nan
     return float(federation.y[rows].double().reshape(len(rows), -1).var(0, correction=0).mean())
 

@@ -6,17 +6,18 @@ import copy
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.sections import ModelSpec
 from kinfolk.learning.freezing import freeze
 from kinfolk.learning.lora import add_lora
+from kinfolk.learning.network import run
 from kinfolk.learning.pretrained import fill, load_weights
-from kinfolk.types import Tree
+from kinfolk.types import Rows, Tree
 
 
-def fitted(network: nn.Module, spec: ModelSpec, rows: Tensor, first: Tree | None = None) -> nn.Module:
+def fitted(network: nn.Module, spec: ModelSpec, rows: Rows, first: Tree | None = None) -> nn.Module:
     """The network as the `[model]` table wants it; the one that is given stays as it is.
 
     `first` is a whole network, as a run folder keeps it, and takes the place of weights from a file.
@@ -38,13 +39,13 @@ def fitted(network: nn.Module, spec: ModelSpec, rows: Tensor, first: Tree | None
         freeze(network, spec.train)
     if lora.rank:
         added = add_lora(network, lora.rank, lora.alpha, lora.layers, train=bool(spec.train))
-        _check_called(network, added, rows)
+        _check_called(network, added, rows, spec.output)
     if first is not None:
         fill(network, first)
     return network
 
 
-def _check_called(network: nn.Module, layers: Sequence[str], rows: Tensor) -> None:
+def _check_called(network: nn.Module, layers: Sequence[str], rows: Rows, output: str) -> None:
     """Refuse adapters that would do nothing: a network may take a layer's matrix and not call the layer."""
     called: set[str] = set()
     hooks = [
@@ -52,7 +53,7 @@ def _check_called(network: nn.Module, layers: Sequence[str], rows: Tensor) -> No
         for path in layers
     ]
     with torch.no_grad():
-        network.eval()(rows)
+        run(network.eval(), rows, output)
         network.train()
     for hook in hooks:
         hook.remove()

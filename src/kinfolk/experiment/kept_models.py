@@ -231,12 +231,13 @@ class KeptModels:
             except KinfolkError as error:
                 remedy = f"{why}, which are not here ({error}); give them as kinfolk.load(..., clients=...)"
                 raise KinfolkError("kind", kind, remedy) from error
-            if rows.fingerprint() != self._checkpoint(self.rounds[-1]).facts["federation"]:
+            parts = self._built(self.spec, rows)
+            if parts.federation.fingerprint() != self._checkpoint(self.rounds[-1]).facts["federation"]:
                 remedy = f"{why}, and these are not the rows of the run; give those that it began with"
                 raise KinfolkError("clients", rows.name, remedy)
-            self.__dict__["_whole"] = self._built(self.spec, rows)
-        parts: Parts = self.__dict__["_whole"]
-        return parts
+            self.__dict__["_whole"] = parts
+        whole: Parts = self.__dict__["_whole"]
+        return whole
 
     def _built(self, spec: Any, rows: Federation) -> Parts:
         network = self._network

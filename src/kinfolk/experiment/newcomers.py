@@ -16,12 +16,12 @@ from kinfolk.errors import KinfolkError
 from kinfolk.experiment.checkpoint import load_latest
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump, load
-from kinfolk.federation.federation import Federation
+from kinfolk.federation.federation import Federation, labels_of
 from kinfolk.federation.own_data.load import load_own, own_data
 from kinfolk.federation.own_data.report import Report
 from kinfolk.federation.own_data.store import is_store
 from kinfolk.streams import Seed
-from kinfolk.types import Tree
+from kinfolk.types import Tree, plain_rows
 
 
 @dataclass(frozen=True)
@@ -140,13 +140,20 @@ def in_terms_of(federation: Federation, names: Sequence[str], trained: Trained) 
     names = names or tuple(map(str, range(federation.classes)))
     known = trained.class_names or tuple(map(str, range(trained.classes)))
     number = {name: i for i, name in enumerate(known)}
-    used = torch.unique(federation.y).tolist() if federation.maker is None else range(federation.classes)
+    every = torch.arange(federation.rows)
+    used = (
+        torch.unique(labels_of(federation, every)).tolist()
+        if federation.maker is None
+        else range(federation.classes)
+    )
     for old in used:
         if names[old] not in number:
             told = f"{', '.join(known[:6])}{', ...' if len(known) > 6 else ''}"
             raise KinfolkError("label", names[old], f"the run knows no such class; it has {told}")
     table = torch.tensor([number.get(name, -1) for name in names], dtype=torch.int64)
-    return replace(federation, y=table[federation.y.cpu()], classes=trained.classes)
+    y = plain_rows(federation.y).cpu()
+    # What is left out of the loss is no class, and stays what it is.
+    return replace(federation, y=torch.where(y >= 0, table[y.clamp(min=0)], y), classes=trained.classes)
 
 
 def _kind(classes: int) -> str:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kinfolk.codec import decode, encode
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import write_bytes, write_json
-from kinfolk.federation.federation import SPLITS, Federation, pack
+from kinfolk.federation.federation import SPLITS, Federation, as_trained, output_count, pack
 from kinfolk.learning.learner import Learner
-from kinfolk.types import Client, Tree
+from kinfolk.types import Client, Rows, Tree
 
+# Of one input or target: the shape of a row, and its type.
+Leaf = tuple[tuple[int, ...], str]
 FILE, FIRST = "federation.json", "first.safetensors"
 
 
@@ -31,6 +35,9 @@ class Outline:
     feature_names: tuple[str, ...]
     scale: tuple[float, float] | None  # rows that are bytes are trained on as x * scale[0] + scale[1]
     name: str
+    # What networks are given, name by name; without any, x is one tensor of floats, y what `classes` says.
+    inputs: Mapping[str, Leaf] = field(default_factory=dict)
+    targets: Mapping[str, Leaf] = field(default_factory=dict)
 
     @staticmethod
     def of(federation: Federation) -> Outline:
@@ -40,16 +47,20 @@ class Outline:
         >>> Outline.of(from_arrays({"ann": (torch.zeros(5, 2), torch.tensor([0, 1, 0, 1, 0]))})).shape
         (2,)
         """
-        y = federation.y
+        x, y = federation.x, federation.y
+        floats = federation.scale is not None or (isinstance(x, Tensor) and x.is_floating_point())
+        usual = isinstance(y, Tensor) and (y.dim() == 1 or (y.dim() == 2 and y.is_floating_point()))
         return Outline(
             federation.clients,
             federation.shape,
             federation.classes,
-            federation.classes or (y.shape[1] if y.dim() > 1 else 1),
+            output_count(federation),
             federation.class_names,
             federation.feature_names,
             federation.scale,
             federation.name,
+            {} if floats else _leaves(x),
+            {} if usual else _leaves(y),
         )
 
     def without_rows(self) -> Federation:
@@ -58,19 +69,36 @@ class Outline:
         >>> Outline((Client("ann"),), (2,), 3, 3, (), (), None, "").without_rows().x.shape
         torch.Size([2, 2])
         """
-        zeros = torch.zeros(2, dtype=torch.int64) if self.classes else torch.zeros(2, self.outputs)
+        y = torch.zeros(2, dtype=torch.int64) if self.classes else torch.zeros(2, self.outputs)
         shared = pack([torch.tensor([0])], of=[0] * len(self.clients))
         # Scaled rows are floats by the time that a network sees them.
         return Federation(
             self.clients,
-            torch.zeros(2, *self.shape),
-            zeros if self.classes or self.outputs > 1 else zeros[:, 0],
+            _blank(self.inputs) if self.inputs else torch.zeros(2, *self.shape),
+            _blank(self.targets) if self.targets else y if self.classes or self.outputs > 1 else y[:, 0],
             dict.fromkeys(SPLITS, shared),
             self.classes,
             name=self.name,
             class_names=self.class_names,
             feature_names=self.feature_names,
         )
+
+
+def _leaves(rows: Rows) -> dict[str, Leaf]:
+    """Shape and type of every tensor of some rows as networks see them; one tensor has no name."""
+    named = rows if isinstance(rows, dict) else {"": rows}
+    kinds = {name: str(as_trained(t[:0]).dtype).removeprefix("torch.") for name, t in named.items()}
+    return {name: (tuple(t.shape[1:]), kinds[name]) for name, t in named.items()}
+
+
+def _blank(leaves: Mapping[str, Leaf]) -> Rows:
+    """Two rows of such tensors: ids and numbers are 0, everything is real and has a length."""
+    made: dict[str, Tensor] = {}
+    for name, (shape, kind) in leaves.items():
+        dtype = getattr(torch, kind)
+        real = dtype == torch.bool or name.endswith("lengths")
+        made[name] = (torch.ones if real else torch.zeros)((2, *shape), dtype=dtype)
+    return made.get("", made)
 
 
 def write_outline(folder: Path, federation: Federation, learner: Learner) -> None:
@@ -91,6 +119,8 @@ def read_outline(folder: Path) -> Outline:
         lists: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in told.items()
         }
+        for key in ("inputs", "targets"):  # which runs of an older version lack
+            lists[key] = {n: (tuple(shape), kind) for n, (shape, kind) in told.get(key, {}).items()}
         return Outline(**lists)
     except FileNotFoundError as error:
         remedy = f"has no {FILE} (of an older version); run it again"

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.outline import Outline
 from kinfolk.federation.own_data.tables import column_kind
+from kinfolk.learning.network import run
+from kinfolk.types import Rows, map_rows, row_count
 
 BATCH = 256  # rows a call, as in scoring
 BYTES = 255
@@ -108,14 +110,15 @@ def unused(columns: Sequence[str], outline: Outline) -> list[str]:
     return [name for name in columns if name not in outline.feature_names] if outline.feature_names else []
 
 
-def outputs(network: nn.Module, rows: Tensor, outline: Outline) -> Tensor:
-    """What the network gives for rows, [rows, outputs]."""
-    parts = [torch.zeros(0, outline.outputs)]
+def outputs(network: nn.Module, rows: Rows, outline: Outline, output: str = "") -> Tensor:
+    """What the network gives for rows, [rows, outputs]; of structured targets as it gives them."""
+    parts = []
     with torch.no_grad():
-        for at in range(0, len(rows), BATCH):
-            batch = rows[at : at + BATCH]
-            parts.append(network(batch).reshape(len(batch), -1).float())
-    return torch.cat(parts)
+        for at in range(0, row_count(rows), BATCH):
+            batch = map_rows(lambda t, at=at: t[at : at + BATCH], rows)  # type: ignore[misc]
+            out = run(network, batch, output).float()
+            parts.append(out if outline.targets else out.reshape(row_count(batch), -1))
+    return torch.cat(parts) if parts else torch.zeros(0, outline.outputs)
 
 
 def said(out: Tensor, outline: Outline, proba: bool = False) -> NDArray[Any]:

@@ -14,10 +14,11 @@ from torch import Tensor
 from kinfolk.engines.choose import arithmetic
 from kinfolk.engines.link import Link
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.build import Network, build_parts
+from kinfolk.experiment.build import Network, Parts, build_parts
 from kinfolk.experiment.checkpoint import Loaded, load_latest
 from kinfolk.experiment.choice import chosen, kept
 from kinfolk.experiment.finalize import play_final
+from kinfolk.experiment.fit_rows import fit_rows
 from kinfolk.experiment.outline import check_frozen
 from kinfolk.experiment.record import read_rounds
 from kinfolk.experiment.run import Result, Running, Watch, together
@@ -26,7 +27,7 @@ from kinfolk.experiment.spec import differences, dump, load
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
 from kinfolk.streams import Seed
-from kinfolk.types import Client
+from kinfolk.types import Client, row_leaves
 
 # What may differ from the run whose models are scored.
 _FREE = re.compile(r"(data\.test(_rows|_fraction)?|run\.(split|models)|local\.tune_(lr|epochs)|engine\.\w+):")
@@ -60,7 +61,7 @@ def score_again(
         if (folder / "run.json").exists() and "again" not in read_run(folder):
             raise KinfolkError("run folder", str(folder), "a run is there already; choose another folder")
         parts = build_parts(spec, federation, network)
-        _check_rows(source, before, spec, loaded, parts.federation, trained)
+        _check_rows(source, before, loaded, parts, trained)
         check_frozen(source, parts.learner)
         choice = chosen(parts, link)
         if spec.engine == before.engine:  # a run tries chunks out, and others have other bits
@@ -151,17 +152,14 @@ def _last(source: Path, before: Experiment) -> Loaded:
 
 
 def _check_rows(
-    source: Path,
-    before: Experiment,
-    spec: Experiment,
-    loaded: Loaded,
-    rows: Federation,
-    trained: Federation | None,
+    source: Path, before: Experiment, loaded: Loaded, parts: Parts, trained: Federation | None
 ) -> None:
     """Refuse a federation whose clients train on other rows than those of the run."""
+    spec, rows = parts.spec, parts.federation
     if rows.fingerprint() == loaded.facts["federation"]:
         return
     trained = trained or build(before.data, Seed(before.run.seed))
+    trained = fit_rows(parts.learner.plain_network(), trained, before.model.output)[0]
     if trained.fingerprint() != loaded.facts["federation"]:
         remedy = "its data are not those it was trained on; put them back, or give them as `trained`"
         raise KinfolkError("run", str(source), remedy)
@@ -180,7 +178,7 @@ def same_training(a: Federation, b: Federation) -> bool:
     >>> same_training(a, b), same_training(a, c)
     (True, False)
     """
-    if (a.clients, a.classes, a.shape) != (b.clients, b.classes, b.shape):
+    if (a.clients, a.classes, a.row_text) != (b.clients, b.classes, b.row_text):
         return False
     return all(
         torch.equal(mine, other)
@@ -192,4 +190,4 @@ def same_training(a: Federation, b: Federation) -> bool:
 def _rows(federation: Federation, who: Client) -> list[Tensor]:
     held = federation.among([who])
     parts = [held.take(held.splits[split].rows(held.place(who))) for split in ("train", "valid")]
-    return [tensor.cpu() for pair in parts for tensor in pair]
+    return [tensor.cpu() for pair in parts for rows in pair for tensor in row_leaves(rows)]

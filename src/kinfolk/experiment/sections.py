@@ -35,6 +35,8 @@ class ModelSpec:
     name: str = "mlp"
     # Every other key of the table: what this model takes.
     options: dict[str, Any] = field(default_factory=dict)
+    # Which field, by name or place, of an object that the network gives in place of a tensor: "logits".
+    output: str = ""
     # File of weights to begin with (safetensors); without one they are drawn.
     weights: str = ""
     # Patterns of names, as "head.*", that the file does not give: the network keeps what was drawn.

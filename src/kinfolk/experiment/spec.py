@@ -171,6 +171,7 @@ def dump(spec: Experiment) -> str:
     >>> print(dump(Experiment(model=ModelSpec("cnn", {"wide": [4, 8]}))).split("\\n\\n")[1])
     [model]
     name = "cnn"
+    output = ""
     weights = ""
     fresh = []
     train = []

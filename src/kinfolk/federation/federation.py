@@ -14,13 +14,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.types import Client
+from kinfolk.types import (
+    Client,
+    Rows,
+    cat_rows,
+    map_rows,
+    named_leaves,
+    plain_rows,
+    row_count,
+    row_leaves,
+)
 
 SPLITS = ("train", "valid", "test")
 
 # Makes the rows of client number i when they are asked for: split -> (x, y). A frozen dataclass with a
 # `__call__`, so that its printed form tells all that its rows depend on.
-Maker = Callable[[int], Mapping[str, tuple[Tensor, Tensor]]]
+Maker = Callable[[int], Mapping[str, tuple[Rows, Rows]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +102,8 @@ class Federation:
     """
 
     clients: tuple[Client, ...]  # sorted, unique
-    x: Tensor  # [pool, ...] float32, or bytes with a scale
-    y: Tensor  # [pool] int64 when classes > 0; otherwise float32, [pool] or [pool, d]
+    x: Rows  # [pool, ...] of any type, one tensor or several by name; bytes may have a scale
+    y: Rows  # [pool, ...] int64 when classes > 0; otherwise numbers of any shape, one tensor or several
     splits: Mapping[str, Split]  # "train", "valid", "test"
     classes: int  # 0: regression
     truth: Tensor | None = None  # [clients] int64 known groups: for scores, never given to an algorithm
@@ -106,8 +115,32 @@ class Federation:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one row of `x`."""
-        return tuple(self.x.shape[1:])
+        """The shape of one row of `x`; of several tensors none, `row_text` tells more."""
+        return () if isinstance(self.x, dict) else tuple(self.x.shape[1:])
+
+    @property
+    def rows(self) -> int:
+        """How many rows the pool holds."""
+        return row_count(self.x)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return row_leaves(self.x)[0].device
+
+    @property
+    def row_text(self) -> str:
+        """What one row of `x` is, in words.
+
+        >>> x = {"tokens": torch.zeros(1, 9, dtype=torch.int64), "age": torch.zeros(1)}
+        >>> Federation((Client("ann"),), x, torch.zeros(1), {}, 0).row_text
+        'tokens 9 (int64), age 1 (float32)'
+        """
+        if not isinstance(self.x, dict):
+            return " x ".join(map(str, self.shape))
+        sides = {name: " x ".join(map(str, t.shape[1:])) or "1" for name, t in self.x.items()}
+        types = {name: str(t.dtype).removeprefix("torch.") for name, t in self.x.items()}
+        return ", ".join(f"{name} {sides[name]} ({types[name]})" for name in self.x)
 
     def place(self, who: str) -> int:
         """The number of client `who`; a name that is not here is an error."""
@@ -116,16 +149,20 @@ class Federation:
             raise KinfolkError("data.clients", who, "no such client; " + near(who, self.clients))
         return i
 
-    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, rows: Tensor) -> tuple[Rows, Rows]:
         """Rows of the pool as they are trained on: (x, y), with the shape of `rows` in front.
+
+        Numbers come as float32, int64 or bool: a narrower type is how they are stored.
 
         >>> pool = torch.tensor([[0], [255]], dtype=torch.uint8)
         >>> f = Federation((Client("ann"),), pool, torch.tensor([0, 1]), {}, 2, scale=(2 / 255, -1.0))
         >>> f.take(torch.tensor([1]))
         (tensor([[1.]]), tensor([1]))
         """
-        x = self.x[rows]
-        return (x if self.scale is None else x.float() * self.scale[0] + self.scale[1]), self.y[rows]
+        y = map_rows(lambda t: as_trained(t[rows]), self.y)
+        if self.scale is None or isinstance(self.x, dict):
+            return map_rows(lambda t: as_trained(t[rows]), self.x), y
+        return self.x[rows].float() * self.scale[0] + self.scale[1], y
 
     def among(self, who: Sequence[Client]) -> Federation:
         """A federation that holds the rows of `who`: this one, unless its rows have yet to be made."""
@@ -134,10 +171,11 @@ class Federation:
         names = tuple(sorted(who))
         made = [self.maker(self.place(c)) for c in names]
         pairs = [(split, part[split]) for split in self.splits for part in made]
-        ends = torch.tensor([len(y) for _, (_, y) in pairs]).cumsum(0).tolist()
-        rows = [torch.arange(end - len(y), end) for end, (_, (_, y)) in zip(ends, pairs, strict=True)]
+        counts = [row_count(y) for _, (_, y) in pairs]
+        ends = torch.tensor(counts).cumsum(0).tolist()
+        rows = [torch.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
         splits = {s: pack(rows[k * len(names) : (k + 1) * len(names)]) for k, s in enumerate(self.splits)}
-        x, y = (torch.cat([pair[k] for _, pair in pairs]) for k in (0, 1))
+        x, y = (cat_rows([pair[k] for _, pair in pairs]) for k in (0, 1))
         return Federation(names, x, y, splits, self.classes, None, self.name, self.scale)
 
     def only(self, who: Client) -> Federation:
@@ -148,17 +186,16 @@ class Federation:
         own = {name: split.rows(i) for name, split in self.splits.items()}
         held, local = torch.unique(torch.cat(list(own.values())), return_inverse=True)
         parts = local.split([len(rows) for rows in own.values()])
-        splits = {name: pack([part.cpu()]).to(self.x.device) for name, part in zip(own, parts, strict=True)}
-        return Federation(
-            (who,), self.x[held], self.y[held], splits, self.classes, None, self.name, self.scale
-        )
+        splits = {name: pack([part.cpu()]).to(self.device) for name, part in zip(own, parts, strict=True)}
+        x, y = (map_rows(lambda t: t[held], rows) for rows in (self.x, self.y))
+        return Federation((who,), x, y, splits, self.classes, None, self.name, self.scale)
 
     def to(self, device: str | torch.device) -> Federation:
         """The same federation with every tensor on `device`."""
         return replace(
             self,
-            x=self.x.to(device),
-            y=self.y.to(device),
+            x=map_rows(lambda t: t.to(device), self.x),
+            y=map_rows(lambda t: t.to(device), self.y),
             splits={name: split.to(device) for name, split in self.splits.items()},
             truth=None if self.truth is None else self.truth.to(device),
         )
@@ -170,7 +207,7 @@ class Federation:
     @cached_property
     def _digest(self) -> str:
         # Once: every checkpoint asks for it, and a federation's rows do not change.
-        tensors = {"x": self.x, "y": self.y}
+        tensors = {**named_leaves("x", self.x), **named_leaves("y", self.y)}
         for name, split in sorted(self.splits.items()):
             tensors |= {f"{name}.start": split.start, f"{name}.row": split.row, f"{name}.of": split.of}
         if self.truth is not None:
@@ -182,6 +219,47 @@ class Federation:
             digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+# A label that a loss leaves out: PyTorch's `ignore_index`. Class sequences are padded with it.
+IGNORED = -100
+
+
+def labels_of(federation: Federation, rows: Tensor) -> Tensor:
+    """The classes that stand in some rows of the pool, flat: one a row, or one a position of each.
+
+    >>> y = torch.tensor([[1, 0], [2, IGNORED]])
+    >>> labels_of(Federation((Client("ann"),), torch.zeros(2, 2), y, {}, 3), torch.tensor([1]))
+    tensor([2])
+    """
+    y = plain_rows(federation.y)[rows]
+    if y.dim() == 1:
+        return y
+    flat = y.flatten()
+    return flat[flat != IGNORED]
+
+
+def output_count(federation: Federation) -> int:
+    """How many numbers a network gives for a row or position; 0 where only the user's loss can tell.
+
+    >>> output_count(Federation((Client("ann"),), torch.zeros(2, 2), torch.zeros(2, 4), {}, 0))
+    4
+    """
+    y = federation.y
+    if federation.classes or isinstance(y, dict):
+        return federation.classes
+    return y.shape[1] if y.dim() > 1 else 1
+
+
+def as_trained(rows: Tensor) -> Tensor:
+    """Rows as networks take them: floats in float32, whole numbers in int64, truth values as they are.
+
+    >>> [as_trained(torch.zeros(1, dtype=kind)).dtype for kind in (torch.float16, torch.uint8, torch.bool)]
+    [torch.float32, torch.int64, torch.bool]
+    """
+    if rows.dtype == torch.bool:
+        return rows
+    return rows.float() if rows.is_floating_point() else rows.long()
 
 
 def client_names(count: int, width: int = 2) -> list[Client]:

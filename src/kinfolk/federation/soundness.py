@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.federation import SPLITS, Federation, Split
+from kinfolk.federation.federation import IGNORED, SPLITS, Federation, Split
+from kinfolk.types import LENGTHS, named_leaves, plain_rows, row_leaves
+
+# Types that rows are stored in; others are brought to one of them when they are read.
+STORED = (
+    torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
 
 
 def check(federation: Federation) -> Federation:
@@ -44,20 +50,53 @@ def _names(f: Federation) -> None:
 def _layout(f: Federation) -> None:
     if set(f.splits) != set(SPLITS):
         raise KinfolkError("data.splits", sorted(f.splits), "give exactly " + ", ".join(SPLITS))
-    if f.x.dtype != (torch.float32 if f.scale is None else torch.uint8):
-        raise KinfolkError("data.x", str(f.x.dtype), "store rows as float32, or as bytes with a scale")
-    wanted = torch.int64 if f.classes > 0 else torch.float32
-    if f.y.dtype != wanted or (f.classes > 0 and f.y.dim() != 1):
-        found = f"{f.y.dtype}, {f.y.dim()} axes"
-        raise KinfolkError("data.y", found, f"with classes = {f.classes} store {wanted}, one label per row")
-    if len(f.x) != len(f.y):
-        raise KinfolkError("data.y", len(f.y), f"there are {len(f.x)} rows of x; give one y for each")
+    if f.scale is not None and (isinstance(f.x, dict) or f.x.dtype != torch.uint8):
+        raise KinfolkError("data.scale", f.scale, "only rows that are bytes have one; leave it out")
+    if f.classes > 0 and (isinstance(f.y, dict) or f.y.dtype != torch.int64):
+        found = f"{', '.join(f.y)}" if isinstance(f.y, dict) else str(f.y.dtype)
+        remedy = f"with classes = {f.classes} store torch.int64, one label per row or position"
+        raise KinfolkError("data.y", found, remedy)
+    for name, leaf in {**named_leaves("x", f.x), **named_leaves("y", f.y)}.items():
+        if leaf.dtype not in STORED:
+            known = ", ".join(str(kind).removeprefix("torch.") for kind in STORED)
+            raise KinfolkError(f"data.{name}", str(leaf.dtype), f"store rows as one of {known}")
+        if leaf.dim() == 0 or len(leaf) != f.rows:
+            have = len(leaf) if leaf.dim() else 0
+            remedy = f"there are {f.rows} rows of x; give one {name[:1]} for each"
+            raise KinfolkError(f"data.{name}", have, remedy)
+    _inputs(f)
     if f.truth is not None and f.truth.shape != (len(f.clients),):
         raise KinfolkError("data.truth", tuple(f.truth.shape), "give one known group per client")
     for name, split in f.splits.items():
-        inside = bool(((split.row >= 0) & (split.row < len(f.x))).all())
+        inside = bool(((split.row >= 0) & (split.row < f.rows)).all())
         if not inside or not fits(split, len(f.clients)):
             raise KinfolkError(f"data.splits.{name}", None, "offsets, rows or owners lie outside the pool")
+
+
+def _inputs(f: Federation) -> None:
+    """Inputs are named so that a network can take them; masks are as long as what they mask."""
+    if not isinstance(f.x, dict):
+        return
+    for name in f.x:
+        if not name.removesuffix(LENGTHS).isidentifier() and not name.removesuffix(LENGTHS).isdecimal():
+            raise KinfolkError("data.x", name, "name inputs as the parameters of forward are named")
+    longs = {name: t.shape[1] for name, t in f.x.items() if t.dim() > 1 and "mask" not in name}
+    for name, t in f.x.items():
+        if name.endswith(LENGTHS):
+            most = longs.get(name.removesuffix(LENGTHS), 0)
+            if (
+                t.dim() != 1
+                or t.is_floating_point()
+                or (len(t) and not 0 <= int(t.min()) <= int(t.max()) <= most)
+            ):
+                raise KinfolkError(f"data.x.{name}", list(t.shape), f"give a number from 0 to {most} per row")
+        elif "mask" in name and longs and (t.dim() < 2 or t.shape[1] not in longs.values()):
+            other, long = next(iter(longs.items()))
+            raise KinfolkError(
+                f"data.x.{name}",
+                f"row shape {list(t.shape[1:])}",
+                f"{other} has rows of {long}; a mask has one value for each of them",
+            )
 
 
 def fits(split: Split, clients: int) -> bool:
@@ -97,12 +136,10 @@ def _first(f: Federation, bad: Tensor) -> tuple[int, Tensor] | None:
 
 
 def _finite(f: Federation) -> None:
-    if f.x.is_floating_point():
-        bad = ~f.x.isfinite().reshape(len(f.x), -1).all(1)
-    else:
-        bad = torch.zeros(len(f.x), dtype=torch.bool)  # bytes are finite; a copy of them is not free
-    if f.classes == 0:
-        bad |= ~f.y.isfinite().reshape(len(f.y), -1).all(1)
+    bad = torch.zeros(f.rows, dtype=torch.bool, device=f.device)
+    for leaf in (*row_leaves(f.x), *row_leaves(f.y)):
+        if leaf.is_floating_point() and leaf.numel():  # bytes are finite; a copy of them is not free
+            bad |= ~leaf.isfinite().reshape(f.rows, -1).all(1)
     found = _first(f, bad)
     if found:
         who, rows = f.clients[found[0]], len(found[1])
@@ -113,15 +150,20 @@ def _finite(f: Federation) -> None:
 def _labels(f: Federation) -> None:
     if f.classes <= 0:
         return
-    found = _first(f, (f.y < 0) | (f.y >= f.classes))
+    y = plain_rows(f.y)
+    wrong = (y < 0) | (y >= f.classes)
+    if y.dim() > 1:  # a position of a sequence may have no label
+        wrong &= y != IGNORED
+    found = _first(f, wrong.reshape(f.rows, -1).any(1))
     if found:
+        row = found[1][0]
         remedy = f"labels run from 0 to {f.classes - 1}; correct the label or raise classes"
-        raise KinfolkError(f"data.{f.clients[found[0]]}.y", int(f.y[found[1][0]]), remedy)
+        raise KinfolkError(f"data.{f.clients[found[0]]}.y", int(y[row][wrong[row]].flatten()[0]), remedy)
 
 
 def _apart(f: Federation) -> None:
     """No test row is anybody's row to learn from; no validation row is the same client's training row."""
-    learnt = torch.zeros(len(f.x), dtype=torch.bool, device=f.x.device)
+    learnt = torch.zeros(f.rows, dtype=torch.bool, device=f.device)
     learnt[f.splits["train"].row] = True
     learnt[f.splits["valid"].row] = True
     test, train, valid = f.splits["test"], f.splits["train"], f.splits["valid"]

@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from kinfolk.federation.datasets.rows import Rows
-from kinfolk.federation.federation import Federation
+from kinfolk.federation.federation import Federation, labels_of
 from kinfolk.federation.pool import sample
 from kinfolk.federation.spec import DataSpec
 from kinfolk.streams import Seed
+from kinfolk.types import plain_rows
 
 # More clients than this are not drawn one by one, and rows that are made on demand are not made for all.
 MOST_CLIENTS = 500
@@ -46,7 +47,8 @@ def summarize(federation: Federation) -> Summary:
     train, classes = held.splits["train"], max(federation.classes, 1)
     places = [held.place(c) for c in shown]
     labels = [
-        held.y[train.rows(i)].numpy() if federation.classes else np.zeros(train.count(i), int) for i in places
+        labels_of(held, train.rows(i)).numpy() if federation.classes else np.zeros(train.count(i), int)
+        for i in places
     ]
     counts = np.stack([np.bincount(y.astype(np.int64), minlength=classes) for y in labels]).astype(np.int64)
     truth = federation.truth
@@ -60,7 +62,7 @@ def _facts(federation: Federation, counts: NDArray[np.int64]) -> dict[str, Any]:
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     facts: dict[str, Any] = {
         "clients": len(federation.clients),
-        "row": " x ".join(map(str, federation.shape)),
+        "row": federation.row_text,
         "training rows": int(train.sum()),
         "rows of a client": f"{int(train.min())} to {int(train.max())}, mean {float(train.mean()):.1f}",
         "validation rows": int(rows["valid"].sum()),
@@ -85,7 +87,7 @@ def _images(held: Federation, places: list[int], group: NDArray[np.int64]) -> li
         if not mine:
             continue
         rows = held.splits["train"].rows(mine[0])[:IMAGES]
-        x = held.take(rows)[0].double().numpy().transpose(0, 2, 3, 1)
+        x = plain_rows(held.take(rows)[0]).double().numpy().transpose(0, 2, 3, 1)
         low, high = x.min(), x.max()
         found.append((x - low) / max(high - low, 1e-12))
     return found
@@ -135,7 +137,7 @@ def federation_notes(federation: Federation) -> list[str]:
     """
     notes = []
     if federation.maker is None:
-        used = torch.zeros(len(federation.x), dtype=torch.bool)
+        used = torch.zeros(federation.rows, dtype=torch.bool)
         for split in federation.splits.values():
             used[split.row] = True
         if idle := int((~used).sum()):
@@ -156,5 +158,5 @@ def _single_class(federation: Federation) -> int:
     if federation.maker is not None or federation.classes == 0:
         return 0
     split = federation.splits["train"]
-    labels = [federation.y[split.rows(i)] for i in range(len(federation.clients))]
+    labels = [labels_of(federation, split.rows(i)) for i in range(len(federation.clients))]
     return sum(len(y) > 1 and bool((y == y[0]).all()) for y in labels)

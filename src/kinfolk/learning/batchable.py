@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from kinfolk.learning.learner import Learner
-from kinfolk.learning.network import ReluPool2
+from kinfolk.learning.network import ReluPool2, call, run
 from kinfolk.learning.norm import row_weights
-from kinfolk.types import Tree
+from kinfolk.types import Rows, Tree, map_rows, row_count, row_leaves
 
 # Operations of a layer in one step. On an H200 a ResNet18 with batches of 50 (8e9 a layer) trains faster
 # client by client in lanes than many a call; MobileNetV2 (5e8) the other way round.
 LARGE_LAYER = 2e9
 
 
-def obstacle(learner: Learner, x: Tensor, y: Tensor) -> str:
+def obstacle(learner: Learner, x: Rows, y: Rows) -> str:
     """Why vmap cannot batch this network over clients, naming the layer; empty if it can.
 
     `x` and `y` are two rows.
@@ -45,7 +45,7 @@ def obstacle(learner: Learner, x: Tensor, y: Tensor) -> str:
     trained = [model[name].requires_grad_() for name in learner.names]
 
     def loss(model: Tree) -> Tensor:
-        out = functional_call(network, model, (x,))
+        out = call(network, model, x, output=learner.output)
         return learner.loss.row_loss(out, y).mean()
 
     try:
@@ -63,16 +63,18 @@ def _called(name: str, layer: nn.Module) -> str:
     return f"{name or 'the network'} ({type(layer).__name__})"
 
 
-def _mixing(learner: Learner, x: Tensor) -> str:
+def _mixing(learner: Learner, x: Rows) -> str:
     """The first layer in which a row of padding changes the real rows or a buffer, or nothing.
 
     Padding carries weight 0, which our own BatchNorm obeys; any other layer that looks across rows
     would let it in.
     """
-    if torch.equal(x[0], x[1]):  # rows that are alike tell nothing
+    if all(torch.equal(t[0], t[1]) for t in row_leaves(x)):  # rows that are alike tell nothing
         return ""
     alone = _outputs(learner, x, None)
-    joined = _outputs(learner, torch.cat([x, x[:1]]), x.new_tensor([1.0] * len(x) + [0.0]))
+    real = torch.ones(row_count(x) + 1, device=row_leaves(x)[0].device)
+    real[-1] = 0
+    joined = _outputs(learner, map_rows(lambda t: torch.cat([t, t[:1]]), x), real)
     for (name, a), (_, b) in zip(alone, joined, strict=False):
         if a.shape[1:] == b.shape[1:] and a.numel() and a.is_floating_point():
             apart = (a - b[: len(a)]).abs().max()
@@ -81,7 +83,7 @@ def _mixing(learner: Learner, x: Tensor) -> str:
     return ""
 
 
-def _outputs(learner: Learner, x: Tensor, weight: Tensor | None) -> list[tuple[str, Tensor]]:
+def _outputs(learner: Learner, x: Rows, weight: Tensor | None) -> list[tuple[str, Tensor]]:
     """What layers put out in training mode, in the order they are left, and then the buffers they hold."""
     network = copy.deepcopy(learner.training_module)
     made: list[tuple[str, Tensor]] = []
@@ -93,7 +95,7 @@ def _outputs(learner: Learner, x: Tensor, weight: Tensor | None) -> list[tuple[s
     for name, layer in layers.items():
         layer.register_forward_hook(note(_called(name, layer)))
     with torch.no_grad(), row_weights(weight):
-        network(x)
+        run(network, x, learner.output)
     for path, buffer in network.named_buffers():
         owner = path.rpartition(".")[0]
         made.append((_called(owner, layers[owner]), buffer.clone()[None]))
@@ -114,7 +116,7 @@ class Cost:
         return 3 * self.flops * rows >= LARGE_LAYER * self.layers
 
 
-def cost(of: Learner | nn.Module, x: Tensor) -> Cost:
+def cost(of: Learner | nn.Module, x: Rows) -> Cost:
     """Count one forward pass of one row.
 
     >>> cost(nn.Linear(4, 3), torch.zeros(1, 4))
@@ -135,7 +137,7 @@ def cost(of: Learner | nn.Module, x: Tensor) -> Cost:
             layer.register_forward_hook(note)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
-        network(x[:1])
+        run(network, map_rows(lambda t: t[:1], x), of.output if isinstance(of, Learner) else "")
     own = of.first if isinstance(of, Learner) else network.state_dict()
     numbers = sum(t.numel() for t in own.values())
     return Cost(int(counter.get_total_flops()), sum(made), numbers, max(len(products), 1))

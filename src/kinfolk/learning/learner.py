@@ -28,7 +28,7 @@ from kinfolk.task import (
     Task,
     TrainStep,
 )
-from kinfolk.types import Message, Tree, tree_of
+from kinfolk.types import Message, Rows, Tree, map_rows, row_leaves, tree_of
 
 Start = Callable[[Message, Message, ClientInfo], Carry]
 Finish = Callable[[Carry], tuple[Message, Message | None]]
@@ -110,6 +110,7 @@ class Learner:
     tune_epochs: int = 0  # epochs of fine-tuning; 0: what the method asks for
     score_split: str = "test"
     score_batch: int = 256
+    output: str = ""  # what is meant of an object that the network gives in place of a tensor
     half: bool = False  # products in bfloat16; parameters, gradients, norms and losses stay float32
     prepare: Prepare = plain  # whoever runs many clients may have layers that are faster
 
@@ -181,7 +182,7 @@ class Learner:
         """The network in training mode, as `objective` runs it."""
         return self._training
 
-    def apply(self, model: Tree, rows: Tensor | Batch) -> Tensor:
+    def apply(self, model: Tree, rows: Rows | Batch) -> Tensor:
         """The network's output in scoring mode (BatchNorm by its running statistics, if it has any).
 
         Of rows that are all real, or of a batch, in which some may be padding.
@@ -193,11 +194,13 @@ class Learner:
         out = self._call(self._training, model, batch)
         return batch.mean(self.loss.row_loss(out, batch.y))
 
-    def _call(self, network: nn.Module, model: Tree, rows: Tensor | Batch) -> Tensor:
-        x, weight = (rows, None) if isinstance(rows, Tensor) else (rows.x, rows.weight)
+    def _call(self, network: nn.Module, model: Tree, rows: Rows | Batch) -> Tensor:
+        x, weight = (rows, None) if isinstance(rows, Tensor | dict) else (rows.x, rows.weight)
+        here = self._here(row_leaves(x)[0].device)
         if self._coarse:
-            model, x = self._coarsened(model), x.bfloat16()
-        out = call(network, {**self._here(x.device), **model}, x, weight)
+            model = self._coarsened(model)
+            x = map_rows(lambda t: t.bfloat16() if t.is_floating_point() else t, x)
+        out = call(network, {**here, **model}, x, weight, self.output)
         return out.float() if self._coarse else out
 
     def _here(self, device: torch.device) -> Tree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,7 +17,7 @@ class Loss:
     """A loss by name; `row_loss(out, y)` gives one value per row."""
 
     name: str
-    row_loss: Callable[[Tensor, Tensor], Tensor]
+    row_loss: Callable[[Tensor, Any], Tensor]  # (outputs, targets: Rows) -> [rows]
     classification: bool
 
 

@@ -27,7 +27,7 @@ Sums = Mapping[str, NDArray[Any]]
 class Outcome:
     """What a model said of some rows, and the truth; rules share what they derive from it."""
 
-    def __init__(self, out: Tensor, y: Tensor, row_loss: Tensor) -> None:
+    def __init__(self, out: Tensor, y: Any, row_loss: Tensor) -> None:
         self.out, self.y, self.row_loss = out, y, row_loss
 
     @cached_property
@@ -38,7 +38,8 @@ class Outcome:
     @cached_property
     def is_true(self) -> Tensor:
         """Which class is a row's own, [rows, classes]."""
-        return self.y.unsqueeze(1) == self.names
+        y: Tensor = self.y
+        return y.unsqueeze(1) == self.names
 
     @cached_property
     def is_said(self) -> Tensor:

@@ -1,18 +1,37 @@
-"""How a network is run: prepared once, then called with a tree of numbers in place of its own."""
+"""How a network is run: prepared once, then called with a tree of numbers in place of its own.
+
+Rows that are several tensors go to the inputs of `forward` by their names; "0", "1", ... go by their places.
+A network that has one input and knows none of the names takes all of them as one dict. Sequences that
+were padded come with a mask, if `forward` asks for one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.norm import row_weights, without_padding
-from kinfolk.types import Tree
+from kinfolk.types import LENGTHS, Rows, Tree
 
 # What makes a network fit to be run for clients: it keeps its names, and gives the same up to rounding.
 Prepare = Callable[[nn.Module], nn.Module]
+
+# What `forward` may ask of padded sequences, made of their lengths [rows] and of what is real [rows, T].
+# PyTorch's attention calls padding True, everybody else what is real.
+_OF_PADDING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mask": lambda lengths, real: real,
+    "attention_mask": lambda lengths, real: real,
+    "key_padding_mask": lambda lengths, real: ~real,
+    "lengths": lambda lengths, real: lengths,
+}
 
 
 def plain(network: nn.Module) -> nn.Module:
@@ -35,11 +54,122 @@ class ReluPool2(nn.Module):
         return F.relu(F.max_pool2d(x, 2))
 
 
-def call(network: nn.Module, tree: Tree, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """The network's output with the numbers of a tree; `weight` [rows] is 0 for rows that are padding."""
+class Inputs(NamedTuple):
+    """What `forward` takes."""
+
+    names: tuple[str, ...]  # of its inputs, in order
+    needed: tuple[str, ...]  # those without a default
+    any_name: bool  # it takes **others as well
+
+
+def inputs_of(network: nn.Module) -> Inputs:
+    """The inputs of a network.
+
+    >>> inputs_of(nn.Bilinear(2, 3, 4))
+    Inputs(names=('input1', 'input2'), needed=('input1', 'input2'), any_name=False)
+    """
+    forward = network.forward
+    return _inputs(getattr(forward, "__func__", forward), hasattr(forward, "__self__"))
+
+
+@lru_cache(maxsize=256)
+def _inputs(forward: Callable[..., Any], bound: bool) -> Inputs:
+    found = list(inspect.signature(forward).parameters.values())[bound:]
+    named = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    needed = tuple(p.name for p in named if p.default is p.empty)
+    return Inputs(tuple(p.name for p in named), needed, any(p.kind is p.VAR_KEYWORD for p in found))
+
+
+def arguments(network: nn.Module, x: Rows) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a network is called with for some rows: by place, and by name.
+
+    >>> class Both(nn.Module):
+    ...     def forward(self, text, mask): ...
+    >>> arguments(Both(), {"0": torch.ones(1, 3), "0.lengths": torch.tensor([2])})
+    ((tensor([[1., 1., 1.]]),), {'mask': tensor([[ True,  True, False]])})
+    >>> arguments(Both(), {"txt": torch.ones(1), "mask": torch.ones(1)})
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: data.x = 'txt': forward has no input of this name; did you mean 'text'?
+    """
+    if isinstance(x, Tensor):
+        return (x,), {}
+    given = {name: t for name, t in x.items() if not name.endswith(LENGTHS)}
+    takes = inputs_of(network)
+    placed = [name for name in given if name.isdecimal()]
+    named = {name: t for name, t in given.items() if name not in placed}
+    strange = [] if takes.any_name else [name for name in named if name not in takes.names]
+    asked = _asked(x, set(takes.names) - set(named))
+    if strange and len(strange) == len(given) and len(set(takes.needed) - set(asked)) == 1:
+        return (given,), asked
+    if strange:
+        remedy = f"forward has no input of this name; {near(strange[0], takes.names)}"
+        raise KinfolkError("data.x", strange[0], remedy)
+    return tuple(given[name] for name in sorted(placed, key=int)), {**named, **asked}
+
+
+def _asked(x: Mapping[str, Tensor], free: set[str]) -> dict[str, Tensor]:
+    """Masks and lengths of padded sequences, those that `forward` has inputs for and nobody gave."""
+    found: dict[str, Tensor] = {}
+    padded = [name for name in x if name.endswith(LENGTHS)]
+    for key in padded:
+        name, lengths = key.removesuffix(LENGTHS), x[key]
+        real = torch.arange(x[name].shape[1], device=lengths.device) < lengths[:, None]
+        for word, make in _OF_PADDING.items():
+            # Of several sequences each has its own, the first one's need no name before them.
+            for called in (f"{name}_{word}", *([word] if key == padded[0] else [])):
+                if called in free:
+                    found[called] = make(lengths, real)
+    return found
+
+
+def call(network: nn.Module, tree: Tree, x: Rows, weight: Tensor | None = None, output: str = "") -> Tensor:
+    """The network's output with the numbers of a tree; `weight` [rows] is 0 for rows that are padding.
+
+    `output` names what is meant where a network gives an object that is no tensor.
+    """
+    placed, named = arguments(network, x)
     with row_weights(weight):
-        out: Tensor = functional_call(network, tree, (x,))
-    return out
+        return tensor_out(functional_call(network, tree, placed, named), output)
+
+
+def run(network: nn.Module, x: Rows, output: str = "") -> Tensor:
+    """The network's output with the numbers that it holds.
+
+    >>> run(nn.Identity(), torch.tensor([2.0]))
+    tensor([2.])
+    """
+    placed, named = arguments(network, x)
+    return tensor_out(network(*placed, **named), output)
+
+
+def tensor_out(out: Any, output: str = "") -> Tensor:
+    """The tensor of what a network gave: itself, or what stands under a name or at a place of an object.
+
+    >>> tensor_out({"logits": torch.tensor([2.0]), "hidden": None}, "logits")
+    tensor([2.])
+    >>> tensor_out({"logits": torch.tensor([2.0])})
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: model.output = '': the network gives a dict, no tensor; name one of: logits
+    """
+    if isinstance(out, Tensor):
+        return out
+    known = _fields(out)
+    if output not in known:
+        kind = f"the network gives a {type(out).__name__}, no tensor"
+        remedy = f"{kind}; name one of: {', '.join(known)}" if known else f"{kind}, and none in it"
+        raise KinfolkError("model.output", output, remedy)
+    return known[output]
+
+
+def _fields(out: Any) -> dict[str, Tensor]:
+    """The tensors of an object by name or by place, however it holds them."""
+    if isinstance(out, Mapping):
+        held: Mapping[Any, Any] = out
+    elif isinstance(out, Sequence) and not hasattr(out, "_fields"):
+        held = dict(enumerate(out))
+    else:
+        held = out._asdict() if hasattr(out, "_fields") else getattr(out, "__dict__", {})
+    return {str(name): value for name, value in held.items() if isinstance(value, Tensor)}
 
 
 def exchange_layers(module: nn.Module, equal: Callable[[nn.Module], nn.Module]) -> nn.Module:

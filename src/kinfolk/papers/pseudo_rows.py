@@ -33,6 +33,7 @@ from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
 from kinfolk.learning.inputs import probabilities
 from kinfolk.streams import RoundContext, Seed
+from kinfolk.types import plain_rows
 
 SAMPLERS: tuple[str, ...] = get_args(get_type_hints(PseudoRows)["sampler"])
 # Held-out rows that are compared with training rows, and clients whose rows count where these have yet to be
@@ -94,7 +95,7 @@ def look_at(
     }  # fmt: skip
     with arithmetic(device, parts.spec.engine.precision):
         held = parts.federation.among(parts.federation.clients[:MOST_CLIENTS])
-        rows = held.take(_tested(held))[0].to(device)
+        rows = plain_rows(held.take(_tested(held))[0]).to(device)
         test = nearest(rows, held)
         found["test"] = {"rows": len(rows), "distance": test[0], "correlation": test[1]}
         found["training_rows"] = len(distinct_rows(held, "train"))
@@ -204,9 +205,9 @@ def distinct_rows(federation: Federation, split: str) -> Tensor:
 
 def _training_rows(federation: Federation) -> Iterator[Tensor]:
     """Training rows [some, numbers], as they are trained on."""
-    size = max(1, federation.x[0].numel())
+    size = max(1, plain_rows(federation.x)[0].numel())
     for rows in torch.split(distinct_rows(federation, "train"), max(1, AT_A_TIME // size)):
-        yield federation.take(rows)[0].flatten(1)
+        yield plain_rows(federation.take(rows)[0]).flatten(1)
 
 
 def pictures(x: Tensor, count: int, classes: int, range_: tuple[float, float]) -> list[Any]:

@@ -29,7 +29,7 @@ from torch import Tensor
 from kinfolk.fold import Fold
 from kinfolk.learning.learner import Learner
 from kinfolk.task import Batch, Carry, ClientInfo, FloatSpec, Plan, Scan, Task
-from kinfolk.types import Message, Stack
+from kinfolk.types import Message, Stack, plain_rows
 
 R = TypeVar("R")
 
@@ -52,7 +52,9 @@ def telling(learner: Learner, update: Task) -> Task:
 
     def compare(carry: Carry, batch: Batch) -> Carry:
         said, mean = _answers(learner, carry, batch), carry["said"] / carry["rows"].clamp(min=1)
-        seeing, blind = (batch.sum(_loss(learner, s, batch.y)) for s in (said, mean.expand_as(said)))
+        seeing, blind = (
+            batch.sum(_loss(learner, s, plain_rows(batch.y))) for s in (said, mean.expand_as(said))
+        )
         return {**carry, "seeing": carry["seeing"] + seeing, "blind": carry["blind"] + blind}
 
     def finish(carry: Carry) -> tuple[Message, Message | None]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from kinfolk.task import Batch, Carry, ClientInfo, FloatSpec, Plan, Scan, Task
-from kinfolk.types import Message
+from kinfolk.types import Message, plain_rows
 
 
 def count_labels(classes: int, batch: int) -> Task:
@@ -34,5 +34,7 @@ def label_scan(batch: int) -> Scan:
 
 
 def _count_labels(carry: Carry, batch: Batch) -> Carry:
-    seen = batch.y[:, None] == torch.arange(len(carry["counts"]), device=batch.y.device)
+    seen = plain_rows(batch.y)[:, None] == torch.arange(
+        len(carry["counts"]), device=plain_rows(batch.y).device
+    )
     return {**carry, "counts": carry["counts"] + batch.sum(seen.to(carry["counts"]))}

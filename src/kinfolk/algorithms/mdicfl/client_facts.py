@@ -20,7 +20,7 @@ from kinfolk.algorithms.mdicfl.state import State
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Request, ask
 from kinfolk.task import Batch, Carry, FloatSpec, Info, Plan, Scan, Task
-from kinfolk.types import Client, Tree
+from kinfolk.types import Client, Tree, plain_rows
 
 # How far from 1 the sum of a label distribution may be.
 SLACK = 1e-3
@@ -70,8 +70,8 @@ def row_shape(told: Tensor, learner: Learner, models: Tree) -> tuple[int, ...]:
 
 
 def _shape_of(carry: Carry, batch: Batch) -> Carry:
-    axes = [*batch.x.shape[1:], *[0] * AXES][:AXES]
-    return {"shape": carry["shape"] * 0 + torch.tensor(axes, device=batch.x.device)}
+    axes = [*plain_rows(batch.x).shape[1:], *[0] * AXES][:AXES]
+    return {"shape": carry["shape"] * 0 + torch.tensor(axes, device=plain_rows(batch.x).device)}
 
 
 # What every client knows and nobody hides: how many numbers there are to a row, axis by axis.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kinfolk.algorithms.slfed.gan import PART, from_bytes
 from kinfolk.task import Batch, Carry, Plan, Scan
+from kinfolk.types import plain_rows
 
 SAMPLE, SAMPLE_NEAR, IMAGE_NEAR = "work.sample", "work.sample_near", "work.image_near"
 
@@ -54,10 +55,13 @@ class CopyGuard:
         mine = batch.row[None, :] == torch.arange(self.sample, device=batch.row.device)[:, None]
         if batch.weight is not None:
             mine = mine & (batch.weight > 0)[None, :]
-        return {**carry, SAMPLE: carry[SAMPLE] + mine.double() @ batch.x.flatten(1).double()}
+        return {**carry, SAMPLE: carry[SAMPLE] + mine.double() @ plain_rows(batch.x).flatten(1).double()}
 
     def _look(self, carry: Carry, batch: Batch) -> Carry:
-        rows, places = batch.x.flatten(1).double(), torch.arange(self.sample, device=batch.row.device)
+        rows, places = (
+            plain_rows(batch.x).flatten(1).double(),
+            torch.arange(self.sample, device=batch.row.device),
+        )
         padding = torch.zeros_like(batch.row, dtype=torch.bool) if batch.weight is None else batch.weight == 0
         images = from_bytes(carry["images"], self.low, self.high).flatten(1).double()
         itself = (batch.row[None, :] == places[:, None]) | padding[None, :]

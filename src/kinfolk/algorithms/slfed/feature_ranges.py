@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kinfolk.errors import KinfolkError
 from kinfolk.task import Batch, Carry, Fit, Plan, Scan, TrainStep
-from kinfolk.types import Message
+from kinfolk.types import Message, plain_rows
 
 Ranges = Literal["auto", "fixed", "own"]
 REACH, ROWS, WITHIN = "reach", "work.rows", "work.within"
@@ -36,18 +36,23 @@ def find_reach(ranges: Ranges) -> tuple[Scan, ...]:
     """
 
     def measured(batch: Batch) -> bool:
-        return ranges == "own" or batch.x.dim() != 4
+        return ranges == "own" or plain_rows(batch.x).dim() != 4
 
     def room(carry: Carry, batch: Batch) -> Carry:
         if not measured(batch):
             return carry
         count = MOST - LEAST + 1
-        return {**carry, WITHIN: torch.zeros(count, *batch.x.shape[1:], device=batch.x.device).long()}
+        return {
+            **carry,
+            WITHIN: torch.zeros(
+                count, *plain_rows(batch.x).shape[1:], device=plain_rows(batch.x).device
+            ).long(),
+        }
 
     def count(carry: Carry, batch: Batch) -> Carry:
         if not measured(batch):
             return carry
-        size = batch.x.abs()
+        size = plain_rows(batch.x).abs()
         real = torch.ones_like(size) if batch.weight is None else _like(batch.weight, size)
         found = [((size <= 2.0**k) & (real > 0)).sum(0) for k in range(LEAST, MOST + 1)]
         return {**carry, WITHIN: carry[WITHIN] + torch.stack(found)}
@@ -116,7 +121,7 @@ def looking_inward(one: Fit | Scan, low: float, high: float) -> Fit | Scan:
     """The same pass, shown its rows by `inward`."""
 
     def shown(carry: Carry, batch: Batch) -> Batch:
-        return batch._replace(x=inward(batch.x, carry, low, high))
+        return batch._replace(x=inward(plain_rows(batch.x), carry, low, high))
 
     if isinstance(one, Scan):
         return replace(one, step=lambda carry, batch: one.step(carry, shown(carry, batch)))

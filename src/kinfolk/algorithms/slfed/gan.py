@@ -24,7 +24,7 @@ from kinfolk.learning.noise import normal, uniform
 from kinfolk.learning.norm import RowBatchNorm
 from kinfolk.learning.optim import Adam
 from kinfolk.task import Batch, Carry, Fit, Objective, Plan, TrainStep
-from kinfolk.types import Tree
+from kinfolk.types import Tree, plain_rows
 
 # Of the carry: the networks, and the key of the client's noise.
 PART, KEY = "work.gan", "key"
@@ -97,7 +97,7 @@ class Gan:
     def discriminator_loss(self, model: Tree, batch: Batch, carry: Carry, low: float, high: float) -> Tensor:
         """The mean of -log D(x) and -log(1 - D(G(z)))."""
         fake = self._fakes(model, batch, carry[KEY], _DISCRIMINATOR).detach()
-        real = to_unit(batch.x.flatten(1).double(), low, high)
+        real = to_unit(plain_rows(batch.x).flatten(1).double(), low, high)
         wrong = F.softplus(-self._judged(model, real)) + F.softplus(self._judged(model, fake))
         return batch.mean(wrong) / 2
 

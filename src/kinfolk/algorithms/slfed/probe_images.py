@@ -31,7 +31,7 @@ from kinfolk.learning.learner import Learner
 from kinfolk.learning.noise import normal
 from kinfolk.learning.optim import Adam
 from kinfolk.task import Batch, Carry, ClientInfo, Fit, Plan, Scan, Task, TrainStep
-from kinfolk.types import Message, Tree, map_leaves
+from kinfolk.types import Message, Tree, map_leaves, plain_rows
 
 _GUARDED = ("gan", "means")  # made of training rows
 # A pass of one step: what must be done once rows are at hand, so that their shape is known.
@@ -104,11 +104,13 @@ class ProbeImages:
         return Task(_begin, self._finish, every, {}, stream="gan")
 
     def _networks(self, carry: Carry, batch: Batch) -> Carry:
-        return {**carry, PART: self._gan.first(carry[KEY], batch.x[0].numel())}
+        return {**carry, PART: self._gan.first(carry[KEY], plain_rows(batch.x)[0].numel())}
 
     def _generate(self, carry: Carry, batch: Batch) -> Carry:
         made = to_bytes(self._gan.images(carry[PART], carry[KEY], self.images.count))
-        return self._watched({**carry, "images": made.reshape(self.images.count, *batch.x.shape[1:])})
+        return self._watched(
+            {**carry, "images": made.reshape(self.images.count, *plain_rows(batch.x).shape[1:])}
+        )
 
     def _watched(self, carry: Carry) -> Carry:
         return self._guard.begin(carry, carry[ROWS], carry["images"][0].numel()) if self.guarded else carry
@@ -122,11 +124,13 @@ class ProbeImages:
         return Scan(means.room, ONCE), Scan(means.add, Plan(256, shuffle=False)), Scan(show, ONCE)
 
     def _noise(self, carry: Carry, batch: Batch) -> Carry:
-        drawn = normal(carry[KEY], (self.images.count, *batch.x.shape[1:]), _NOISE)
+        drawn = normal(carry[KEY], (self.images.count, *plain_rows(batch.x).shape[1:]), _NOISE)
         return {**carry, "images": to_bytes(drawn / 2)}
 
     def _somewhere(self, carry: Carry, batch: Batch) -> Carry:
-        drawn = normal(carry[KEY], (self.images.count, *batch.x.shape[1:]), _SEARCH).to(batch.x.dtype)
+        drawn = normal(carry[KEY], (self.images.count, *plain_rows(batch.x).shape[1:]), _SEARCH).to(
+            plain_rows(batch.x).dtype
+        )
         # Ranges of one's own reach over 99 of 100 values: rows begin within them.
         return {**carry, FOUND: {"x": drawn / 4 if REACH in carry else drawn}}
 
@@ -148,14 +152,19 @@ class ProbeImages:
         return {**carry, "images": to_bytes(to_unit(carry[FOUND]["x"], *self._range))}
 
     def _room(self, carry: Carry, batch: Batch) -> Carry:
-        room = torch.zeros(self.images.count, *batch.x.shape[1:], dtype=torch.float64, device=batch.x.device)
+        room = torch.zeros(
+            self.images.count,
+            *plain_rows(batch.x).shape[1:],
+            dtype=torch.float64,
+            device=plain_rows(batch.x).device,
+        )
         return {**carry, "images": to_bytes(room), FOUND: room, SEEN: torch.zeros_like(carry[ROWS])}
 
     def _hold(self, carry: Carry, batch: Batch) -> Carry:
         places = torch.arange(self.images.count, device=batch.row.device)[:, None]
         real = torch.ones_like(batch.row) if batch.weight is None else (batch.weight > 0).long()
         mine = ((batch.row[None, :] == places) & (real > 0)[None, :]).double()
-        unit = to_unit(batch.x.flatten(1).double(), *self._range)
+        unit = to_unit(plain_rows(batch.x).flatten(1).double(), *self._range)
         found = carry[FOUND] + (mine @ unit).reshape(carry[FOUND].shape)
         seen = carry[SEEN] + real.sum()
         # Those who hold few rows show them again and again.

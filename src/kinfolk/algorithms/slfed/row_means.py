@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kinfolk.algorithms.slfed.gan import to_bytes, to_unit
 from kinfolk.task import Batch, Carry
+from kinfolk.types import plain_rows
 
 MADE, SUMS, LIGHT, SEEN = "work.means", "work.sums", "work.light", "work.rows_of_class"
 
@@ -34,14 +35,14 @@ class RowMeans:
 
     def room(self, carry: Carry, batch: Batch) -> Carry:
         """Sums of nothing; image j of class c has place j * classes + c, so that classes take turns."""
-        places, pixels = -(-self.count // self.classes) * self.classes, batch.x[0].numel()
-        zeros = torch.zeros(places, pixels, dtype=torch.float64, device=batch.x.device)
-        seen = torch.zeros(self.classes, dtype=torch.int64, device=batch.x.device)
+        places, pixels = -(-self.count // self.classes) * self.classes, plain_rows(batch.x)[0].numel()
+        zeros = torch.zeros(places, pixels, dtype=torch.float64, device=plain_rows(batch.x).device)
+        seen = torch.zeros(self.classes, dtype=torch.int64, device=plain_rows(batch.x).device)
         return {**carry, SUMS: zeros, LIGHT: zeros[:, :2].clone(), SEEN: seen}
 
     def add(self, carry: Carry, batch: Batch) -> Carry:
         """Each row to its image: its shape, of mean 0 and deviation 1, and these two numbers apart."""
-        y, device = batch.y.long(), batch.x.device
+        y, device = plain_rows(batch.y).long(), plain_rows(batch.x).device
         mine = y[:, None] == torch.arange(self.classes, device=device)
         if batch.weight is not None:
             mine = mine & (batch.weight > 0)[:, None]
@@ -49,7 +50,7 @@ class RowMeans:
         nth = (before * mine).sum(1)
         place = torch.where(mine.any(1), nth // self.of * self.classes + y, -1)
         into = (torch.arange(len(carry[SUMS]), device=device)[:, None] == place).double()
-        shapes, light = _apart(to_unit(batch.x.flatten(1).double(), self.low, self.high))
+        shapes, light = _apart(to_unit(plain_rows(batch.x).flatten(1).double(), self.low, self.high))
         sums = {SUMS: carry[SUMS] + into @ shapes, LIGHT: carry[LIGHT] + into @ light}
         return {**carry, **sums, SEEN: carry[SEEN] + mine.sum(0)}
 
@@ -66,7 +67,11 @@ class RowMeans:
         picked = order.gather(0, torch.arange(self.count, device=place.device) % made.clamp(min=1))
         shown = images.gather(0, picked[:, None].expand(-1, images.shape[1])) * (made > 0)
         kept = {key: carry[key] for key in carry if key not in (SUMS, LIGHT, SEEN)}
-        return {**kept, MADE: made, "images": to_bytes(shown).reshape(self.count, *batch.x.shape[1:])}
+        return {
+            **kept,
+            MADE: made,
+            "images": to_bytes(shown).reshape(self.count, *plain_rows(batch.x).shape[1:]),
+        }
 
 
 def _apart(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from kinfolk.engines.padded import Padded, seen
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.recording import recorded, warm_up
 from kinfolk.task import Carry, Fit, Scan
-from kinfolk.types import Message, leaves, map_leaves
+from kinfolk.types import Message, leaves, map_leaves, map_rows, row_leaves
 
 # Runs before a step is recorded: libraries choose and load their kernels in them.
 _WARM_UP = 2
@@ -65,7 +65,7 @@ class Recorded:
         self.carry = {**_fixed(carry, changed), **added}
         self.states = first_states(one, self.carry) if isinstance(one, Fit) else []
         # No less room than a recording had that this one replaces, or the two would take turns.
-        steps, rows = (len(before.pool), len(before.data.x)) if before else (0, 0)
+        steps, rows = (len(before.pool), before.data.rows) if before else (0, 0)
         self.data: Federation = _place_for(plan.data, rows) if made else plan.data
         self.augment = plan.augment
         # And for somewhat longer plans: clients come from short to long, and a recording takes time.
@@ -81,13 +81,15 @@ class Recorded:
 
     def fits(self, plan: Padded) -> bool:
         """Whether there is room for a plan of this length, and for its rows if they were made for it."""
-        return len(plan) <= len(self.pool) and (not self.made or len(plan.data.x) <= len(self.data.x))
+        return len(plan) <= len(self.pool) and (not self.made or plan.data.rows <= self.data.rows)
 
     def run(self, carry: Carry, plan: Padded, rates: list[float]) -> tuple[Carry, list[Message]]:
         """Go through the plan; the carry and the optimisers' states at its end."""
         _copy(self.carry, carry)
-        for place, given in ((self.data.x, plan.data.x), (self.data.y, plan.data.y)) if self.made else ():
-            place[: len(given)].copy_(given)
+        if self.made:
+            for places, fresh in ((self.data.x, plan.data.x), (self.data.y, plan.data.y)):
+                for place, given in zip(row_leaves(places), row_leaves(fresh), strict=True):
+                    place[: len(given)].copy_(given)
         for place, given in zip(self.plan, plan.tensors(), strict=True):
             place[: len(given)].copy_(given)
         for place, rate in zip(self.rates, rates, strict=True):
@@ -172,8 +174,8 @@ class Recorded:
 
 def _place_for(data: Federation, least: int) -> Federation:
     """A federation with room for these rows, and for somewhat more: the next chunk may have some more."""
-    room = max(1 << max(len(data.x) - 1, 0).bit_length(), least)
-    x, y = (t.new_zeros((room, *t.shape[1:])) for t in (data.x, data.y))
+    room = max(1 << max(data.rows - 1, 0).bit_length(), least)
+    x, y = (map_rows(lambda t: t.new_zeros((room, *t.shape[1:])), rows) for rows in (data.x, data.y))
     return replace(data, x=x, y=y)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kinfolk.engines.fast.conv import ClientConv2d, fast_conv
 from kinfolk.engines.fast.layers import fast_layer, join_relu_and_pool
@@ -14,6 +14,7 @@ from kinfolk.learning.hugging_face import eager
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.network import exchange_layers
 from kinfolk.learning.norm import without_padding
+from kinfolk.types import Rows
 
 
 def prepare(network: nn.Module, usual_layout: bool = False) -> nn.Module:
@@ -35,7 +36,7 @@ def prepare(network: nn.Module, usual_layout: bool = False) -> nn.Module:
     return network
 
 
-def accelerated(learner: Learner, rows: Tensor) -> Learner:
+def accelerated(learner: Learner, rows: Rows) -> Learner:
     """The learner with a prepared network, tried on a few rows.
 
     A `view` of what a convolution gives takes the usual layout for granted.

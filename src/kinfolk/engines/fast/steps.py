@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from kinfolk import types
 from kinfolk.engines.padded import Rows
 from kinfolk.learning.optim import SGD, clip
 from kinfolk.task import Batch, Carry, Fit, Scan, TrainStep
@@ -104,7 +105,13 @@ def gradients(
     leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
 
     def one(
-        leaves: Tree, buffers: Tree, carry: Carry, x: Tensor, y: Tensor, row: Tensor, weight: Tensor
+        leaves: Tree,
+        buffers: Tree,
+        carry: Carry,
+        x: types.Rows,
+        y: types.Rows,
+        row: Tensor,
+        weight: Tensor,
     ) -> Tensor:
         return descent.objective({**leaves, **buffers}, Batch(x, y, row, None if whole else weight), carry)
 
@@ -130,7 +137,7 @@ def _for_all(one: Callable[..., Any], rows: Rows, in_dims: Any = 0) -> Callable[
 
 def single(rows: Rows) -> bool:
     """Whether these are the rows of one client on a GPU."""
-    return rows[0].is_cuda and len(rows[0]) == 1
+    return rows[2].is_cuda and len(rows[2]) == 1
 
 
 def _each(change: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -143,7 +150,7 @@ def _each(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 def scan_step(scan: Scan, carry: Carry, rows: Rows, active: Tensor | None, whole: bool) -> Carry:
     """One step without gradients."""
 
-    def one(carry: Carry, x: Tensor, y: Tensor, row: Tensor, weight: Tensor) -> Carry:
+    def one(carry: Carry, x: types.Rows, y: types.Rows, row: Tensor, weight: Tensor) -> Carry:
         return scan.step(carry, Batch(x, y, row, None if whole else weight))
 
     shared = {key: _shared(value) for key, value in carry.items()}

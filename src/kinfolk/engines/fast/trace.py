@@ -29,7 +29,7 @@ from kinfolk.engines.fast.graph_passes import (
 from kinfolk.engines.fast.steps import gradients
 from kinfolk.engines.padded import Rows
 from kinfolk.task import Carry, TrainStep
-from kinfolk.types import Tree, leaves
+from kinfolk.types import Tree, leaves, map_rows, named_leaves
 
 # A trace costs about as much as this many steps; a network that trains less is not worth one.
 WORTH_TRACING = 8
@@ -80,24 +80,25 @@ class Traces:
         # Of what is consulted the strides too: a view that one layout allows another may not.
         held = list(leaves(carry))
         parts = ((k, n, t.shape, None if k == descent.part else t.stride()) for k, n, t in held)
-        key = (id(descent), whole, *parts, *(t.shape for t in rows))
+        given = row_tensors(rows)
+        key = (id(descent), whole, *parts, *((name, t.shape, t.dtype) for name, t in given.items()))
         self._asked[key] = self._asked.get(key, 0) + 1
         if rate is None and self._asked[key] < WORTH_TRACING:
             return gradients(descent, carry, buffers, rows, whole)
         how = None if rate is None else over
-        inputs = [*buffers.values(), *(t for _, _, t in held), *rows]
+        inputs = [*buffers.values(), *(t for _, _, t in held), *given.values()]
         way = (key, how, *(t.stride() for t in carry[descent.part].values()))
         if way not in self._known:
-            made = self._trace(key, descent, carry, buffers, rows, whole)
-            self._known[way] = _fitted(made, descent, carry, inputs, how)
+            graph = self._trace(key, descent, carry, buffers, rows, whole)
+            self._known[way] = _fitted(graph, descent, carry, inputs, len(buffers), how)
         traced = self._known[way]
         if traced is None:
             return gradients(descent, carry, buffers, rows, whole)
         with torch.no_grad():
-            given = traced.run(*inputs) if rate is None else traced.run(*inputs, -rate)
+            made = traced.run(*inputs) if rate is None else traced.run(*inputs, -rate)
         count = len(traced.moved)
-        grads = dict(zip(traced.left, given[count:], strict=True))
-        return {n: model[n] for n in grads}, grads, dict(zip(traced.moved, given[:count], strict=True))
+        grads = dict(zip(traced.left, made[count:], strict=True))
+        return {n: model[n] for n in grads}, grads, dict(zip(traced.moved, made[:count], strict=True))
 
     def _trace(self, key: Any, *given: Any) -> GraphModule | None:
         """The trace of a key, made if it is new; the oldest gives way where there are many."""
@@ -108,6 +109,23 @@ class Traces:
                 self._known = {known: way for known, way in self._known.items() if known[0] != oldest}
             self._made[key] = _trace(*given)
         return self._made[key]
+
+
+def row_tensors(rows: Rows) -> dict[str, Tensor]:
+    """The tensors of a step's rows, flat and by name.
+
+    >>> sorted(row_tensors((torch.ones(1), {"a": torch.ones(1)}, torch.ones(1), torch.ones(1))))
+    ['row', 'weight', 'x', 'y.a']
+    """
+    x, y, row, weight = rows
+    return {**named_leaves("x", x), **named_leaves("y", y), "row": row, "weight": weight}
+
+
+def _rows_like(rows: Rows, given: Sequence[Tensor]) -> Rows:
+    """Tensors laid out flat as `row_tensors` gives them, put together again."""
+    flat = iter(given)
+    x, y = (map_rows(lambda _: next(flat), part) for part in rows[:2])
+    return x, y, next(flat), next(flat)
 
 
 def _trace(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: bool) -> GraphModule | None:
@@ -122,8 +140,8 @@ def _trace(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: b
                 held[key] = t
             else:
                 held.setdefault(key, {})[name] = t
-        x, y, row, weight = given[-4:]
-        return list(gradients(descent, held, mine, (x, y, row, weight), whole)[1].values())
+        last = _rows_like(rows, given[-len(row_tensors(rows)) :])
+        return list(gradients(descent, held, mine, last, whole)[1].values())
 
     # On copies: buffers are written to on the way, and that must not count twice. What is trained is in order
     # after its first step, however it came.
@@ -131,7 +149,7 @@ def _trace(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: b
         t.clone(memory_format=torch.contiguous_format) if key == descent.part else clone_as_laid_out(t)
         for key, _, t in leaves(carry)
     ]
-    given = [*(t.clone() for t in buffers.values()), *held, *rows]
+    given = [*(t.clone() for t in buffers.values()), *held, *row_tensors(rows).values()]
     try:
         made = make_fx(flat)(*given)
     except Exception:  # whatever a user's objective does that cannot be traced
@@ -143,15 +161,22 @@ def _trace(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: b
 
 
 def _fitted(
-    made: GraphModule | None, descent: TrainStep, carry: Carry, inputs: Sequence[Tensor], over: bool | None
+    made: GraphModule | None,
+    descent: TrainStep,
+    carry: Carry,
+    inputs: Sequence[Tensor],
+    before: int,
+    over: bool | None,
 ) -> Traced | None:
-    """The traced operations with or without moves; None if they do not run on inputs of this layout."""
+    """The traced operations with or without moves; None if they do not run on inputs of this layout.
+
+    `before` inputs stand ahead of the carry.
+    """
     if made is None:
         return None
     fitted, names, moved = copied(made), descent.names, list[int]()
     if over is not None:
         shape = [(key, name) for key, name, _ in leaves(carry)]
-        before = len(inputs) - len(shape) - 4
         places = [before + shape.index((descent.part, name)) for name in names]
         moved = move_by_products(fitted.graph, places, over)
         fitted.recompile()

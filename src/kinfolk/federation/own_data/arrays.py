@@ -7,18 +7,28 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.federation import Federation, client_names
-from kinfolk.federation.own_data.gather import as_float32, check_present, client_rows, gather, kind_of
-from kinfolk.federation.own_data.loaded import Array, ClientRows, federate
+from kinfolk.federation.own_data.gather import check_present, client_rows, gather, kind_of
+from kinfolk.federation.own_data.loaded import Array, Arrays, ClientRows, LoadedClients, array_rows, federate
+from kinfolk.federation.own_data.structure import (
+    OneClient,
+    from_items,
+    gather_structured,
+    joined,
+    parsed,
+    same_form,
+    settled,
+    structured_rows,
+)
 from kinfolk.streams import Seed
 
 # What a user may hand in: by position or by name, pairs (x, y) or map-style data sets.
 Given = Sequence[Any] | Mapping[Any, Any]
+# What the target is called in the items of a Dataset that are dicts.
+LABELS = ("y", "label", "labels")
 
 
 def from_arrays(
@@ -42,18 +52,70 @@ def from_arrays(
     >>> f.clients, f.classes, f.splits["train"].counts(), f.splits["test"].counts()
     (('ann', 'bob'), 3, tensor([4, 1]), tensor([1, 0]))
     """
-    named = _named(clients, "data.clients")
-    parts = {who: _read(item, who, seed) for who, item in named.items()}
-    check_present(parts)
-    tests = {who: _read(item, f"{who}.test", seed) for who, item in _tests(test, parts).items()}
-    for who, part in [*parts.items(), *((f"{who}.test", part) for who, part in tests.items())]:
-        _same_kinds(who, part, *next(iter(parts.items())))
-    if test is not None:
-        parts = {who: _with_tests(part, tests.get(who)) for who, part in parts.items()}
-    # Always float32: bytes handed over in Python are numbers, not images to be scaled.
-    floats = {who: as_float32(part) for who, part in parts.items()}
-    loaded = gather(floats, kind="arrays", missing=missing, classes=_classes(parts, classes))
+    read = {who: _read(item, who, seed) for who, item in _named(clients, "data.clients").items()}
+    tests = {who: _read(item, f"{who}.test", seed) for who, item in _tests(test, read).items()}
+    if not read:
+        check_present({})
+    x, y = (
+        settled({**_part(read, k), **{f"{who}.test": one for who, one in _part(tests, k).items()}}, "xy"[k])
+        for k in (0, 1)
+    )
+    options: dict[str, Any] = {"kind": "arrays", "missing": missing}
+    if any(isinstance(rows, dict) for rows in (*x.values(), *y.values())):
+        loaded = _structured(x, y, [*read], test is not None, classes, options)
+    else:
+        loaded = _plain(x, y, [*read], test is not None, classes, options)
     return federate(loaded, test_fraction=test_fraction, valid=valid, seed=seed)
+
+
+def _part(read: Mapping[str, tuple[OneClient, OneClient]], k: int) -> dict[str, OneClient]:
+    return {who: pair[k] for who, pair in read.items()}
+
+
+def _plain(
+    x: Mapping[str, Any],
+    y: Mapping[str, Any],
+    names: Sequence[str],
+    tested: bool,
+    classes: int | None,
+    options: Mapping[str, Any],
+) -> LoadedClients:
+    """Clients whose x and y are one array each."""
+    rows = {who: client_rows(who, x[who], y[who]) for who in x}
+    parts = {who: rows[who] for who in names}
+    check_present(parts)
+    for who, part in rows.items():
+        _same_kinds(who, part, *next(iter(parts.items())))
+    if tested:
+        parts = {who: _with_tests(part, rows.get(f"{who}.test")) for who, part in parts.items()}
+    return gather(
+        parts, classes=_classes([part.y for part in parts.values()], classes), whole=True, **options
+    )
+
+
+def _structured(
+    x: Mapping[str, Arrays],
+    y: Mapping[str, Arrays],
+    names: Sequence[str],
+    tested: bool,
+    classes: int | None,
+    options: Mapping[str, Any],
+) -> LoadedClients:
+    """Clients whose x or y are several arrays."""
+    for who in x:
+        structured_rows(who, x[who], y[who])
+    pairs = {who: (x[who], y[who]) for who in x}
+    same_form(pairs)
+    marks: dict[str, Array] = {}
+    parts: dict[str, tuple[Arrays, Arrays]] = {}
+    for who in names:
+        mine = [pairs[name] for name in (who, f"{who}.test") if name in pairs]
+        parts[who] = joined([one[0] for one in mine]), joined([one[1] for one in mine])
+        if tested:
+            marks[who] = np.arange(array_rows(parts[who][1])) >= array_rows(mine[0][1])
+    labels = [one for _, one in parts.values() if not isinstance(one, dict)]
+    counted = _classes(labels, classes) if labels else 0
+    return gather_structured(parts, marks, classes=counted, **options)
 
 
 def _named(given: Given, field: str) -> dict[str, Any]:
@@ -71,7 +133,7 @@ def _named(given: Given, field: str) -> dict[str, Any]:
     return dict(sorted(pairs, key=lambda pair: pair[0]))
 
 
-def _tests(test: Given | None, parts: Mapping[str, ClientRows]) -> dict[str, Any]:
+def _tests(test: Given | None, parts: Mapping[str, object]) -> dict[str, Any]:
     """The test rows handed in, by client; by name some clients may have none."""
     named = {} if test is None else _named(test, "data.test")
     if isinstance(test, Sequence) and len(named) != len(parts):
@@ -82,48 +144,37 @@ def _tests(test: Given | None, parts: Mapping[str, ClientRows]) -> dict[str, Any
     return named
 
 
-def _read(item: Any, who: str, seed: Seed) -> ClientRows:
-    """One client's rows out of a pair or a data set, x as float32."""
+def _read(item: Any, who: str, seed: Seed) -> tuple[OneClient, OneClient]:
+    """One client's x and y out of a pair or a data set."""
     field = f"data.{who}"
     if isinstance(item, Dataset):
         # A data set may draw (a random crop, say) while it is read; that must follow from the seed as well.
         with seed.borrowed("data", "read", field):
-            x, y = _read_items(item, field)
-    elif isinstance(item, (tuple, list)) and len(item) == 2:
-        x, y = _array(item[0], field + ".x"), _array(item[1], field + ".y")
-    else:
-        raise KinfolkError(field, type(item).__name__, "give a pair (x, y) or a map-style Dataset")
-    return client_rows(who, x, y)
+            return _read_items(item, field)
+    if isinstance(item, (tuple, list)) and len(item) == 2:
+        return parsed(item[0], field + ".x"), parsed(item[1], field + ".y")
+    raise KinfolkError(field, type(item).__name__, "give a pair (x, y) or a map-style Dataset")
 
 
-def _read_items(data: Any, field: str) -> tuple[Array, Array]:
+def _read_items(data: Any, field: str) -> tuple[OneClient, OneClient]:
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         remedy = "give a map-style Dataset: one with a length, read by position"
         raise KinfolkError(field, type(data).__name__, remedy)
-    items = [data[i] for i in range(len(data))]
-    for item in items:
-        if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise KinfolkError(field, type(item).__name__, "each item of the Dataset must be a pair (x, y)")
-    return _stack([x for x, _ in items], field + ".x"), _stack([y for _, y in items], field + ".y")
+    items = [_pair(data[i], field) for i in range(len(data))]
+    return from_items([x for x, _ in items], field + ".x"), from_items([y for _, y in items], field + ".y")
 
 
-def _stack(values: list[Any], field: str) -> Array:
-    arrays = [_array(value, field) for value in values]
-    kinds = sorted({f"{a.dtype} {list(a.shape)}" for a in arrays})
-    if len(kinds) > 1:
-        raise KinfolkError(field, " and ".join(kinds[:2]), "give every row the same type and shape")
-    return np.stack(arrays) if arrays else np.zeros((0, 1))
-
-
-def _array(value: Any, field: str) -> Array:
-    """Numbers or text as an array on the CPU."""
-    try:
-        if isinstance(value, Tensor):
-            value = value.detach().cpu()
-            value = value.float() if value.dtype == torch.bfloat16 else value  # unknown to NumPy
-        return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as problem:
-        raise KinfolkError(field, type(value).__name__, "give numbers, rows of equal shape") from problem
+def _pair(item: Any, field: str) -> tuple[Any, Any]:
+    """(x, y) of one item; of a dict, y is what stands under the name of a label."""
+    if isinstance(item, Mapping):
+        label = next((name for name in LABELS if name in item), None)
+        if label is not None and len(item) > 1:
+            return {name: value for name, value in item.items() if name != label}, item[label]
+        raise KinfolkError(field, sorted(map(str, item)), f"name the target of an item {', '.join(LABELS)}")
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        remedy = "each item of the Dataset must be a pair (x, y) or a dict with a label"
+        raise KinfolkError(field, type(item).__name__, remedy)
+    return item[0], item[1]
 
 
 def _same_kinds(who: str, part: ClientRows, first: str, other: ClientRows) -> None:
@@ -147,13 +198,15 @@ def _with_tests(part: ClientRows, test: ClientRows | None) -> ClientRows:
     return ClientRows(x, y, unlabelled, row, test=np.arange(len(y)) >= len(part.y))
 
 
-def _classes(parts: Mapping[str, ClientRows], classes: int | None) -> int:
+def _classes(labels: Sequence[Array], classes: int | None) -> int:
     """How many classes whole numbers stand for; 0 where labels are of another kind."""
-    kinds = {kind_of(part.y) for part in parts.values()}
+    kinds = {kind_of(y) for y in labels}
     if classes is not None and classes < 1:
         raise KinfolkError("data.classes", classes, "give at least one class, or None to count them")
+    if kinds == {"booleans"} and any(y.ndim > 1 for y in labels):  # several labels a row
+        return 0
     if kinds <= {"whole numbers", "booleans"}:
-        return classes or max([1, *(int(part.y.max()) + 1 for part in parts.values() if len(part.y))])
+        return classes or max([1, *(int(y.max()) + 1 for y in labels if y.size)])
     if classes is not None:
         said = "floats (regression)" if "floats" in kinds else "text"
         raise KinfolkError("data.classes", classes, f"the labels are {said}; give whole numbers or None")

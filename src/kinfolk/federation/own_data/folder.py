@@ -87,7 +87,16 @@ def _arrays(clients: Mapping[str, Path], label: str, missing: str, left_out: Cou
             seen.add(str(arrays[name].dtype))
     told = {name: ", ".join(sorted(seen)) for name, seen in types.items()}
     notes = ["x holds bytes: kept as they are, not scaled as images are"] if told["x"] == "uint8" else []
-    return gather(parts, kind="npz", label=label, missing=missing, types=told, left_out=left_out, notes=notes)
+    return gather(
+        parts,
+        kind="npz",
+        label=label,
+        missing=missing,
+        types=told,
+        left_out=left_out,
+        notes=notes,
+        whole=True,
+    )
 
 
 def _tables(

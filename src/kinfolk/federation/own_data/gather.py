@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError
+from kinfolk.federation.federation import IGNORED
 from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
 from kinfolk.federation.own_data.missing import check_missing, flat, missing_values, resolve
 
@@ -54,7 +55,7 @@ def client_rows(who: str, x: Array, y: Array) -> ClientRows:
     if x.ndim < 2 or 0 in x.shape[1:]:
         remedy = "give rows at least one axis and one value: reshape to [rows, 1]"
         raise KinfolkError(f"data.{who}.x", list(x.shape), remedy)
-    if y.ndim > 1 and y.dtype.kind != "f":
+    if y.ndim > 1 and y.dtype.kind == "U":
         raise KinfolkError(f"data.{who}.y", list(y.shape), "give one label per row, shape [rows]")
     x, y = (a.astype(a.dtype.newbyteorder("="), copy=False) for a in (x, y))
     return ClientRows(x, y, _unlabelled(y), np.arange(1, len(y) + 1, dtype=np.int64))
@@ -79,6 +80,7 @@ def gather(
     left_out: Mapping[str, int] | None = None,
     notes: Iterable[str] = (),
     scale: tuple[float, float] | None = None,
+    whole: bool = False,
 ) -> LoadedClients:
     """Put the clients together: one shape for all, nothing missing, classes numbered.
 
@@ -90,7 +92,8 @@ def gather(
     check_missing(missing)
     check_present(parts)
     _same_shapes(parts)
-    parts, told = _one_type(dict(sorted(parts.items())))
+    _one_hot(parts, label)
+    parts, told = _one_type(dict(sorted(parts.items())), whole)
     names = [*features] or _columns(next(iter(parts.values())).x)
     _finite(parts, names, label)
     gone = missing_values(parts, names, label)
@@ -109,6 +112,7 @@ def gather(
         scale=scale,
         classes=classes,
         tests=tests or None,
+        whole=whole,
     )
 
 
@@ -137,11 +141,34 @@ def _same_shapes(parts: Mapping[str, ClientRows]) -> None:
                 raise KinfolkError(f"data.{who}.{name}", f"row shape {list(mine.shape[1:])}", remedy)
 
 
-def _one_type(parts: Mapping[str, ClientRows]) -> tuple[dict[str, ClientRows], list[str]]:
-    """x in float32, or in the small type all clients share; and what is lost by it."""
+def _one_hot(parts: Mapping[str, ClientRows], label: str) -> None:
+    """Refuse one class a row that is written as zeros and a one: it would be read as a class a position."""
+    if any(
+        part.y.ndim != 2 or part.y.dtype.kind not in "iu" or part.y.shape[1] < 2 for part in parts.values()
+    ):
+        return
+    if all(
+        bool(((part.y == 1).sum(1) == 1).all() and (part.y != 0).sum() == len(part.y))
+        for part in parts.values()
+    ):
+        who, part = next(iter(parts.items()))
+        remedy = "give one label per row: every row is zeros and a one, of which argmax(1) is the class"
+        raise KinfolkError(f"data.{who}.{label}", list(part.y.shape), remedy)
+
+
+def _one_type(parts: Mapping[str, ClientRows], whole: bool) -> tuple[dict[str, ClientRows], list[str]]:
+    """x in float32, or in the small type all clients share; and what is lost by it.
+
+    With `whole`, whole numbers of all types stay whole, and half precision is kept.
+    """
     kinds = sorted({str(part.x.dtype) for part in parts.values()})
+    if whole and all(part.x.dtype.kind in "biu" for part in parts.values()):
+        common = np.result_type(*kinds)
+        kind = np.dtype(np.int64) if common.kind == "f" else common  # int64 beside uint64
+        return {who: replace(part, x=part.x.astype(kind, copy=False)) for who, part in parts.items()}, []
     told = [f"x is of type {' and '.join(kinds)}, by client: taken as float32"] if len(kinds) > 1 else []
-    if kinds[0] not in _SMALL or len(kinds) > 1:
+    small = (*_SMALL, "float16") if whole else _SMALL
+    if kinds[0] not in small or len(kinds) > 1:
         parts = {who: as_float32(part) for who, part in parts.items()}
     rounded = sorted({column for part in parts.values() for column in part.rounded})
     if rounded:
@@ -215,6 +242,8 @@ def to_classes(
         labels = {who: part.y.astype(np.float32) for who, part in parts.items()}
         said = f"label {label!r} holds floats: a number to predict (regression), not classes"
         return labels, (), [*notes, said]
+    if kind == "booleans" and any(part.y.ndim > 1 for part in parts.values()):  # several labels a row
+        return {who: part.y for who, part in parts.items()}, (), notes
     labels = {who: part.y.astype(np.int64) for who, part in parts.items()}
     if kind == "booleans":
         return labels, ("False", "True"), notes
@@ -265,9 +294,10 @@ def _numbered(parts: Mapping[str, ClientRows], labels: Mapping[str, Array], labe
     """Whole numbers are class numbers: from 0, and not so far that they must be something else."""
     far = max(FAR, sum(len(y) for y in labels.values()))
     for who, y in labels.items():
-        wrong = np.flatnonzero((y < 0) | (y >= far))
+        out = ((y < 0) & ((y != IGNORED) | (y.ndim == 1))) | (y >= far)
+        wrong = np.flatnonzero(out.reshape(len(y), -1).any(1))
         if len(wrong):
-            value, row = int(y.flat[wrong[0]]), parts[who].row[wrong[0]]
+            value, row = int(y[wrong[0]][out[wrong[0]]].flat[0]), parts[who].row[wrong[0]]
             remedy = f"row {row}: number classes from 0 (below {far} here), or write them as words"
             raise KinfolkError(f"data.{who}.{label}", value, remedy)
     return tuple(str(c) for c in range(max(int(y.max()) for y in labels.values()) + 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.federation import SPLITS, Federation, Split, pack
+from kinfolk.federation.federation import SPLITS, Federation, Split, as_trained, pack
 from kinfolk.federation.partition.holdout import hold_out
 from kinfolk.federation.soundness import check
 from kinfolk.streams import Seed
-from kinfolk.types import Client
+from kinfolk.types import Client, Rows, map_rows
 
 Array = NDArray[Any]
+# One array, or several by name, every one [rows, ...]: as `Rows` are of tensors.
+Arrays = Array | dict[str, Array]
 Bools = NDArray[np.bool_]
 
 
@@ -41,7 +43,7 @@ class LoadedClients:
     (2, (3,))
     """
 
-    clients: dict[str, tuple[Array, Array]]  # sorted by name: x [rows, ...], y [rows] (or [rows, d])
+    clients: dict[str, tuple[Arrays, Arrays]]  # sorted by name: x [rows, ...], y [rows] (or [rows, d])
     class_names: tuple[str, ...] = ()  # empty: y are numbers to predict, or `classes` without names
     feature_names: tuple[str, ...] = ()  # empty where x is no table
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> how many
@@ -52,16 +54,27 @@ class LoadedClients:
     scale: tuple[float, float] | None = None  # x of bytes are trained on as x * scale[0] + scale[1]
     classes: int = 0  # how many, where they have no names
     tests: Mapping[str, Bools] | None = None  # [rows] by client: its test rows; None: to be held out
+    whole: bool = False  # whole numbers in x are ids or counts that a network may want as they are
 
     @property
     def rows(self) -> int:
         """Rows of all clients together."""
-        return sum(len(y) for _, y in self.clients.values())
+        return sum(array_rows(y) for _, y in self.clients.values())
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one row of x."""
-        return tuple(next(iter(self.clients.values()))[0].shape[1:])
+        """The shape of one row of x; of several arrays none."""
+        x = next(iter(self.clients.values()))[0]
+        return () if isinstance(x, dict) else tuple(x.shape[1:])
+
+
+def array_rows(rows: Arrays) -> int:
+    """How many rows there are.
+
+    >>> array_rows({"age": np.zeros((3, 1))})
+    3
+    """
+    return len(next(iter(rows.values()))) if isinstance(rows, dict) else len(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,21 +115,48 @@ def federate(
         remedy = "give a fraction above 0 and below 1; test={} for none"
         raise KinfolkError("data.test_fraction", test_fraction, remedy)
     rows = dict(sorted(loaded.clients.items()))
-    x, y = (np.concatenate([pair[k] for pair in rows.values()]) for k in (0, 1))
-    in_bytes = x.dtype == np.uint8  # they stay bytes, a quarter of the size
+    x, y = ([pair[k] for pair in rows.values()] for k in (0, 1))
+    pool = stored(x)
+    # Bytes stay bytes, a quarter of the size.
+    in_bytes = isinstance(pool, Tensor) and pool.dtype == torch.uint8 and not loaded.whole
+    if isinstance(pool, Tensor) and not (in_bytes or loaded.whole):
+        pool = pool.float()
+    classes = len(loaded.class_names) or loaded.classes
     return check(
         Federation(
             clients=tuple(Client(who) for who in rows),
-            x=torch.from_numpy(x if in_bytes else x.astype(np.float32, copy=False)),
-            y=torch.from_numpy(y.astype(np.float32 if y.dtype.kind == "f" else np.int64, copy=False)),
+            x=pool,
+            y=map_rows(lambda t: t.long() if classes else as_trained(t), stored(y)),
             splits=_splits(loaded, [*rows], valid, test_fraction, seed),
-            classes=len(loaded.class_names) or loaded.classes,
+            classes=classes,
             name=f"own data, {len(rows)} clients",
             scale=loaded.scale or (1.0, 0.0) if in_bytes else None,
             class_names=tuple(loaded.class_names),
             feature_names=tuple(loaded.feature_names),
         )
     )
+
+
+# Types that torch cannot index, and the next that it can.
+_WIDER = {"uint16": "int32", "uint32": "int64", "uint64": "int64", "float64": "float32"}
+
+
+def stored(parts: Sequence[Arrays]) -> Rows:
+    """The rows of all clients, one after another, as a federation keeps them: float64 as float32.
+
+    >>> stored([{"age": np.array([1.5])}, {"age": np.array([2.5])}])
+    {'age': tensor([1.5000, 2.5000])}
+    """
+
+    def joined(arrays: Sequence[Array]) -> Tensor:
+        whole = np.concatenate(list(arrays))
+        kind = _WIDER.get(whole.dtype.name, whole.dtype.name)
+        return torch.from_numpy(np.require(whole.astype(kind, copy=False), requirements=["C", "W"]))
+
+    first = parts[0]
+    if isinstance(first, dict):
+        return {name: joined([part[name] for part in parts if isinstance(part, dict)]) for name in first}
+    return joined([part for part in parts if not isinstance(part, dict)])
 
 
 def _splits(
@@ -126,7 +166,7 @@ def _splits(
     sets: dict[str, list[Tensor]] = {name: [] for name in SPLITS}
     start = 0
     for who in names:
-        own = np.arange(start, start + len(loaded.clients[who][1]))
+        own = np.arange(start, start + array_rows(loaded.clients[who][1]))
         if loaded.tests is None:
             kept, test = hold_out(own, test_fraction, seed.numpy("data", "test", who))
         else:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kinfolk.federation.own_data.loaded import Array, LoadedClients, MissingValue
+from kinfolk.federation.federation import IGNORED
+from kinfolk.federation.own_data.loaded import Array, Arrays, LoadedClients, MissingValue, array_rows
 from kinfolk.federation.own_data.missing import listed
 
 if TYPE_CHECKING:
@@ -95,26 +96,40 @@ def inspect(loaded: LoadedClients) -> Report:
     (4, {'no': 1, 'yes': 3}, {'ann': [1, 3]})
     """
     classes = len(loaded.class_names)
-    labels = [y for _, y in loaded.clients.values()]
-    least, largest = min(float(y.min()) for y in labels), max(float(y.max()) for y in labels)
-    mean = sum(float(y.sum(dtype=np.float64)) for y in labels) / sum(y.size for y in labels)
+    labels = _labels(loaded)
     return Report(
         kind=loaded.kind,
         shape=[*loaded.shape],
         types={**loaded.types},
         class_names=loaded.class_names,
         feature_names=loaded.feature_names,
-        sizes={who: len(y) for who, (_, y) in loaded.clients.items()},
-        counts={
-            who: np.bincount(y, minlength=classes).tolist()
-            for who, (_, y) in (loaded.clients.items() if classes else ())
-        },
-        target=None if classes else [least, mean, largest],
+        sizes=_sizes(loaded),
+        counts={who: np.bincount(y, minlength=classes).tolist() for who, y in labels.items() if classes},
+        target=None if classes or not labels else _range([*labels.values()]),
         missing=[*loaded.missing],
         anomalies=anomalies(loaded),
         left_out={**loaded.left_out},
         notes=[*loaded.notes],
     )
+
+
+def _sizes(loaded: LoadedClients) -> dict[str, int]:
+    return {who: array_rows(y) for who, (_, y) in loaded.clients.items()}
+
+
+def _labels(loaded: LoadedClients) -> dict[str, Array]:
+    """Each client's labels, flat where they are classes; none where targets are several arrays."""
+    plain = {who: y for who, (_, y) in loaded.clients.items() if not isinstance(y, dict)}
+    if not loaded.class_names:
+        return plain
+    return {who: y if y.ndim == 1 else y[y != IGNORED] for who, y in plain.items()}
+
+
+def _range(labels: Sequence[Array]) -> list[float]:
+    """Least, mean and largest."""
+    least, largest = min(float(y.min()) for y in labels), max(float(y.max()) for y in labels)
+    mean = sum(float(y.sum(dtype=np.float64)) for y in labels) / sum(y.size for y in labels)
+    return [least, mean, largest]
 
 
 def anomalies(loaded: LoadedClients) -> list[Anomaly]:
@@ -136,18 +151,18 @@ def anomalies(loaded: LoadedClients) -> list[Anomaly]:
 
 
 def _small(loaded: LoadedClients) -> Iterator[Anomaly]:
-    sizes = {who: len(y) for who, (_, y) in loaded.clients.items()}
+    sizes = _sizes(loaded)
     if alone := [who for who, rows in sizes.items() if rows == 1]:
         yield Anomaly("single row", alone, f"{len(alone)} with one row: nothing is left to test them on")
     if not loaded.class_names:
         return
-    one = [who for who, (_, y) in loaded.clients.items() if len(y) > 1 and (y == y[0]).all()]
+    one = [who for who, y in _labels(loaded).items() if len(y) > 1 and (y == y[0]).all()]
     if one:
         yield Anomaly("single class", one, f"{len(one)} with rows of one class only: {listed(one)}")
 
 
 def _large(loaded: LoadedClients) -> Iterator[Anomaly]:
-    sizes = {who: len(y) for who, (_, y) in loaded.clients.items()}
+    sizes = _sizes(loaded)
     middle = float(np.median(list(sizes.values())))
     if large := [who for who, rows in sizes.items() if len(sizes) > 2 and rows > LARGE * middle]:
         most = max(sizes[who] for who in large)
@@ -158,7 +173,7 @@ def _large(loaded: LoadedClients) -> Iterator[Anomaly]:
 def _classes(loaded: LoadedClients) -> Iterator[Anomaly]:
     if not loaded.class_names:
         return
-    there = {who: np.unique(y) for who, (_, y) in loaded.clients.items()}
+    there = {who: np.unique(y) for who, y in _labels(loaded).items()}
     owners = np.bincount(np.concatenate([*there.values()]), minlength=len(loaded.class_names))
     if len(there) > 1 and (lone := np.flatnonzero(owners == 1)).size:
         who = [name for name, own in there.items() if np.isin(lone, own).any()]
@@ -172,16 +187,19 @@ def _classes(loaded: LoadedClients) -> Iterator[Anomaly]:
 
 
 def _targets(loaded: LoadedClients) -> Iterator[Anomaly]:
-    if loaded.class_names:
+    labels = _labels(loaded)
+    if loaded.class_names or not labels:
         return
-    if all((y == np.rint(y)).all() for _, y in loaded.clients.values()):
+    if all((y == np.rint(y)).all() for y in labels.values()):
         line = "every label is a whole number stored as a float; store integers if classes are meant"
         yield Anomaly("whole numbers to predict", [], line)
 
 
 def _constant(loaded: LoadedClients) -> Iterator[Anomaly]:
     """Features that never change: anywhere, or at one client though they do elsewhere."""
-    tables = {who: x.reshape(len(x), -1) for who, (x, _) in loaded.clients.items()}
+    tables = {who: x.reshape(len(x), -1) for who, (x, _) in loaded.clients.items() if not isinstance(x, dict)}
+    if not tables:  # what is constant in a sequence tells nothing
+        return
     still = {who: (table == table[0]).all(0) for who, table in tables.items()}
     first = next(iter(tables.values()))[0]
     varies = np.any([~still[who] | (table[0] != first) for who, table in tables.items()], axis=0)
@@ -227,11 +245,13 @@ def _copies(loaded: LoadedClients) -> Iterator[Anomaly]:
         yield Anomaly("copies within a client", who, f"{line}: {listed(who)}")
 
 
-def _digests(x: Array, y: Array) -> NDArray[np.uint64]:
+def _digests(x: Arrays, y: Arrays) -> NDArray[np.uint64]:
     """A 64-bit digest for each row: of a million rows, two that differ share one once in 10**7 cases."""
-    features = np.asarray(x, dtype=np.float32).reshape(len(x), -1) + np.float32(0)  # -0 is 0
-    labels = np.ascontiguousarray(y).reshape(len(y), -1)
-    whole = np.concatenate([features.view(np.uint8), labels.view(np.uint8)], axis=1)
+    inputs, targets = ([*rows.values()] if isinstance(rows, dict) else [rows] for rows in (x, y))
+    # -0 is 0
+    features = [np.asarray(a, dtype=np.float32).reshape(len(a), -1) + np.float32(0) for a in inputs]
+    labels = [np.ascontiguousarray(a).reshape(len(a), -1) for a in targets]
+    whole = np.concatenate([a.view(np.uint8) for a in (*features, *labels)], axis=1)
     raw, width = whole.tobytes(), whole.shape[1]
     made = (hashlib.blake2b(raw[i : i + width], digest_size=8).digest() for i in range(0, len(raw), width))
     return np.frombuffer(b"".join(made), dtype=np.uint64)

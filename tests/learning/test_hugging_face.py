@@ -27,7 +27,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-CONFIGS = {
+CONFIGS: dict[str, dict[str, object]] = {
     "gpt2": {
         **{"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"], "vocab_size": 12},
         **{"n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2, "pad_token_id": 0, "bos_token_id": 0},
@@ -42,6 +42,8 @@ CONFIGS = {
         **{"patch_size": 4, "num_channels": 1, **SMALL, **STILL},
     },
 }
+for one in CONFIGS.values():  # LayerNorm of the usual first weights, 0.02, would multiply rounding
+    one["initializer_range"] = 0.3
 NAMES = sorted(CONFIGS)
 
 
@@ -90,8 +92,7 @@ def test_engines_agree(name, lora, config, tmp_path):
     assert trained == (set(found["loop"]) if lora else set())
     for leaf, t in found["loop"].items():
         assert torch.equal(t, found["wire"][leaf])
-        # LayerNorm of first weights as small as these multiplies rounding; in float64 it is 1e-15.
-        assert (found["batched"][leaf] - t).norm() <= 1e-4 * max(t.norm(), 0.1 * t.numel() ** 0.5), leaf
+        assert (found["batched"][leaf] - t).norm() <= 1e-5 * max(t.norm(), 0.1 * t.numel() ** 0.5), leaf
 
 
 @needs

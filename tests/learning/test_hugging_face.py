@@ -80,13 +80,9 @@ def spec(path, *lines):
 def test_engines_agree(name, lora, config, tmp_path):
     found = {}
     for engine in ("loop", "batched", "wire"):
-        lines = (
-            f"model.lora.rank = {lora}",
-            f'engine.name = "{engine}"',
-            "engine.chunk = 2",
-            "run.rounds = 2",
-        )
-        one = spec(config(name), *lines, "local.batch = 4", 'engine.device = "cpu"')
+        lines = (f'engine.name = "{engine}"', "engine.chunk = 2", 'engine.device = "cpu"', "run.rounds = 2")
+        lines += (f"model.lora.rank = {lora}", "model.lora.alpha = 2", "local.batch = 4", "local.lr = 0.02")
+        one = spec(config(name), *lines)
         found[engine] = run_spec(one, tmp_path / engine, federation=rows(name)).state.model
     trained = {n for n in found["loop"] if "lora" in n}
     assert trained == (set(found["loop"]) if lora else set())

@@ -68,7 +68,7 @@ def test_all_copies_of_a_network_hold_the_same_frozen_tensors():
     for module in (learner._training, learner._scoring, learner.training_module):
         assert module[0].weight.data_ptr() == held
         assert module[1].weight.data_ptr() != net[1].weight.data_ptr()
-    assert learner._here(torch.device("cpu"))["0.weight"].data_ptr() == held
+    assert all(n[0].weight.data_ptr() == held for n in learner._on(torch.device("cpu")))
     assert learner.plain_network()[0].weight.data_ptr() != held  # what leaves a run shares nothing with it
 
 
@@ -86,7 +86,9 @@ def test_in_bf16_frozen_matrices_are_rounded_once():
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
     freeze(net, ["1.*"])
     learner, x = Learner(net, CE, 3, half=True), torch.randn(2, 4)
-    assert learner._here(x.device)["0.weight"].dtype == torch.bfloat16
+    training, scoring = learner._on(x.device)
+    assert training[0].weight.dtype == torch.bfloat16
+    assert training[0].weight is scoring[0].weight
     coarse = copy.deepcopy(net).bfloat16()
     assert torch.equal(learner.apply(learner.first, x), coarse(x.bfloat16()).float())
 

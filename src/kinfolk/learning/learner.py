@@ -118,23 +118,21 @@ class Learner:
     _training: nn.Module = field(init=False, repr=False)
     _scoring: nn.Module = field(init=False, repr=False)
     _frozen: frozenset[str] = field(init=False, repr=False)
-    _constants: dict[torch.device, Tree] = field(init=False, repr=False)
     _coarse: frozenset[str] = field(init=False, repr=False)
+    # Both copies by device: what does not travel lies there, once for both and for all clients.
+    _placed: dict[torch.device, tuple[nn.Module, nn.Module]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_frozen", frozen_names(self.module))
         # What is frozen is never written to: all copies of the network hold the same tensors.
-        shared: dict[int, object] = {id(t): t for t in self._state(frozen=True).values()}
-        ready = self.prepare(copy.deepcopy(self.module, dict(shared)))
-        object.__setattr__(self, "_scoring", copy.deepcopy(ready, dict(shared)).eval())
+        ready = self.prepare(copy.deepcopy(self.module, _same(self._state(frozen=True))))
         object.__setattr__(self, "_training", ready.train())
+        object.__setattr__(self, "_scoring", copy.deepcopy(ready, _same(self._constants())).eval())
         for part in frozen_parts(ready).values():
             part.eval()
-        known = ready.state_dict()
-        constants = {name: b for name, b in ready.named_buffers() if name not in known}
-        constants |= {name: t.detach() for name, t in self._state(frozen=True).items()}
         object.__setattr__(self, "_coarse", frozenset(_products(ready)) if self.half else frozenset())
-        object.__setattr__(self, "_constants", {torch.device("cpu"): self._coarsened(constants)})
+        here = {} if self.half else {torch.device("cpu"): (self._training, self._scoring)}
+        object.__setattr__(self, "_placed", here)
         if has_batch_norm(ready):
             object.__setattr__(self, "plan", replace(self.plan, drop_single=True))
 
@@ -157,6 +155,12 @@ class Learner:
         (['0.weight', '0.bias'], ['1.weight', '1.bias'])
         """
         return {name: t.detach() for name, t in self._state(frozen=True).items()}
+
+    def _constants(self) -> dict[str, Tensor]:
+        """What does not travel: what is frozen, and buffers outside of the state, as a mask."""
+        known = self._training.state_dict()
+        outside = {name: b for name, b in self._training.named_buffers() if name not in known}
+        return {**outside, **self._state(frozen=True)}
 
     def _state(self, frozen: bool) -> dict[str, Tensor]:
         state = self.module.state_dict(keep_vars=True)
@@ -187,31 +191,32 @@ class Learner:
 
         Of rows that are all real, or of a batch, in which some may be padding.
         """
-        return self._call(self._scoring, model, rows)
+        return self._call(False, model, rows)
 
     def objective(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
         """The mean loss of a batch in training mode; BatchNorm's buffers in `model` are updated."""
-        out = self._call(self._training, model, batch)
+        out = self._call(True, model, batch)
         return batch.mean(self.loss.row_loss(out, batch.y))
 
-    def _call(self, network: nn.Module, model: Tree, rows: Rows | Batch) -> Tensor:
+    def _call(self, training: bool, model: Tree, rows: Rows | Batch) -> Tensor:
         x, weight = (rows, None) if isinstance(rows, Tensor | dict) else (rows.x, rows.weight)
-        here = self._here(row_leaves(x)[0].device)
         if self._coarse:
-            model = self._coarsened(model)
+            model = {n: t.bfloat16() if n in self._coarse else t for n, t in model.items()}
             x = map_rows(lambda t: t.bfloat16() if t.is_floating_point() else t, x)
-        out = call(network, {**here, **model}, x, weight, self.output)
+        network = self._on(row_leaves(x)[0].device)[not training]
+        out = call(network, model, x, weight, self.output)
         return out.float() if self._coarse else out
 
-    def _here(self, device: torch.device) -> Tree:
-        """What does not travel (what is frozen, and buffers outside of the state, as a mask) on a device."""
-        if device not in self._constants:
-            held = self._constants[torch.device("cpu")]
-            self._constants[device] = {name: t.to(device) for name, t in held.items()}
-        return self._constants[device]
-
-    def _coarsened(self, tree: Tree) -> Tree:
-        return {n: t.bfloat16() if n in self._coarse else t for n, t in tree.items()}
+    def _on(self, device: torch.device) -> tuple[nn.Module, nn.Module]:
+        """The network in training and in scoring mode, with what does not travel on a device."""
+        if device not in self._placed:
+            there: dict[int, object] = {}
+            for name, t in self._constants().items():
+                new = t.detach().to(device, torch.bfloat16 if name in self._coarse else t.dtype)
+                there[id(t)] = nn.Parameter(new, False) if isinstance(t, nn.Parameter) else new
+            training, scoring = (copy.deepcopy(n, dict(there)) for n in (self._training, self._scoring))
+            self._placed[device] = training, scoring
+        return self._placed[device]
 
     def params(self, model: Tree) -> Tree:
         """The trainable part of a model: what distances and penalties are about."""
@@ -284,6 +289,11 @@ class Learner:
         Linear(in_features=2, out_features=3, bias=True)
         """
         return copy.deepcopy(self.module)
+
+
+def _same(tensors: dict[str, Tensor]) -> dict[int, object]:
+    """For `copy.deepcopy`: these are not copied."""
+    return {id(t): t for t in tensors.values()}
 
 
 def _products(module: nn.Module) -> Iterator[str]:

@@ -44,7 +44,7 @@ def card(kept: KeptModels, wanted: Wanted, network: nn.Module, files: Sequence[s
     told = {
         "data": outline.name,
         "clients": f"{len(outline.clients):,}",
-        "rows": f"{list(outline.shape)}{_scaled(outline.scale)}",
+        "rows": outline.row_text or f"{list(outline.shape)}{_scaled(outline.scale)}",
         "predicts": _predicts(outline.classes, outline.class_names, outline.outputs),
         "federation fingerprint": f"`{facts['federation']['fingerprint']}`",
         "method": facts["title"],

@@ -39,6 +39,15 @@ class Outline:
     inputs: Mapping[str, Leaf] = field(default_factory=dict)
     targets: Mapping[str, Leaf] = field(default_factory=dict)
 
+    @property
+    def row_text(self) -> str:
+        """The inputs in words, where they are not one tensor of floats.
+
+        >>> Outline((), (), 2, 2, (), (), None, "", {"tokens": ((9,), "int64")}).row_text
+        'tokens [9] int64'
+        """
+        return ", ".join(f"{name} {list(s)} {kind}".strip() for name, (s, kind) in self.inputs.items())
+
     @staticmethod
     def of(federation: Federation) -> Outline:
         """The outline of a federation.

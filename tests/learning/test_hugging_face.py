@@ -92,9 +92,12 @@ def test_engines_agree(name, lora, config, tmp_path):
 
 
 @needs
+@pytest.mark.parametrize("dropped", [0.0, 0.1])
 @pytest.mark.parametrize("name", NAMES)
-def test_clients_can_share_a_call(name, config):
-    parts = build_parts(spec(config(name), "model.lora.rank = 2"), rows(name))
+def test_clients_can_share_a_call(name, dropped, config):
+    rates = {key: dropped for key in CONFIGS[name] if "drop" in key}
+    assert rates
+    parts = build_parts(spec(config(name, **rates), "model.lora.rank = 2"), rows(name))
     assert obstacle(parts.learner, *first_rows(parts.federation, 2)) == ""
 
 
@@ -147,6 +150,7 @@ def test_a_run_of_a_folder_leaves_a_network_for_transformers(config, tmp_path):
     network = run.model()
     x, y = data.take(data.splits["test"].rows(0))
     said = network(x).logits.argmax(1)
+    assert run.predict(x, client="c0").tolist() == said.tolist()
     row = run.scores.query("client == 'c0' and round == 2 and score == 'accuracy'").iloc[0]
     assert int((said == y).sum()) == round(row["value"] * row["rows"])
     network.save_pretrained(tmp_path / "home")

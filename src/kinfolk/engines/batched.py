@@ -16,15 +16,16 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from kinfolk.engines.fast import CudaLane, Passes, lanes_on
-from kinfolk.engines.loop import message_for
+from kinfolk.engines.loop import Loop, message_for
 from kinfolk.engines.memory import InProcess, Memories, by_form
 from kinfolk.engines.one import first_steps, on_device, opens_models, train_rows
 from kinfolk.engines.padded import Padded, padded
 from kinfolk.engines.spec import EngineSpec
+from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
@@ -83,6 +84,8 @@ class Batched(InProcess):
         self._ahead: dict[Any, Prepared] = {}
         self._asked: dict[str, list[tuple[Client, ...]]] = {}
         self._light: dict[str, bool] = {}
+        self._alone: set[str] = set()  # tasks that have failed for many clients at once
+        self._warnings: list[str] = []
 
     @classmethod
     def make(cls, spec: EngineSpec, federation: Federation, table: Table, memories: Memories) -> Batched:
@@ -90,7 +93,41 @@ class Batched(InProcess):
         return cls(federation, table, memories, spec.chunk, spec.device, lanes=spec.lanes)
 
     def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
-        """The replies to a request, in chunks; within a chunk sorted by client."""
+        """The replies to a request, in chunks; within a chunk sorted by client.
+
+        A task that fails for many clients at once, by a kernel or under a recording, is done one client after
+        another from then on; only if that fails too there is an error.
+        """
+        done: set[Client] = set()
+        if request.task not in self._alone:
+            try:
+                for chunk in self._in_chunks(request, context):
+                    done.update(chunk.clients)
+                    yield chunk
+                return
+            except (KinfolkError, torch.OutOfMemoryError):
+                raise
+            except Exception as problem:
+                self._fall_back(request.task, problem)
+        left = replace(request, to=tuple(c for c in request.to if c not in done))
+        yield from Loop(self.federation, self.table, self.memories, self.device).replies(left, context)
+
+    def take_warnings(self) -> list[str]:
+        """What there was to tell since the last call."""
+        told, self._warnings = self._warnings, []
+        return told
+
+    def _fall_back(self, task: str, problem: Exception) -> None:
+        self._alone.add(task)
+        for lane in self.lanes:
+            lane.recordings.clear()
+        reason = (str(problem).splitlines() or [type(problem).__name__])[0][:160]
+        text = f"{task!r} cannot be done for many clients in one call ({_layer_of(problem)}{reason}); "
+        times = f"up to {self.chunk} times slower" if self.device.type == "cuda" else "slower"
+        self._warnings.append(f"{text}it goes on one client after another, {times}")
+        self.note += f"; {task} one client after another"
+
+    def _in_chunks(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         task = self.table[request.task]
         assert isinstance(task, Task)
         forms = by_form(request.to, self.memories)
@@ -142,7 +179,7 @@ class Batched(InProcess):
         task = self.table[name]
         assert isinstance(task, Task)
         # Rows that are neither shuffled nor changed are the same in every round.
-        shuffled = any(one.plan.shuffle or one.plan.augment for one in task.passes)
+        shuffled = any(one.plan.shuffle or one.plan.augment or one.plan.draws for one in task.passes)
         key = (name, who, context.seed, context.round if shuffled else -1)
         if key in self._ahead:
             return self._ahead.pop(key) if shuffled else self._ahead[key]
@@ -190,6 +227,16 @@ class Batched(InProcess):
             for i, c in enumerate(chunk.ready.who):
                 self.memories[c] = map_leaves(lambda t, i=i: t[i].clone(), chunk.kept)  # type: ignore[misc]
         return Stack(chunk.ready.who, chunk.ready.rows, chunk.reply)
+
+
+def _layer_of(problem: Exception) -> str:
+    """The layer that an error came from, as far as can be told from where it was raised."""
+    kind, trace = "", problem.__traceback__
+    while trace is not None:
+        within = trace.tb_frame.f_locals.get("self")
+        kind = type(within).__name__.removeprefix("Client") if isinstance(within, nn.Module) else kind
+        trace = trace.tb_next
+    return f"layer {kind}: " if kind else ""
 
 
 def _finish(task: Task, carry: Carry) -> tuple[Message, Message | None]:

@@ -148,7 +148,7 @@ class Running:
         engine = make(choice.engine, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
         rows, absent = parts.federation, drop_outs(self.spec.run.absent)
-        self.coordinator = Coordinator(engine, self.records.audit, absent, rows, self._afford)
+        self.coordinator = Coordinator(engine, self.records.audit, absent, rows, self._afford, self._warn)
         self.budget, self.ended = Budget.of(parts, self._warn), ""
         self.state = self.algorithm.init(self._here(parts.learner.first), self.clients, parts.seed)
         self.scored = self.algorithm.eval_tasks()

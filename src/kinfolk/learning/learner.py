@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.learning import metrics
+from kinfolk.learning.dropout import has_dropout
 from kinfolk.learning.freezing import frozen_names, frozen_parts
 from kinfolk.learning.losses import Loss
 from kinfolk.learning.network import Prepare, call, plain
@@ -112,6 +113,7 @@ class Learner:
     score_batch: int = 256
     output: str = ""  # what is meant of an object that the network gives in place of a tensor
     half: bool = False  # products in bfloat16; parameters, gradients, norms and losses stay float32
+    draws: bool = False  # the network itself calls dropout in training; of its layers it is known
     prepare: Prepare = plain  # whoever runs many clients may have layers that are faster
 
     # One copy of the network in each mode, since switching modes walks the whole network.
@@ -133,6 +135,8 @@ class Learner:
         object.__setattr__(self, "_coarse", frozenset(_products(ready)) if self.half else frozenset())
         here = {} if self.half else {torch.device("cpu"): (self._training, self._scoring)}
         object.__setattr__(self, "_placed", here)
+        if self.draws or has_dropout(ready):
+            object.__setattr__(self, "plan", replace(self.plan, draws=True))
         if has_batch_norm(ready):
             object.__setattr__(self, "plan", replace(self.plan, drop_single=True))
 
@@ -174,37 +178,32 @@ class Learner:
         return tuple(name for name, p in self.module.named_parameters() if p.requires_grad)
 
     @property
-    def draws(self) -> str:
-        """The name of a layer that draws random numbers in training, or nothing."""
-        for name, m in self._training.named_modules():
-            if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 and m.training:
-                return name or type(m).__name__
-        return ""
-
-    @property
     def training_module(self) -> nn.Module:
         """The network in training mode, as `objective` runs it."""
         return self._training
 
-    def apply(self, model: Tree, rows: Rows | Batch) -> Tensor:
+    def apply(self, model: Tree, rows: Rows | Batch, training: bool = False) -> Tensor:
         """The network's output in scoring mode (BatchNorm by its running statistics, if it has any).
 
         Of rows that are all real, or of a batch, in which some may be padding.
         """
-        return self._call(False, model, rows)
+        return self._call(training, model, rows)
 
     def objective(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
         """The mean loss of a batch in training mode; BatchNorm's buffers in `model` are updated."""
-        out = self._call(True, model, batch)
+        out = self.apply(model, batch, training=True)
         return batch.mean(self.loss.row_loss(out, batch.y))
 
     def _call(self, training: bool, model: Tree, rows: Rows | Batch) -> Tensor:
-        x, weight = (rows, None) if isinstance(rows, Tensor | dict) else (rows.x, rows.weight)
+        if isinstance(rows, Tensor | dict):
+            x, weight, key = rows, None, None
+        else:
+            x, weight, key = rows.x, rows.weight, rows.key
         if self._coarse:
             model = {n: t.bfloat16() if n in self._coarse else t for n, t in model.items()}
             x = map_rows(lambda t: t.bfloat16() if t.is_floating_point() else t, x)
         network = self._on(row_leaves(x)[0].device)[not training]
-        out = call(network, model, x, weight, self.output)
+        out = call(network, model, x, weight, key, self.output)
         return out.float() if self._coarse else out
 
     def _on(self, device: torch.device) -> tuple[nn.Module, nn.Module]:

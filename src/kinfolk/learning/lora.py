@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kinfolk.errors import KinfolkError
+from kinfolk.learning.dropout import attention_weights
 from kinfolk.learning.freezing import matched
 
 FIELD = "model.lora.layers"
@@ -70,8 +71,7 @@ class LoRAAttention(LoRA, nn.MultiheadAttention):
         weights = None
         # Fused kernels know one network, and are not to be had where clients share a call.
         if need_weights or torch._C._functorch.is_batchedtensor(q):
-            scores = q @ k.transpose(-2, -1) / math.sqrt(self.head_dim)
-            weights = torch.softmax(scores if mask is None else scores + mask, -1)
+            weights = attention_weights(q, k, mask)
             weights = F.dropout(weights, dropped) if dropped else weights
             out = weights @ v
         else:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from frozen import part_frozen
 from mdicfl_options import DISTINCT
 
 from kinfolk.algorithms import ALGORITHMS, with_options
@@ -12,8 +13,6 @@ from kinfolk.contract import toy
 from kinfolk.contract.checks import CHECKS
 from kinfolk.contract.compare import outcome_difference
 from kinfolk.errors import KinfolkError
-from kinfolk.learning.freezing import freeze
-from kinfolk.learning.lora import add_lora
 from kinfolk.types import leaves
 
 OPTIONS = {
@@ -21,18 +20,6 @@ OPTIONS = {
     "slfed": {"images.count": 8, "gan.epochs": 1, "gan.width": 0.0625},
 }
 METHODS = ["fedavg", "fedprox", "ifca", "fesem", "mdicfl", "slfed", "fedem", "clustered_fl", "local"]
-
-
-def part_frozen(learner):
-    """The first layer frozen, its BatchNorm too; adapters on the first matrix there is."""
-    network = copy.deepcopy(learner.module)
-    if any(isinstance(m, torch.nn.Conv2d) for m in network.modules()):
-        freeze(network, ["conv2.*", "norm2.*", "head.*"])
-    else:
-        freeze(network, ["head.*"])
-        with toy.DATA.borrowed("adapters"):
-            add_lora(network, rank=2, alpha=2, train=True)
-    return replace(learner, module=network)
 
 
 def maker(method):

@@ -114,7 +114,8 @@ class TrainedRun(Run):
         """What a model says of rows: labels as the data name them, or the number to predict.
 
         Args:
-            x: rows as an array, a tensor or a data frame, in which columns are found by name.
+            x: rows as an array, a tensor or a data frame, in which columns are found by name; of several
+                inputs a dict or a tuple of them, of sequences a list.
             client: whose model, as in `model`.
             group: or the model of which group.
             kind: which kind of model.
@@ -125,7 +126,8 @@ class TrainedRun(Run):
 
         outline = self._kept.outline
         rows = rows_for(x, outline)
-        out = outputs(self.model(client, group, kind=kind, round=round), rows, outline)
+        model = self.model(client, group, kind=kind, round=round)
+        out = outputs(model, rows, outline, self._kept.spec.model.output)
         return said(out, outline, proba)
 
     @property

@@ -15,6 +15,7 @@ from kinfolk.engines.fast import accelerated
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.attack import Attack, planned
 from kinfolk.experiment.fit_rows import fit_rows
+from kinfolk.experiment.fitting import fitted
 from kinfolk.experiment.sections import Experiment
 from kinfolk.federation.federation import Federation, output_count
 from kinfolk.federation.sources import build
@@ -28,7 +29,7 @@ from kinfolk.learning.optim import build_optimiser
 from kinfolk.script import Algorithm
 from kinfolk.streams import Seed
 from kinfolk.task import Augment, Plan
-from kinfolk.types import Rows
+from kinfolk.types import Rows, Tree
 
 # A user's network: one that is ready, or something that makes one.
 Network = nn.Module | Callable[[], nn.Module]
@@ -54,10 +55,12 @@ def build_parts(
     federation: Federation | None = None,
     network: Network | None = None,
     own: Mapping[str, Any] | None = None,
+    first: Tree | None = None,
 ) -> Parts:
     """Build and check everything a spec names, before anything is written.
 
-    `own` are the settings that the method has otherwise than those it is compared with.
+    `own` are the settings that the method has otherwise than those it is compared with. `first` is a whole
+    network, frozen part and all, that takes the place of weights from a file.
 
     >>> build_parts(Experiment()).title
     'fedavg'
@@ -83,6 +86,7 @@ def build_parts(
         # Within the loan too: lazy layers draw their weights when they see the first row.
         federation, note = fit_rows(module, federation, spec.model.output)
         _check_output(module, spec, federation, outputs)
+        module = fitted(module, spec.model, first_rows(federation, 2)[0], first)
     augment = find_augment(spec.local.augment, spec.local.augment_pad, federation.shape)
     learner = accelerated(_learner(spec, module, loss, outputs, augment), first_rows(federation, 2)[0])
     _check_training(spec, learner)

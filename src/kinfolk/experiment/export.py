@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import torch
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 
 from kinfolk.by_path import one_line
 from kinfolk.errors import KinfolkError, near
@@ -24,6 +24,7 @@ from kinfolk.experiment.card import Wanted, card
 from kinfolk.experiment.kept_models import KeptModels
 from kinfolk.experiment.outline import Outline
 from kinfolk.experiment.record import disk_errors, write_bytes, write_json, write_text
+from kinfolk.learning.network import arguments, inputs_of
 
 WEIGHTS, CARD, FACTS = "model.safetensors", "README.md", "model.json"
 
@@ -103,6 +104,7 @@ def facts_of(kept: KeptModels, wanted: Wanted) -> dict[str, Any]:
     outline = kept.outline
     return {
         "shape": list(outline.shape),
+        **({"inputs": {name: list(leaf) for name, leaf in outline.inputs.items()}} if outline.inputs else {}),
         "classes": outline.classes,
         "class_names": list(outline.class_names),
         "feature_names": list(outline.feature_names),
@@ -122,24 +124,41 @@ def _safetensors(network: nn.Module, outline: Outline, path: Path) -> None:
     write_bytes(path, save(tensors, {"format": "pt", **told}))
 
 
-def _example(outline: Outline) -> Tensor:
-    return torch.zeros(2, *outline.shape)
+class Example(NamedTuple):
+    """Two rows to trace a network on: what it is called with, and whose first axis is the rows."""
+
+    placed: tuple[Any, ...]
+    named: dict[str, Any]
+    rows: Any  # of every argument, as `torch.export` has it
+    names: list[str]  # of the inputs
+
+
+def _example(network: nn.Module, outline: Outline) -> Example:
+    dim = {0: torch.export.Dim("rows", min=1)}
+    if not outline.inputs:
+        return Example((torch.zeros(2, *outline.shape),), {}, (dim,), ["x"])
+    placed, named = arguments(network, outline.without_rows().x)
+    given = dict(zip(inputs_of(network).names, placed, strict=False)) | named
+    rows = {name: dict.fromkeys(v, dim) if isinstance(v, dict) else dim for name, v in given.items()}
+    leaves = [n for name, v in given.items() for n in (v if isinstance(v, dict) else [name])]
+    return Example(placed, named, rows, leaves)
 
 
 def _torch(network: nn.Module, outline: Outline, path: Path) -> None:
     """A program of torch.export for any number of rows."""
     with _traced("torch"):
-        rows = torch.export.Dim("rows", min=1)
-        program = torch.export.export(network, (_example(outline),), dynamic_shapes=({0: rows},))
+        like = _example(network, outline)
+        program = torch.export.export(network, like.placed, like.named, dynamic_shapes=like.rows)
         torch.export.save(program, path)
 
 
 def _onnx(network: nn.Module, outline: Outline, path: Path) -> None:
     """An ONNX graph for any number of rows."""
     with _traced("onnx"):
-        rows = {0: torch.export.Dim("rows", min=1)}
-        names: Any = {"input_names": ["x"], "output_names": ["out"], "dynamic_shapes": (rows,)}
-        torch.onnx.export(network, (_example(outline),), path, dynamo=True, verbose=False, **names)
+        like = _example(network, outline)
+        names: Any = {"input_names": like.names, "output_names": ["out"], "dynamic_shapes": like.rows}
+        names |= {"kwargs": like.named} if like.named else {}
+        torch.onnx.export(network, like.placed, path, dynamo=True, verbose=False, **names)
 
 
 class _traced:

@@ -13,6 +13,7 @@ from kinfolk.experiment.predict import unused
 from kinfolk.federation.datasets.formats import npz_names, read_npz
 from kinfolk.federation.own_data.images import read_loose
 from kinfolk.federation.own_data.tables import TABLES, read_table_file
+from kinfolk.types import LENGTHS
 
 # (what a row is called and the names of all), the rows, what there is to say about them
 NewRows = tuple[tuple[str, list[Any]], Any, list[str]]
@@ -37,6 +38,10 @@ def read_rows(path: Path, outline: Outline) -> NewRows:
         return ("row", list(range(1, len(frame) + 1))), frame, notes
     if kind == ".npz":
         names = npz_names(path)
+        inputs = [name for name in outline.inputs if name and not name.endswith(LENGTHS)]
+        if inputs and inputs != ["0"]:
+            arrays: Any = read_npz(path, path, *inputs)
+            return ("row", list(range(1, len(arrays[inputs[0]]) + 1))), arrays, []
         key = "x" if "x" in names or len(names) != 1 else names[0]
         rows = read_npz(path, path, key)[key]
         return ("row", list(range(1, len(rows) + 1 if rows.ndim else 1))), rows, []

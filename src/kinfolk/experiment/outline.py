@@ -15,6 +15,7 @@ from kinfolk.codec import decode, encode
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import write_bytes, write_json
 from kinfolk.federation.federation import SPLITS, Federation, as_trained, output_count, pack
+from kinfolk.learning.learner import Learner
 from kinfolk.types import Client, Rows, Tree
 
 # Of one input or target: the shape of a row, and its type.
@@ -37,6 +38,15 @@ class Outline:
     # What networks are given, name by name; without any, x is one tensor of floats, y what `classes` says.
     inputs: Mapping[str, Leaf] = field(default_factory=dict)
     targets: Mapping[str, Leaf] = field(default_factory=dict)
+
+    @property
+    def row_text(self) -> str:
+        """The inputs in words, where they are not one tensor of floats.
+
+        >>> Outline((), (), 2, 2, (), (), None, "", {"tokens": ((9,), "int64")}).row_text
+        'tokens [9] int64'
+        """
+        return ", ".join(f"{name} {list(s)} {kind}".strip() for name, (s, kind) in self.inputs.items())
 
     @staticmethod
     def of(federation: Federation) -> Outline:
@@ -100,10 +110,10 @@ def _blank(leaves: Mapping[str, Leaf]) -> Rows:
     return made.get("", made)
 
 
-def write_outline(folder: Path, federation: Federation, first: Tree) -> None:
-    """Write both files of a run that begins."""
+def write_outline(folder: Path, federation: Federation, learner: Learner) -> None:
+    """Write both files of a run that begins; what is frozen is written here and nowhere else."""
     write_json(folder / FILE, asdict(Outline.of(federation)))
-    write_bytes(folder / FIRST, encode({"model": first}))
+    write_bytes(folder / FIRST, encode({"model": {**learner.first, **learner.frozen}}))
 
 
 def read_outline(folder: Path) -> Outline:
@@ -129,9 +139,22 @@ def read_outline(folder: Path) -> Outline:
 
 
 def read_first(folder: Path) -> Tree:
-    """The common initial model of a run."""
+    """The common initial model of a run, frozen part and all."""
     try:
         model: Tree = decode((folder / FIRST).read_bytes())[0]["model"]
     except (OSError, KeyError) as error:
         raise KinfolkError("run", str(folder / FIRST), f"cannot be read ({error}); run it again") from error
     return model
+
+
+def check_frozen(folder: Path, learner: Learner) -> None:
+    """Refuse to go on with a run whose frozen part is another by now; its file may have changed."""
+    if not learner.frozen:
+        return
+    kept = read_first(folder)
+    for name, tensor in learner.frozen.items():
+        if name not in kept or not torch.equal(kept[name], tensor.cpu()):
+            remedy = (
+                f"{name}, which is frozen, is not what the run began with; give the same network and weights"
+            )
+            raise KinfolkError("run", str(folder), remedy)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.outline import Outline
+from kinfolk.experiment.structured_input import structured_input
 from kinfolk.federation.own_data.tables import column_kind
 from kinfolk.learning.network import run
 from kinfolk.types import Rows, map_rows, row_count
@@ -21,8 +22,8 @@ BATCH = 256  # rows a call, as in scoring
 BYTES = 255
 
 
-def rows_for(x: Any, outline: Outline) -> Tensor:
-    """Rows as the network takes them, [rows, ...] in float32; rows of another shape or kind are refused.
+def rows_for(x: Any, outline: Outline) -> Rows:
+    """Rows as the network takes them, [rows, ...]; rows of another shape or kind are refused.
 
     >>> from kinfolk.types import Client
     >>> outline = Outline((Client("ann"),), (2,), 2, 2, (), ("age", "size"), None, "")
@@ -32,6 +33,8 @@ def rows_for(x: Any, outline: Outline) -> Tensor:
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: x = [4, 3]: give rows of shape [rows, 2]
     """
+    if outline.inputs:
+        return structured_input(x, outline)
     values = _frame(x, outline) if isinstance(x, pd.DataFrame) else _array(x)
     if tuple(values.shape[1:]) != tuple(outline.shape) or values.ndim < 1:
         wanted = ", ".join(map(str, ("rows", *outline.shape)))
@@ -132,10 +135,12 @@ def said(out: Tensor, outline: Outline, proba: bool = False) -> NDArray[Any]:
     if not outline.classes:
         if proba:
             raise KinfolkError("proba", True, "the run predicts numbers, which have no probabilities")
-        return np.asarray(out[:, 0] if outline.outputs == 1 else out)
+        return np.asarray(out[:, 0] if outline.outputs == 1 and out.dim() == 2 else out)
+    # Of a class for each position, classes stand on the second axis, or else on the last.
+    axis = 1 if out.shape[1] == outline.classes else -1
     if proba:
-        return np.asarray(out.double().softmax(1))
-    place: NDArray[np.int64] = np.asarray(out.argmax(1))
+        return np.asarray(out.double().softmax(axis))
+    place: NDArray[np.int64] = np.asarray(out.argmax(axis))
     names = outline.class_names
     if not names or names == tuple(map(str, range(len(names)))):
         return place

@@ -31,7 +31,7 @@ from kinfolk.experiment.describe import description
 from kinfolk.experiment.finalize import finalize, go_on
 from kinfolk.experiment.health import Evaluation
 from kinfolk.experiment.outline import FILE as OUTLINE
-from kinfolk.experiment.outline import write_outline
+from kinfolk.experiment.outline import check_frozen, write_outline
 from kinfolk.experiment.privacy import after_void, prepare, tell_spending
 from kinfolk.experiment.ranks import follow, table_of
 from kinfolk.experiment.record import Records, read_rounds, write_json, write_text
@@ -389,7 +389,7 @@ class Running:
         """Begin a new folder: the spec first, so that a run without a checkpoint still says what it is."""
         self.records.rewind(-1)
         write_text(self.folder / "spec.toml", dump(self.spec))
-        write_outline(self.folder, self.parts.federation, self.parts.learner.first)
+        write_outline(self.folder, self.parts.federation, self.parts.learner)
         write_client_facts(self.parts.federation, self.folder)
         self.describe("running", "", **more)
         note = self.coordinator.engine.note
@@ -437,6 +437,7 @@ class Running:
             return False
         if loaded.facts["federation"] != self.parts.federation.fingerprint():
             raise KinfolkError("checkpoint", str(self.folder), "the data are not those the run began with")
+        check_frozen(self.folder, self.parts.learner)
         self.take(loaded)
         divergence.equip(self)
         self.ended = self.health.stopped
@@ -447,6 +448,6 @@ class Running:
         self.watch("resume", {"round": self.done, "memories": self.memories})
         if not self._end():
             if not (self.folder / OUTLINE).exists():  # an older version began it
-                write_outline(self.folder, self.parts.federation, self.parts.learner.first)
+                write_outline(self.folder, self.parts.federation, self.parts.learner)
             go_on(self)
         return True

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from kinfolk.algorithms.options import flat_options
 from kinfolk.configs import find_config, hint
@@ -31,6 +31,7 @@ from kinfolk.experiment.sections import (
     ModelSpec,
     RunSpec,
     describe,
+    groups_of,
 )
 from kinfolk.federation.sources import DataSpec, check_spec
 
@@ -171,6 +172,12 @@ def dump(spec: Experiment) -> str:
     [model]
     name = "cnn"
     output = ""
+    weights = ""
+    fresh = []
+    train = []
+    lora.rank = 0
+    lora.alpha = 16.0
+    lora.layers = ["*"]
     wide = [4, 8]
     """
     parts = []
@@ -261,12 +268,22 @@ def _build(tables: Mapping[str, Any]) -> Experiment:
 
 
 def _section(section: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
-    hints = get_type_hints(kind)
+    groups = groups_of(kind)
+    inner: dict[str, dict[str, Any]] = {name: {} for name in groups}
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in groups}
     known = [name for name in hints if name != "options"]
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
     grouped = section == "algorithm"  # the one table whose options come in groups
     for key, value in (flat_options(table) if grouped else table).items():
+        group, dot, rest = key.partition(".")
+        if group in groups:
+            if not dot and not isinstance(value, Mapping):
+                raise KinfolkError(
+                    f"{section}.{group}", value, f"is a table; write its keys under [{section}.{group}]"
+                )
+            inner[group] |= {rest: value} if dot else value
+            continue
         name = f"{section}.{_dotted(key) if grouped else _key(key)}"
         if key in known:
             values[key] = _typed(name, value, hints[key])
@@ -276,11 +293,17 @@ def _section(section: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
             raise KinfolkError(name, value, "name an option with letters, digits and _")
         else:
             options[key] = _option(name, value)
+    values |= {name: _section(f"{section}.{name}", groups[name], part) for name, part in inner.items()}
     return kind(**values, options=options) if "options" in hints else kind(**values)
 
 
 def _typed(name: str, value: Any, kind: type[Any]) -> Any:
-    """The value, if it is of this kind; a whole number is a number, true is not 1."""
+    """The value, if it is of this kind; a whole number is a number, true is not 1, a text alone is a list."""
+    if get_origin(kind) is tuple:
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
+            raise KinfolkError(name, value, "give a list of texts")
+        return tuple(_typed(name, item, get_args(kind)[0]) for item in items)
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
@@ -345,6 +368,9 @@ def _tables(spec: Experiment) -> Tables:
     for section, kind in SECTIONS.items():
         part = getattr(spec, section)
         table = {f.name: getattr(part, f.name) for f in fields(kind)}
+        for group in groups_of(kind):
+            inner = table.pop(group)
+            table |= {f"{group}.{f.name}": getattr(inner, f.name) for f in fields(inner)}
         options = table.pop("options", {})
         for key, value in sorted((flat_options(options) if section == "algorithm" else options).items()):
             if key in table:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import stack_module_state, vmap
+from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from kinfolk.learning.dropout import dropping
@@ -53,13 +53,13 @@ def obstacle(learner: Learner, x: Rows, y: Rows) -> str:
 
 def _slopes(learner: Learner, network: nn.Module, x: Rows, y: Rows, alone: bool = False) -> list[Tree]:
     """The gradients of two clients that share a call, each leaf [2, ...]; `alone`: and of each by itself."""
-    other = copy.deepcopy(network)
-    with torch.no_grad():  # of two clients that were alike one might be taken for the other
-        for p in other.parameters():
-            p.mul_(1.25)
-    params, buffers = stack_module_state([network, other])
-    states, keys = {**params, **buffers}, torch.tensor([1, 2], device=row_leaves(x)[0].device)
-    names = [name for name, p in network.named_parameters() if p.requires_grad]
+    names, held = learner.names, learner.first
+    # Of two clients that were alike one might be taken for the other. What is frozen is the network's own.
+    own = {n: t for n, t in network.state_dict().items() if n in held}
+    states = {n: torch.stack([t, t * 1.25 if n in names else t]) for n, t in own.items()}
+    for name in names:
+        states[name].requires_grad_()
+    keys = torch.tensor([1, 2], device=row_leaves(x)[0].device)
     each = [{n: t[i].detach().clone() for n, t in states.items()} for i in range(2)] if alone else []
 
     def loss(state: Tree, key: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class Cost:
 
     flops: int  # multiply and add count as two
     floats: int  # numbers that the layers put out
-    parameters: int  # numbers in the tree, buffers included
+    parameters: int  # numbers in the tree, buffers included; of a learner without what is frozen
     layers: int = 1  # calls of layers that have a matrix of weights
     lstm: bool = False  # has one, which on a CPU is one kernel for one network and many for several
 
@@ -182,7 +182,8 @@ def cost(of: Learner | nn.Module, x: Rows) -> Cost:
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), _countable(), counter:
         run(network, map_rows(lambda t: t[:1], x), of.output if isinstance(of, Learner) else "")
-    numbers = sum(t.numel() for t in network.state_dict().values())
+    own = of.first if isinstance(of, Learner) else network.state_dict()
+    numbers = sum(t.numel() for t in own.values())
     lstm = any(isinstance(layer, nn.LSTM) for layer in network.modules())
     return Cost(int(counter.get_total_flops()), sum(made), numbers, max(len(products), 1), lstm)
 

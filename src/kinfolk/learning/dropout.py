@@ -152,6 +152,7 @@ def has_dropout(network: nn.Module) -> bool:
     rates = (
         m.p if isinstance(m, nn.modules.dropout._DropoutNd) else getattr(m, "dropout", 0)
         for m in network.modules()
+        if m.training
     )
     return any(isinstance(rate, float) and rate > 0 for rate in rates)
 

@@ -176,7 +176,7 @@ def test_an_altered_label_or_manifest_is_not_sound(tmp_path):
     with pytest.raises(KinfolkError, match=r"data\.\w+\.y = 2: labels run from 0 to 1"):
         read_store(store, verify=True)
     for change, message in (
-        (lambda m: m.update(version=2), r"is of version 2, not 1"),
+        (lambda m: m.update(version=3), r"is of version 3, not 2"),
         (lambda m: m.update(format="zip"), r"is not the manifest of a store"),
         (lambda m: m["files"].pop("y.npy"), r"is not the manifest of a store"),
         (lambda m: m["files"].update({"../x.npy": {"bytes": 0}}), r"is not the manifest of a store"),

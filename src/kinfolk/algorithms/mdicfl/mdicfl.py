@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Generator as Dialogue
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -65,6 +65,8 @@ class MDICFL:
     aggregate: Aggregator = Aggregator()  # the paper's mean is uniform
     merge: bool = False  # clusters whose models agree become one, once clients have been assigned before
     final_reassign: bool = False  # after the last round everyone trains and is assigned once more, for scores
+
+    makes_rows: ClassVar[str] = "pseudo rows"
 
     def __post_init__(self) -> None:
         at_least("algorithm.k", self.k, 1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -65,6 +65,8 @@ class SLFed:
     # Ours: rounds before anybody is asked for a model; in their second half clients meet and compare.
     local_rounds: int = 0
     shares: ShareOptions = field(default_factory=ShareOptions)
+
+    makes_rows: ClassVar[str] = "probe images"
 
     def __post_init__(self) -> None:
         at_least("algorithm.direct", self.direct, 1)

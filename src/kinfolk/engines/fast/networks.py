@@ -14,6 +14,7 @@ from kinfolk.engines.fast.embedding import fast_embedding
 from kinfolk.engines.fast.layers import fast_layer, join_relu_and_pool
 from kinfolk.engines.fast.recurrent import fast_recurrent
 from kinfolk.learning.dropout import watching
+from kinfolk.learning.hugging_face import eager
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.network import exchange_layers
 from kinfolk.learning.norm import without_padding
@@ -32,7 +33,7 @@ def prepare(network: nn.Module, usual_layout: bool = False) -> nn.Module:
       (0): ClientLinear(in_features=2, out_features=3, bias=True)
     )
     """
-    for equal in (without_padding, join_relu_and_pool, *_EQUALS):
+    for equal in (eager, without_padding, join_relu_and_pool, *_EQUALS):
         network = exchange_layers(network, equal)
     for layer in network.modules():
         if isinstance(layer, ClientConv2d):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.datasets.files import short
+from kinfolk.federation.datasets.files import reading, short
 from kinfolk.federation.datasets.formats import npz_names, read_npz
 from kinfolk.federation.own_data.gather import check_name, client_rows, gather
 from kinfolk.federation.own_data.images import inside, read_images
-from kinfolk.federation.own_data.loaded import LoadedClients
+from kinfolk.federation.own_data.loaded import Array, Arrays, LoadedClients
 from kinfolk.federation.own_data.missing import listed
+from kinfolk.federation.own_data.structure import gather_structured, structured_rows
 from kinfolk.federation.own_data.tables import (
     TABLES,
     choose_label,
@@ -28,10 +31,12 @@ KINDS = (".npz", *TABLES)
 
 
 def read_folder(path: str | Path, label: str | None = None, *, missing: str = "refuse") -> LoadedClients:
-    """The clients of a folder, named after its files (npz, csv or parquet) or its folders (images by class).
+    """The clients of a folder, named after its files (npz, csv or parquet) or its folders.
 
-    `label` names the label column, or the label array of an npz file; without it that is "y", or
-    else "label", or else the last column, and the notes say which. Rows count from 1 in each file.
+    A client's folder holds images by class, or an .npy file for each array. Of arrays "x" is the input; where
+    there is none of this name, all but the label are inputs, by their names. `label` names the label column
+    or array; without it that is "y", of a table else "label", or else the last column, and the notes say
+    which. Rows count from 1 in each file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -42,6 +47,8 @@ def read_folder(path: str | Path, label: str | None = None, *, missing: str = "r
     (['ann', 'bob'], ('age',), ('no', 'yes'), array([0, 1]))
     """
     clients, kind, left_out = _clients(Path(path))
+    if kind == "folder" and _of_arrays(clients):
+        return _arrays(clients, label or "y", missing, left_out)
     if kind == "folder":
         if label is not None:
             raise KinfolkError("label", label, "the class folders are the labels of images; leave label out")
@@ -77,26 +84,62 @@ def _clients(folder: Path) -> tuple[dict[str, Path], str, Counter[str]]:
     return clients, next(iter(kinds)), Counter({"hidden files": hidden} if hidden else {})
 
 
+def _of_arrays(clients: Mapping[str, Path]) -> bool:
+    """Whether folders of clients hold arrays and not images by class."""
+    return any(path.suffix.lower() == ".npy" for path in inside(next(iter(clients.values())))[0])
+
+
+def _array_names(path: Path) -> list[str]:
+    if path.is_file():
+        return npz_names(path)
+    shown = inside(path)[0]
+    for file in shown:
+        if file.suffix.lower() != ".npy" or not file.is_file():
+            remedy = "not an .npy file, as the others of this client; move it away"
+            raise KinfolkError("data.file", short(file), remedy)
+    return [file.stem for file in shown]
+
+
+def _read_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
+    """Arrays of an npz file, or of a folder of .npy files, which are mapped from the disk."""
+    if path.is_file():
+        return read_npz(path, path, *names)
+    found: dict[str, Array] = {}
+    for name in names:
+        file = path / f"{name}.npy"
+        with reading(file):
+            if not file.is_file():
+                raise ValueError(f"there is no array {name!r} of this client")
+            found[name] = np.load(file, mmap_mode="r", allow_pickle=False)
+    return found
+
+
 def _arrays(clients: Mapping[str, Path], label: str, missing: str, left_out: Counter[str]) -> LoadedClients:
-    parts, types = {}, {"x": set[str](), label: set[str]()}
+    first = next(iter(clients.values()))
+    names = _array_names(first)
+    inputs = ["x"] if "x" in names or set(names) <= {label} else [n for n in names if n != label]
+    if label not in names:  # it has another name, and must not be taken for an input
+        _read_arrays(first, [label])
+    read: dict[str, dict[str, Array]] = {}
+    types = {name: set[str]() for name in (*inputs, label)}
     for who, path in clients.items():
-        arrays = read_npz(path, path, "x", label)
-        parts[who] = client_rows(who, arrays["x"], arrays[label])
-        left_out.update(f"arrays {name!r} of npz files" for name in npz_names(path) if name not in arrays)
+        read[who] = _read_arrays(path, [*inputs, label])
+        kind = "npz files" if path.is_file() else "npy files"
+        left_out.update(f"arrays {name!r} of {kind}" for name in _array_names(path) if name not in read[who])
         for name, seen in types.items():
-            seen.add(str(arrays[name].dtype))
+            seen.add(str(read[who][name].dtype))
     told = {name: ", ".join(sorted(seen)) for name, seen in types.items()}
-    notes = ["x holds bytes: kept as they are, not scaled as images are"] if told["x"] == "uint8" else []
-    return gather(
-        parts,
-        kind="npz",
-        label=label,
-        missing=missing,
-        types=told,
-        left_out=left_out,
-        notes=notes,
-        whole=True,
-    )
+    facts: dict[str, Any] = {"kind": "npz" if first.is_file() else "npy", "label": label, "missing": missing}
+    facts |= {"types": told, "left_out": left_out}
+    if inputs == ["x"]:
+        parts = {who: client_rows(who, arrays["x"], arrays[label]) for who, arrays in read.items()}
+        notes = ["x holds bytes: kept as they are, not scaled as images are"] if told["x"] == "uint8" else []
+        return gather(parts, notes=notes, whole=True, **facts)
+    pairs: dict[str, tuple[Arrays, Arrays]] = {}
+    for who, arrays in read.items():
+        pairs[who] = {name: arrays[name] for name in inputs}, arrays[label]
+        structured_rows(who, *pairs[who])
+    return gather_structured(pairs, {}, notes=[f"inputs are {', '.join(inputs)}"], **facts)
 
 
 def _tables(

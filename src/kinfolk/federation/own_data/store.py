@@ -1,7 +1,8 @@
 """The fast form on disk: plain .npy files that are mapped, not read, and a manifest that vouches for them.
 
 A store is a folder with `x.npy`, `y.npy`, three small files per split, `clients.json`,
-`truth.npy` where groups are known, `report.json` and `manifest.json`.
+`truth.npy` where groups are known, `report.json` and `manifest.json`. Rows of several tensors have a file
+for each, as `x.tokens.npy`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
@@ -26,13 +28,16 @@ from kinfolk.federation.federation import SPLITS, Federation, Split
 from kinfolk.federation.own_data.loaded import Array
 from kinfolk.federation.own_data.report import Report
 from kinfolk.federation.soundness import check, fits
-from kinfolk.types import Client
+from kinfolk.types import Client, Rows, named_leaves
 
-FORMAT, VERSION = "kinfolk store", 1
+# Version 2 has rows of several tensors, or of types that version 1 did not know.
+FORMAT, VERSIONS = "kinfolk store", (1, 2)
 MANIFEST = "manifest.json"
 _PARTS = ("start", "row", "of")
-_ARRAYS = ("x.npy", "y.npy", *(f"{split}-{part}.npy" for split in SPLITS for part in _PARTS))
-_TYPES = {torch.float32: "<f4", torch.int64: "<i8", torch.uint8: "|u1"}
+_SPLITS = tuple(f"{split}-{part}.npy" for split in SPLITS for part in _PARTS)
+_OLD = (torch.float32, torch.int64, torch.uint8)
+# A file of rows: x or y, and of several tensors which.
+_ROWS = re.compile(r"[xy](\.[^./\\]+(\.lengths)?)?\.npy")
 
 
 def write_store(data: Federation, folder: str | Path, report: Report) -> Path:
@@ -70,21 +75,25 @@ def write_store(data: Federation, folder: str | Path, report: Report) -> Path:
 def _fill(folder: Path, data: Federation, report: Report) -> None:
     """All files of a store; the manifest last."""
     splits = (getattr(data.splits[name], part) for name in SPLITS for part in _PARTS)
-    tensors = dict(zip(_ARRAYS, (data.x, data.y, *splits), strict=True))
+    rows = {**named_leaves("x", data.x), **named_leaves("y", data.y)}
+    plain = len(rows) == 2 and all(tensor.dtype in _OLD for tensor in rows.values())
+    tensors = {f"{name}.npy": tensor for name, tensor in rows.items()}
+    tensors |= dict(zip(_SPLITS, splits, strict=True))
     tensors |= {} if data.truth is None else {"truth.npy": data.truth}
     files: dict[str, dict[str, Any]] = {}
     for name, tensor in tensors.items():
-        array = tensor.detach().cpu().contiguous().numpy().astype(_TYPES[tensor.dtype], copy=False)
+        array = tensor.detach().cpu().contiguous().numpy()
+        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         files[name] = _written(folder / name, partial(np.save, arr=array, allow_pickle=False))
         files[name] |= {"dtype": array.dtype.str, "shape": list(array.shape)}
     files["clients.json"] = _text(folder / "clients.json", list(data.clients))
     files["report.json"] = _text(folder / "report.json", report.as_dict())
     manifest = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": VERSIONS[not plain],
         "name": data.name,
         "clients": len(data.clients),
-        "rows": len(data.x),
+        "rows": data.rows,
         "classes": data.classes,
         "scale": data.scale,
         "class_names": list(report.class_names),
@@ -147,8 +156,8 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     manifest = _json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise _bad(folder / MANIFEST, "is not the manifest of a store")
-    if manifest.get("version") != VERSION:
-        raise _bad(folder / MANIFEST, f"is of version {manifest.get('version')!r}, not {VERSION}")
+    if manifest.get("version") not in VERSIONS:
+        raise _bad(folder / MANIFEST, f"is of version {manifest.get('version')!r}, not {VERSIONS[-1]}")
     if manifest.get("sha256") != _seal(manifest):
         raise _bad(folder / MANIFEST, "was altered")
     try:
@@ -159,9 +168,10 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def _sizes(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    named, needed = set(files), {*_ARRAYS, "clients.json", "report.json"}
-    if not needed <= named <= needed | {"truth.npy"}:  # no names from elsewhere
-        raise KeyError("files")
+    rows = {name for name in files if _ROWS.fullmatch(name)}
+    named, needed = set(files) - rows, {*_SPLITS, "clients.json", "report.json"}
+    if {name[0] for name in rows} != {"x", "y"} or not needed <= named <= needed | {"truth.npy"}:
+        raise KeyError("files")  # no names from elsewhere
     for name, facts in files.items():
         path = folder / name
         try:
@@ -205,8 +215,8 @@ def read_store(folder: str | Path, *, verify: bool = False) -> Federation:
     splits = {name: Split(*(tensors[f"{name}-{part}.npy"] for part in _PARTS)) for name in SPLITS}
     federation = Federation(
         clients=tuple(Client(who) for who in _json(folder / "clients.json")),
-        x=tensors["x.npy"],
-        y=tensors["y.npy"],
+        x=_rows(tensors, "x"),
+        y=_rows(tensors, "y"),
         splits=splits,
         classes=manifest["classes"],
         truth=tensors.get("truth.npy"),
@@ -220,6 +230,14 @@ def read_store(folder: str | Path, *, verify: bool = False) -> Federation:
         if not fits(split, len(federation.clients)):
             raise _bad(folder / f"{name}-start.npy", "does not fit the rows and clients of its split")
     return check(federation) if verify else federation
+
+
+def _rows(tensors: Mapping[str, Tensor], field: str) -> Rows:
+    """The tensors of x or y, in the order they were written."""
+    if f"{field}.npy" in tensors:
+        return tensors[f"{field}.npy"]
+    own = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{field}.")}
+    return {name.removeprefix(f"{field}.").removesuffix(".npy"): tensor for name, tensor in own.items()}
 
 
 def _mapped(path: Path, facts: Mapping[str, Any]) -> Tensor:

@@ -156,13 +156,17 @@ def _one_form(parts: Mapping[str, Leaf], field: str, name: str) -> dict[str, dic
     where = field if name == "0" else f"{field}.{name}"
     if len(shapes) == 1:
         return {who: {name: _stack(part)} for who, part in parts.items()}
-    for who, part in parts.items():
-        for i, row in enumerate(part.rows if isinstance(part, Sequences) else part[:1]):
-            _check_sequence(f"data.{who}.{where}", i, row, next(iter(shapes)))
+    given = [
+        (who, i, row)
+        for who, part in parts.items()
+        for i, row in enumerate(part.rows if isinstance(part, Sequences) else part[:1])
+    ]
+    for who, i, row in given:
+        _check_sequence(f"data.{who}.{where}", i, row, given[0][2].shape)
     longest = max(shape[0] for shape in shapes)
     if field == "y":
-        return {who: {name: _padded(part, longest, IGNORED)[0]} for who, part in parts.items()}
-    made = {who: _padded(part, longest, 0) for who, part in parts.items()}
+        return {who: {name: padded(part, longest, IGNORED)[0]} for who, part in parts.items()}
+    made = {who: padded(part, longest, 0) for who, part in parts.items()}
     return {who: {name: rows, name + LENGTHS: lengths} for who, (rows, lengths) in made.items()}
 
 
@@ -184,8 +188,12 @@ def _stack(part: Leaf) -> Array:
     return np.stack(part.rows) if isinstance(part, Sequences) else part
 
 
-def _padded(part: Leaf, longest: int, fill: int) -> tuple[Array, Array]:
-    """(rows padded at their ends, their lengths)."""
+def padded(part: Leaf, longest: int, fill: int) -> tuple[Array, Array]:
+    """(rows padded at their ends, their lengths).
+
+    >>> padded(Sequences([np.array([7])]), 2, 0)
+    (array([[7, 0]]), array([1]))
+    """
     rows: Iterable[Array] = part.rows if isinstance(part, Sequences) else part
     rows = list(rows)
     lengths = np.array([len(row) for row in rows], dtype=np.int64)

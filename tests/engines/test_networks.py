@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from network_kinds import ALONE, NETWORKS, Kind
+from network_kinds import ALONE, NETWORKS, Kind, flat
 from torch import Tensor, nn
 from toys import empty, together
 
@@ -139,6 +140,42 @@ def test_every_network_in_every_engine(name):
     assert differences(found(Workers(data, table, empty(), 2, inner, 2), learner, data), loop) == [""] * 3
     for chunk in (1, 2):
         assert differences(found(Batched(data, table, empty(), chunk), learner, data), loop) == [""] * 3
+
+
+_BETWEEN: dict[int, list[Callable[[], nn.Module]]] = {
+    1: [
+        *(lambda: nn.AdaptiveAvgPool1d(1), lambda: nn.AdaptiveMaxPool1d(2), lambda: nn.AvgPool1d(2)),
+        *(lambda: nn.MaxPool1d(2), lambda: nn.BatchNorm1d(4), lambda: nn.InstanceNorm1d(4, affine=True)),
+        *(lambda: nn.ConvTranspose1d(4, 4, 3), lambda: nn.GLU(1), nn.Mish, nn.Hardswish, nn.SELU, nn.GELU),
+        *(lambda: nn.LocalResponseNorm(2), lambda: nn.ReflectionPad1d(1), lambda: nn.LayerNorm((4, 6))),
+    ],
+    2: [
+        *(lambda: nn.AdaptiveAvgPool2d(1), lambda: nn.AdaptiveAvgPool2d(3), lambda: nn.AdaptiveMaxPool2d(2)),
+        *(
+            lambda: nn.MaxPool2d(3, 2, 1),
+            lambda: nn.BatchNorm2d(4),
+            lambda: nn.InstanceNorm2d(4, affine=True),
+        ),
+        *(lambda: nn.PixelShuffle(2), lambda: nn.Unfold(2), lambda: nn.ReplicationPad2d(1), nn.Softmax2d),
+        *(lambda: nn.Upsample(scale_factor=2, mode="bilinear"), lambda: nn.Conv2d(4, 4, 3, groups=2)),
+        *(lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), lambda: nn.GroupNorm(2, 4)),
+    ],
+    3: [
+        *(lambda: nn.AdaptiveAvgPool3d(1), lambda: nn.MaxPool3d(2), lambda: nn.BatchNorm3d(4)),
+        *(lambda: nn.ConvTranspose3d(4, 4, 3), lambda: nn.Upsample(scale_factor=2)),
+    ],
+}
+
+
+@pytest.mark.parametrize("axes", _BETWEEN)
+def test_common_layers_share_calls_by_rules_that_are_not_slow(axes):
+    conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
+    for make in _BETWEEN[axes]:
+        kind = Kind(lambda make=make: flat(conv(4, 4, 3, padding=1), make()), (4, *[6] * axes))
+        data = kind.federation((4,))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert obstacle(learner_of(kind, data), data.x[:2], data.y[:2]) == "", make()
 
 
 @pytest.mark.parametrize("name", ALONE)

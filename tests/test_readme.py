@@ -178,3 +178,13 @@ def test_the_demo_table_in_the_readme_has_what_the_demo_compares():
     assert demo is not None
     for word in demo[1].split():
         assert re.search(rf"^ {word.replace(',', ' ')} ", table, re.MULTILINE), word
+
+
+def test_pretrained_commands_run_one_after_another(typed, python):
+    for command in commands("docs/pretrained.md"):  # all use what the first has made
+        typed(command)
+    (example,) = blocks("docs/pretrained.md", "python")
+    trained, layer = python(example).splitlines()
+    adapters, head = 2 * (4 + 16) + 2 * (16 + 16), 16 * 3 + 3
+    assert trained == f"{adapters + head} of {4 * 16 + 16 + 16 * 16 + 16 + head}"
+    assert layer == "Linear(in_features=4, out_features=16, bias=True)"

@@ -29,6 +29,7 @@ class Batch(NamedTuple):
     y: Rows
     row: Tensor  # position of each row among the client's rows of this split
     weight: Tensor | None
+    key: Tensor | None = None  # of this client and step: what dropout drops follows from it
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of one value per row, padding left out."""
@@ -78,6 +79,7 @@ class Plan:
     drop_last: bool = False  # rows that fill no batch are left out of this epoch, unless there are no others
     rows: int = 0  # > 0: of a client that has more, only so many, drawn again for each pass
     augment: Augment | None = None  # what is done to the rows of a batch
+    draws: bool = False  # a step drops numbers at random, so its batch has a key
 
 
 # A number that the host knows, or one that lies on the device.

@@ -27,6 +27,7 @@ from toys import (
 
 from kinfolk.algorithms.slfed.gan import Gan
 from kinfolk.engines.batched import Batched
+from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.fast import steps, trace
 from kinfolk.engines.fast.lanes import CudaLane
 from kinfolk.engines.loop import Loop
@@ -220,18 +221,18 @@ def test_nothing_that_is_sent_or_kept_is_written_to():
     assert torch.equal(each.tensor("extra"), torch.ones(4, 2))
 
 
-def test_a_branch_on_a_value_fails_loudly_here():
+def test_a_branch_on_a_value_is_told_of():
     class Branch(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
 
     one = learner(Branch())
-    with pytest.raises(RuntimeError, match="data-dependent control flow"):
-        together(
-            Batched(DATA, {"t": one.train()}, empty()),
-            Ask("t", DATA.clients, {"model": one.first}),
-            context(DATA),
-        )
+    engine = Batched(DATA, {"t": one.train()}, empty())
+    together(engine, Ask("t", DATA.clients, {"model": one.first}), context(DATA))
+    (text,) = engine.take_warnings()
+    assert (
+        "layer Branch: vmap: It looks like you're attempting to use a Tensor in some data-dependent" in text
+    )
 
 
 def test_chunks_under_way_come_in_order_and_once() -> None:
@@ -307,3 +308,48 @@ def test_one_client_outside_vmap_is_one_client_in_it(name, monkeypatch):
             largest_difference(together(Batched(DATA, {"t": task}, empty(), 1), request, context(DATA)), loop)
             < ROUNDING
         )
+
+
+class Breaks(nn.Module):
+    """Fails within a call for many clients, from its second one on."""
+
+    times = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch._C._functorch.is_batchedtensor(x):
+            Breaks.times += 1
+            if Breaks.times > 1:
+                raise RuntimeError("LSE is not correctly aligned\nand more")
+        return x
+
+
+@pytest.mark.parametrize("chunk", [2, 9])
+def test_a_task_that_fails_for_many_clients_is_done_one_by_one(chunk):
+    Breaks.times = 0
+    one = learner(Breaks(), plan=Plan(8))
+    table = {"t": one.train(), "other": counted()}
+    request = Ask("t", DATA.clients, {"model": one.first})
+    loop = together(Loop(DATA, table, empty()), request, context(DATA))
+    engine = Batched(DATA, table, remembering(), chunk)
+    told = list[str]()
+    coordinator = Coordinator(engine, warn=told.append)
+    for _ in range(2):
+        got = coordinator.perform(request, context(DATA))
+        assert largest_difference(got, loop) < ROUNDING
+    assert told == [
+        "'t' cannot be done for many clients in one call (layer Breaks: LSE is not correctly aligned); "
+        "it goes on one client after another"
+    ], "once, and by its first line"
+    assert "t one client after another" in engine.note
+    again = coordinator.perform(Ask("other", DATA.clients, {"by": torch.tensor(1.0)}), context(DATA))
+    assert again.clients == DATA.clients, "other tasks still share calls"
+    assert len(told) == 1
+
+
+def test_what_fails_one_by_one_too_is_an_error():
+    def step(carry: Carry, batch: Batch) -> Carry:
+        raise TypeError("a mistake")
+
+    task = Task(lambda message, memory, facts: {}, lambda carry: ({}, None), (Scan(step, Plan(3)),))
+    with pytest.raises(TypeError, match="a mistake"):
+        together(Batched(DATA, {"t": task}, empty()), Ask("t", DATA.clients, {}), context(DATA))

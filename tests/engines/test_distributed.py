@@ -63,6 +63,7 @@ JOBS: dict[str, list[str]] = {
     "void": ["algorithm.name=local", "run.absent=0.35", "run.quorum=0.6", "run.rounds=5"],
     "spoilt": ["data.name=own", "algorithm.name=fedavg"],
     "batched": ["algorithm.name=fedavg", "engine.inner=batched", "engine.chunk=2", 'model.name="mlp"'],
+    "adapters": ["model.name=mlp", "model.lora.rank=2", "model.train=head.*", "algorithm.name=ifca"],
     "longer": ["algorithm.name=local", "run.participation=0.7", "run.rounds=4"],
     # Sums of two and more, some of whose rounds are void.
     "answers": [
@@ -83,6 +84,7 @@ FEW = (
     "void",
     "spoilt",
     "batched",
+    "adapters",
     "longer",
     "answers",
 )

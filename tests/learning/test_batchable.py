@@ -78,12 +78,11 @@ def between(layer: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("layer", "named"),
     [
-        (nn.Dropout(), "layer 1 (Dropout) draws random numbers"),
         (nn.Sequential(nn.ReLU(), nn.AlphaDropout(0.1)), "layer 1.1 (AlphaDropout) draws random numbers"),
         (Branch(late=False), "layer 1 (Branch): "),
         (Branch(late=True), "layer 1 (Branch): "),
         (Item(), "layer 1 (Item): "),
-        (Noise(), "layer 1 (Noise): "),
+        (Noise(), "layer 1 (Noise) draws random numbers"),
         (nn.RReLU(), "layer 1 (RReLU): "),
         (Centred(), "layer 1 (Centred) lets one row of a batch change another"),
         (Own(4), "layer 1 (Own) lets one row of a batch change another"),
@@ -125,13 +124,24 @@ class Tied(nn.Module):
         frozen(),
         Tied(),
         between(nn.Dropout(0.0)),
+        between(nn.Dropout(0.5)),
         between(nn.BatchNorm1d(4)),
         between(nn.BatchNorm1d(4, momentum=None)),
         between(nn.BatchNorm1d(4, track_running_stats=False)),
         between(nn.LayerNorm(4)),
         between(nn.GroupNorm(2, 4)),
     ],
-    ids=["frozen", "tied", "no dropout", "bn", "bn cumulative", "bn by batch", "layer norm", "group norm"],
+    ids=[
+        "frozen",
+        "tied",
+        "no dropout",
+        "dropout",
+        "bn",
+        "bn cumulative",
+        "bn by batch",
+        "layer norm",
+        "group norm",
+    ],
 )
 def test_what_can_be_batched_passes(network):
     assert why(network) == ""

@@ -58,7 +58,8 @@ class FedDANE:
         """grad F_i(w); and v_i, which takes grad F_i(w) first."""
         own = replace(self.learner.descent(self.loss_at_rest), optimiser=SumGradients(), clip=0.0)
         usual = self.learner.plan
-        gradient = Fit((own,), Plan(usual.batch, shuffle=False, augment=usual.augment))
+        once = Plan(usual.batch, shuffle=False, augment=usual.augment, draws=usual.draws)
+        gradient = Fit((own,), once)
         corrected = Fit((self.learner.descent(self.objective),), self.learner.plan)
         expected = {"gradient": self.learner.params(self.learner.first)}
         return {

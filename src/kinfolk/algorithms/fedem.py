@@ -45,7 +45,8 @@ class State:
 class Weighed(NamedTuple):
     """A batch whose mean weighs each row, and is still divided by the number of rows.
 
-    >>> half = Weighed(torch.zeros(2, 1), torch.zeros(2), torch.arange(2), None, torch.tensor([0.5, 0.5]))
+    >>> x, halves = torch.zeros(2, 1), torch.tensor([0.5, 0.5])
+    >>> half = Weighed(x, torch.zeros(2), torch.arange(2), None, None, halves)
     >>> half.mean(torch.tensor([2.0, 4.0]))
     tensor(1.5000)
     """
@@ -54,6 +55,7 @@ class Weighed(NamedTuple):
     y: Rows
     row: Tensor
     weight: Tensor | None
+    key: Tensor | None
     q: Tensor
 
     def mean(self, values: Tensor) -> Tensor:

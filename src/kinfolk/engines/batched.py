@@ -16,15 +16,16 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from kinfolk.engines.fast import CudaLane, Passes, lanes_on
-from kinfolk.engines.loop import message_for
+from kinfolk.engines.loop import Loop, message_for
 from kinfolk.engines.memory import InProcess, Memories, by_form
 from kinfolk.engines.one import first_steps, on_device, opens_models, train_rows
 from kinfolk.engines.padded import Padded, padded
 from kinfolk.engines.spec import EngineSpec
+from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
@@ -84,6 +85,8 @@ class Batched(InProcess):
         self._ahead: dict[Any, Prepared] = {}
         self._asked: dict[str, list[tuple[Client, ...]]] = {}
         self._light: dict[str, bool] = {}
+        self._fallen: dict[str, Passes | None] = {}  # tasks that have failed, and how they go on
+        self._warnings: list[str] = []
 
     @classmethod
     def make(cls, spec: EngineSpec, federation: Federation, table: Table, memories: Memories) -> Batched:
@@ -91,7 +94,51 @@ class Batched(InProcess):
         return cls(federation, table, memories, spec.chunk, spec.device, lanes=spec.lanes)
 
     def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
-        """The replies to a request, in chunks; within a chunk sorted by client."""
+        """The replies to a request, in chunks; within a chunk sorted by client.
+
+        A task that fails under a recording or in a call for many clients goes on in a simpler way, from then
+        on: without recordings, and if that fails, one client after another. Only if this fails too there is
+        an error.
+        """
+        while self._way(request.task) is not None:
+            done: set[Client] = set()
+            try:
+                for chunk in self._in_chunks(request, context):
+                    done.update(chunk.clients)
+                    yield chunk
+                return
+            except (KinfolkError, torch.OutOfMemoryError):
+                raise
+            except Exception as problem:
+                self._fall_back(request.task, problem)
+            request = replace(request, to=tuple(c for c in request.to if c not in done))
+        yield from Loop(self.federation, self.table, self.memories, self.device).replies(request, context)
+
+    def _way(self, task: str) -> Passes | None:
+        """How a task goes over rows; None: one client after another."""
+        return self._fallen.get(task, self._passes)
+
+    def take_warnings(self) -> list[str]:
+        """What there was to tell since the last call."""
+        told, self._warnings = self._warnings, []
+        return told
+
+    def _fall_back(self, task: str, problem: BaseException) -> None:
+        recorded = self._way(task) is self._passes and self._passes.records
+        self._fallen[task] = Passes(self.device, record=False) if recorded else None
+        for lane in self.lanes:
+            lane.recordings.clear()
+        while problem.__context__ is not None:  # a recording that is broken off has an error of its own
+            problem = problem.__context__
+        reason = (str(problem).splitlines() or [type(problem).__name__])[0][:160]
+        cannot = "be recorded" if recorded else "be done for many clients in one call"
+        on = "without a recording" if recorded else "one client after another"
+        times = f", up to {10 if recorded else self.chunk} times slower" if self.device.type == "cuda" else ""
+        text = f"{task!r} cannot {cannot} ({_layer_of(problem)}{reason}); it goes on {on}{times}"
+        self._warnings.append(text)
+        self.note += f"; {task} {on}"
+
+    def _in_chunks(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         task = self.table[request.task]
         assert isinstance(task, Task)
         forms = by_form(request.to, self.memories)
@@ -143,7 +190,7 @@ class Batched(InProcess):
         task = self.table[name]
         assert isinstance(task, Task)
         # Rows that are neither shuffled nor changed are the same in every round.
-        shuffled = any(one.plan.shuffle or one.plan.augment for one in task.passes)
+        shuffled = any(one.plan.shuffle or one.plan.augment or one.plan.draws for one in task.passes)
         key = (name, who, context.seed, context.round if shuffled else -1)
         if key in self._ahead:
             return self._ahead.pop(key) if shuffled else self._ahead[key]
@@ -181,7 +228,9 @@ class Batched(InProcess):
                 carry: Carry = vmap(start)(own, memory, ready.rows.to(self.device), ready.steps)
             for one, plan in zip(task.passes, ready.plans, strict=True):
                 made = plan.data is not self.federation
-                carry = self._passes.run(one, carry, plan, context.round, lane, made)
+                way = self._way(request.task)
+                assert way is not None, "a task that has failed for many clients is not asked so again"
+                carry = way.run(one, carry, plan, context.round, lane, made)
             reply, kept = _finish(task, carry)
         return Underway(lane, ready, reply, kept, (shared, own, memory), task.conclude)
 
@@ -200,6 +249,16 @@ def _concluded(chunk: Underway) -> Message:
     here = map_leaves(lambda t: t.cpu(), chunk.reply)  # once, and not for each client
     of = range(len(chunk.ready.who))
     return stack_messages([chunk.conclude(map_leaves(lambda t, i=i: t[i], here)) for i in of])  # type: ignore[misc]
+
+
+def _layer_of(problem: BaseException) -> str:
+    """The layer that an error came from, as far as can be told from where it was raised."""
+    kind, trace = "", problem.__traceback__
+    while trace is not None:
+        within = trace.tb_frame.f_locals.get("self")
+        kind = type(within).__name__.removeprefix("Client") if isinstance(within, nn.Module) else kind
+        trace = trace.tb_next
+    return f"layer {kind}: " if kind else ""
 
 
 def _finish(task: Task, carry: Carry) -> tuple[Message, Message | None]:

@@ -67,6 +67,15 @@ class FoldsInParts(Protocol):
         ...
 
 
+@runtime_checkable
+class Warns(Protocol):
+    """An engine that may have to do otherwise than it was chosen for."""
+
+    def take_warnings(self) -> list[str]:
+        """What there was to tell since the last call."""
+        ...
+
+
 class Ledger:
     """Bytes by kind of message (down, up, across), seconds by phase and rows trained by task."""
 
@@ -114,8 +123,9 @@ class Coordinator:
         absent: Callable[[RoundContext, Client], bool] | None = None,
         federation: Federation | None = None,
         afford: Callable[[Work], None] = lambda work: None,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.engine, self.log, self.absent = engine, log, absent
+        self.engine, self.log, self.warn, self.absent = engine, log, warn, absent
         self.federation, self.afford = federation, afford
         self.ledger, self.folding = Ledger(), 0.0
         self.excluded: set[Client] = set()  # who has no part in rounds any more, and is scored all the same
@@ -148,6 +158,8 @@ class Coordinator:
         finally:
             # What is made of replies is the server's work, not that of those who were asked.
             self.ledger.add_seconds(name, time.perf_counter() - began - self.folding)
+            for text in self.engine.take_warnings() if isinstance(self.engine, Warns) else ():
+                self.warn(text)
 
     def _ask(self, request: Ask[Any], present: tuple[Client, ...], context: RoundContext) -> Any:
         task = self.engine.table[request.task]

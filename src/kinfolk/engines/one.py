@@ -73,8 +73,9 @@ def client_batches(
     mine = federation.splits[one.plan.split].rows(federation.place(who))
     visits = batches(one.plan, len(mine), context.seed.numpy(stream, context.round, who, number))
     changed = changes(one.plan, sum(map(len, visits)), stream, number, who, context)
+    keys = step_keys(one.plan, len(visits), stream, number, who, context)
     done = 0
-    for drawn in visits:
+    for step, drawn in enumerate(visits):
         row = torch.from_numpy(drawn)
         pool = mine[row].to(federation.device)
         x, y = federation.take(pool)
@@ -82,7 +83,8 @@ def client_batches(
             way = torch.from_numpy(changed[done : done + len(row)]).to(pool.device)
             x = one.plan.augment(plain_rows(x), way)
             done += len(row)
-        yield Batch(x, y, row.to(pool.device), None)
+        key = None if keys is None else torch.tensor(keys[step], device=pool.device)
+        yield Batch(x, y, row.to(pool.device), None, key)
 
 
 def changes(
@@ -93,6 +95,16 @@ def changes(
         return None
     draw = context.seed.numpy("augment", stream, context.round, who, number)
     return draw.integers(plan.augment.ways, size=visits)
+
+
+def step_keys(
+    plan: Plan, steps: int, stream: str, number: int, who: Client, context: RoundContext
+) -> Rows | None:
+    """The key of each step of pass number `number`; None if no step draws."""
+    if not plan.draws:
+        return None
+    draw = context.seed.numpy("inside", stream, context.round, who, number)
+    return draw.integers(2**62, size=steps)
 
 
 def _fit(fit: Fit, carry: Carry, rows: Iterator[Batch], rates: Sequence[Sequence[float]]) -> Carry:

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk import types
-from kinfolk.engines.one import changes
+from kinfolk.engines.one import changes, step_keys
 from kinfolk.federation.federation import Federation, Split
 from kinfolk.learning.plan import batches, few
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Augment, Fit, Plan, Scan
 from kinfolk.types import Client, plain_rows
 
-# (x, y, row, weight) of one step, every leaf [clients, batch, ...].
-Rows = tuple[types.Rows, types.Rows, Tensor, Tensor]
+# (x, y, row, weight) of one step, every leaf [clients, batch, ...]; if it draws, then a key [clients].
+Rows = tuple[types.Rows, types.Rows, Tensor, Tensor, *tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,20 @@ class Padded:
     steps: list[int]  # per client: how many steps it takes
     augment: Augment | None
     way: tuple[Tensor, ...]  # one of [steps, clients, batch]: how each row is changed; none if they are not
+    key: tuple[Tensor, ...]  # one of [steps, clients]: what dropout goes by; none if no step draws
 
     def __len__(self) -> int:
         return len(self.whole)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """(pool, row, weight, active), and the ways if rows are changed."""
-        return self.pool, self.row, self.weight, self.active, *self.way
+        """(pool, row, weight, active), the keys if steps draw, and the ways if rows are changed."""
+        return self.pool, self.row, self.weight, self.active, *self.key, *self.way
 
     def batch(self, step: int) -> Rows:
-        """(x, y, row, weight) of one step, every leaf [clients, batch, ...]."""
-        way = [t[step] for t in self.way]
-        return *seen(self.data, self.augment, self.pool[step], *way), self.row[step], self.weight[step]
+        """(x, y, row, weight) of one step, every leaf [clients, batch, ...], and the key if it draws."""
+        way, key = ([t[step] for t in some] for some in (self.way, self.key))
+        x, y = seen(self.data, self.augment, self.pool[step], *way)
+        return x, y, self.row[step], self.weight[step], *key
 
 
 def seen(
@@ -109,6 +111,7 @@ def padded(
     row = np.zeros((steps, len(who), width), dtype=np.int32)
     size = np.zeros((steps, len(who)), dtype=np.int32)
     way = np.zeros((*row.shape,) if one.plan.augment else (0,), dtype=np.int32)
+    key = np.zeros((*size.shape,) if one.plan.draws else (0,), dtype=np.int64)
     for i, (c, n, (places, sizes, drawn)) in enumerate(zip(who, counts, layouts, strict=True)):
         if not len(places):
             continue
@@ -120,7 +123,11 @@ def padded(
         changed = changes(one.plan, int(sizes.sum()), stream, number, c, context)
         if changed is not None:
             way[:t, i][np.arange(width) < sizes[:, None]] = changed
-    return _on_device(data, split, who, row, size, (one.plan.augment, way), device)
+        keys = step_keys(one.plan, t, stream, number, c, context)
+        if keys is not None:
+            key[:t, i] = keys
+    drawn_by = (torch.from_numpy(key).to(device),) if one.plan.draws else ()
+    return _on_device(data, split, who, row, size, (one.plan.augment, way), drawn_by, device)
 
 
 def _visits(
@@ -143,6 +150,7 @@ def _on_device(
     row: NDArray[np.int32],
     size: NDArray[np.int32],
     changed: tuple[Augment | None, NDArray[np.int32]],
+    key: tuple[Tensor, ...],
     device: torch.device,
 ) -> Padded:
     """Only rows and sizes travel; the rest is worked out where it is needed."""
@@ -158,4 +166,4 @@ def _on_device(
     augment, way = changed
     drawn = (torch.from_numpy(way).to(device).long(),) if augment else ()
     steps = (size > 0).sum(axis=0).tolist()
-    return Padded(data, pool, there, weight, sizes > 0, whole, everyone, steps, augment, drawn)
+    return Padded(data, pool, there, weight, sizes > 0, whole, everyone, steps, augment, drawn, key)

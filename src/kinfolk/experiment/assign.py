@@ -23,6 +23,7 @@ from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.asking import coordinated, here, middle
 from kinfolk.experiment.build import Network, Parts, build_parts
 from kinfolk.experiment.newcomers import Trained
+from kinfolk.experiment.outline import read_first
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.metrics import scores
 from kinfolk.scores import about
@@ -141,9 +142,13 @@ def fitted(trained: Trained, federation: Federation, network: Network | None) ->
     spec = replace(trained.spec, data=data, run=replace(trained.spec.run, split="test", target=0.0))
     misfit = f"rows of this shape do not fit the models of {trained.folder}"
     try:
-        parts = build_parts(spec, federation, network)
+        parts = build_parts(spec, federation, network, first=read_first(trained.folder))
     except KinfolkError as error:
-        if error.field in ("data.shape", "model.name") and network is None and ":" not in spec.model.name:
+        if (
+            error.field in ("data.shape", "model.name", "network")
+            and network is None
+            and ":" not in spec.model.name
+        ):
             raise KinfolkError("newcomers", federation.shape, misfit) from error
         raise
     first = parts.learner.first

@@ -15,6 +15,7 @@ from kinfolk.engines.fast import accelerated
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.attack import Attack, planned
 from kinfolk.experiment.fit_rows import fit_rows
+from kinfolk.experiment.fitting import fitted
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.targets import Target, check_loss, settled, wanted
 from kinfolk.federation.federation import Federation
@@ -32,7 +33,7 @@ from kinfolk.scores import learn
 from kinfolk.script import Algorithm
 from kinfolk.streams import Seed
 from kinfolk.task import Augment, Plan
-from kinfolk.types import Rows
+from kinfolk.types import Rows, Tree
 
 JUDGED_BY = ("accuracy", "mse", "loss")  # the first that there is, if none is named
 
@@ -66,10 +67,12 @@ def build_parts(
     federation: Federation | None = None,
     network: Network | None = None,
     own: Mapping[str, Any] | None = None,
+    first: Tree | None = None,
 ) -> Parts:
     """Build and check everything a spec names, before anything is written.
 
-    `own` are the settings that the method has otherwise than those it is compared with.
+    `own` are the settings that the method has otherwise than those it is compared with. `first` is a whole
+    network, frozen part and all, that takes the place of weights from a file.
 
     >>> build_parts(Experiment()).title
     'fedavg'
@@ -93,6 +96,7 @@ def build_parts(
         federation, note = fit_rows(module, federation, spec.model.output)
         x, y = first_rows(federation, 1)
         out = _tried(module, spec, federation, x)
+        module = fitted(module, spec.model, first_rows(federation, 2)[0], first)
     target, misfit = settled(target, spec.local.loss_options, spec.local.loss, out, y)
     if misfit:
         raise KinfolkError("model.name", spec.model.name, misfit)

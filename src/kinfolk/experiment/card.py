@@ -12,6 +12,7 @@ from kinfolk.experiment.kept_models import KeptModels
 from kinfolk.experiment.outline import Outline
 from kinfolk.experiment.record import read_scores
 from kinfolk.experiment.score_again import read_run
+from kinfolk.experiment.sections import ModelSpec
 from kinfolk.federation.scaling import Scaling
 from kinfolk.scores import about, summary
 
@@ -62,6 +63,7 @@ def card(kept: KeptModels, wanted: Wanted, network: nn.Module, files: Sequence[s
         ("algorithm", spec.algorithm.options),
     ]
     settings = [f"{part}.{key}={value}" for part, values in options for key, value in values.items()]
+    settings += [f"{key}={value}" for key, value in _beginning(spec.model).items()]
     return "\n".join(
         [
             f"# {facts['title']}: the {wanted.kind} model {wanted.whose}",
@@ -89,6 +91,14 @@ def card(kept: KeptModels, wanted: Wanted, network: nn.Module, files: Sequence[s
             "",
         ]
     )
+
+
+def _beginning(model: ModelSpec) -> dict[str, Any]:
+    """What a network began with and what was trained of it, where that was set."""
+    told: dict[str, Any] = {"model.weights": model.weights, "model.train": list(model.train)}
+    if model.lora.rank:
+        told |= {f"model.lora.{key}": value for key, value in vars(model.lora).items()}
+    return {key: value for key, value in told.items() if value}
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -14,6 +14,7 @@ from kinfolk.engines.choose import Choice
 from kinfolk.experiment.build import Parts, parameters
 from kinfolk.experiment.record import FORMAT
 from kinfolk.experiment.spec import run_id
+from kinfolk.learning.learner import Learner
 
 
 def description(parts: Parts, choice: Choice, how: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def description(parts: Parts, choice: Choice, how: Mapping[str, Any]) -> dict[st
             "groups": groups,
             "fingerprint": federation.fingerprint(),
         },
-        "model": {"name": spec.model.name, "parameters": parameters(parts.learner)},
+        "model": {"name": spec.model.name, "parameters": parameters(parts.learner), **_frozen(parts.learner)},
         "versions": versions(),
         "id": run_id(spec),
     }
@@ -51,6 +52,12 @@ def description(parts: Parts, choice: Choice, how: Mapping[str, Any]) -> dict[st
     extra = {metric.name: asdict(metric.score) for metric in parts.learner.metrics}
     facts |= {"scores": extra} if extra else {}
     return facts if parts.attack is None else facts | {"attackers": sorted(parts.attack.who)}
+
+
+def _frozen(learner: Learner) -> dict[str, int]:
+    """How many numbers are frozen, where some are."""
+    count = sum(t.numel() for t in learner.frozen.values())
+    return {"frozen": count} if count else {}
 
 
 def versions() -> dict[str, str]:

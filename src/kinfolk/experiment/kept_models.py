@@ -35,6 +35,8 @@ from kinfolk.federation.federation import Federation
 from kinfolk.federation.scaling import standardized
 from kinfolk.federation.sources import build
 from kinfolk.learning.learner import ScoreTask
+from kinfolk.learning.lora import merge_lora
+from kinfolk.learning.pretrained import fill
 from kinfolk.script import Ask, Groups
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Client, Tree, map_leaves
@@ -199,7 +201,7 @@ class KeptModels:
         assert make_network is not None
         network = make_network().eval()
         fill(network, model)
-        return network
+        return merge_lora(network)
 
     def _asked(
         self, engine: Engine, parts: Parts, state: Any, round: int, who: Sequence[Client], wanted: set[Client]
@@ -245,14 +247,12 @@ class KeptModels:
         if isinstance(network, nn.Module):
             network = copy.deepcopy(network)  # the user's own stays as it is
         try:
-            parts = build_parts(spec, rows, network)
+            return build_parts(spec, rows, network, first=read_first(self.folder))
         except KinfolkError as error:
             if network is None and error.field in ("model.name", "model") and ":" in spec.model.name:
                 remedy = f"cannot be built again ({error.remedy}); give it as kinfolk.load(..., network=...)"
                 raise KinfolkError("network", spec.model.name, remedy) from error
             raise
-        fill(parts.learner.module, read_first(self.folder))
-        return parts
 
     def _choice(self, parts: Parts) -> Choice:
         """The engine that the run had, as far as this machine has it."""
@@ -283,31 +283,6 @@ class KeptModels:
         held = map_leaves(lambda t: t.to(device), self._checkpoint(round).tensors["memory"])
         memories.restore(memories_from_message(held, self.outline.clients))
         return memories
-
-
-def fill(network: nn.Module, model: Tree) -> None:
-    """Put a model into a network of the same names and shapes; tensors of several names are filled once.
-
-    >>> network = nn.Linear(1, 1)
-    >>> fill(network, {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([1.0])})
-    >>> network(torch.tensor([3.0])).tolist()
-    [7.0]
-    """
-    own = network.state_dict(keep_vars=True)
-    names = {id(t): name for name, t in reversed(own.items())}
-    mine = {name: t for name, t in own.items() if names[id(t)] == name}
-    for name in sorted(mine.keys() | model.keys()):
-        if name not in mine or name not in model or mine[name].shape != model[name].shape:
-            there, here = (_shape(tree.get(name)) for tree in (model, mine))
-            remedy = f"is not the network of the run: {name} is {there} there and {here} here"
-            raise KinfolkError("network", type(network).__name__, remedy)
-    with torch.no_grad():
-        for name, tensor in mine.items():
-            tensor.copy_(model[name])
-
-
-def _shape(tensor: Any) -> str:
-    return "nothing" if tensor is None else str(list(tensor.shape))
 
 
 def _few(numbers: Sequence[int], most: int = 8) -> str:

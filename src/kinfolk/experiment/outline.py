@@ -142,9 +142,9 @@ def _blank(leaves: Mapping[str, Leaf]) -> Rows:
 
 
 def write_outline(folder: Path, federation: Federation, learner: Learner) -> None:
-    """Write both files of a run that begins."""
+    """Write both files of a run that begins; what is frozen is written here and nowhere else."""
     write_json(folder / FILE, asdict(Outline.of(federation, learner)))
-    write_bytes(folder / FIRST, encode({"model": learner.first}))
+    write_bytes(folder / FIRST, encode({"model": {**learner.first, **learner.frozen}}))
 
 
 def read_outline(folder: Path) -> Outline:
@@ -171,9 +171,22 @@ def read_outline(folder: Path) -> Outline:
 
 
 def read_first(folder: Path) -> Tree:
-    """The common initial model of a run."""
+    """The common initial model of a run, frozen part and all."""
     try:
         model: Tree = decode((folder / FIRST).read_bytes())[0]["model"]
     except (OSError, KeyError) as error:
         raise KinfolkError("run", str(folder / FIRST), f"cannot be read ({error}); run it again") from error
     return model
+
+
+def check_frozen(folder: Path, learner: Learner) -> None:
+    """Refuse to go on with a run whose frozen part is another by now; its file may have changed."""
+    if not learner.frozen:
+        return
+    kept = read_first(folder)
+    for name, tensor in learner.frozen.items():
+        if name not in kept or not torch.equal(kept[name], tensor.cpu()):
+            remedy = (
+                f"{name}, which is frozen, is not what the run began with; give the same network and weights"
+            )
+            raise KinfolkError("run", str(folder), remedy)

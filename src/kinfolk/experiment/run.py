@@ -32,7 +32,7 @@ from kinfolk.experiment.describe import description
 from kinfolk.experiment.finalize import finalize, go_on
 from kinfolk.experiment.health import Evaluation
 from kinfolk.experiment.outline import FILE as OUTLINE
-from kinfolk.experiment.outline import write_outline
+from kinfolk.experiment.outline import check_frozen, write_outline
 from kinfolk.experiment.privacy import after_void, prepare, tell_spending, tell_statistics
 from kinfolk.experiment.ranks import follow, table_of
 from kinfolk.experiment.record import Records, check_place, read_rounds, write_json, write_text
@@ -147,7 +147,7 @@ class Running:
         engine = make(choice.engine, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
         rows, absent = parts.federation, drop_outs(self.spec.run.absent)
-        self.coordinator = Coordinator(engine, self.records.audit, absent, rows, self._afford)
+        self.coordinator = Coordinator(engine, self.records.audit, absent, rows, self._afford, self._warn)
         self.budget, self.ended = Budget.of(parts, self._warn), ""
         self.state = self.algorithm.init(self._here(parts.learner.first), self.clients, parts.seed)
         self.scored = self.algorithm.eval_tasks()
@@ -436,6 +436,7 @@ class Running:
             return False
         if loaded.facts["federation"] != self.parts.federation.fingerprint():
             raise KinfolkError("checkpoint", str(self.folder), "the data are not those the run began with")
+        check_frozen(self.folder, self.parts.learner)
         self.take(loaded)
         divergence.equip(self)
         self.ended = self.health.stopped

@@ -19,6 +19,7 @@ from kinfolk.experiment.checkpoint import Loaded, load_latest
 from kinfolk.experiment.choice import chosen, kept
 from kinfolk.experiment.finalize import play_final
 from kinfolk.experiment.fit_rows import fit_rows
+from kinfolk.experiment.outline import check_frozen
 from kinfolk.experiment.record import read_rounds, readable
 from kinfolk.experiment.run import Result, Running, Watch, together
 from kinfolk.experiment.sections import Experiment
@@ -62,6 +63,7 @@ def score_again(
             raise KinfolkError("run folder", str(folder), "a run is there already; choose another folder")
         parts = build_parts(spec, federation, network)
         _check_rows(source, before, loaded, parts, trained)
+        check_frozen(source, parts.learner)
         choice = chosen(parts, link)
         if spec.engine == before.engine:  # a run tries chunks out, and others have other bits
             choice = kept(choice, spec.engine, source)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, get_type_hints
 
 from kinfolk.engines import spec as engine
@@ -18,6 +18,18 @@ from kinfolk.learning.schedules import SCHEDULES
 
 
 @dataclass(frozen=True)
+class LoraSpec:
+    """The `[model.lora]` table: low-rank adapters beside frozen matrices."""
+
+    # Rank of the adapters; 0: none.
+    rank: int = 0
+    # What adapters give is scaled by alpha / rank.
+    alpha: float = 16.0
+    # Patterns of linear and attention layers that get an adapter, as "blocks.*.attn"; the rest is frozen.
+    layers: tuple[str, ...] = ("*",)
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """The `[model]` table: which network."""
 
@@ -27,6 +39,14 @@ class ModelSpec:
     options: dict[str, Any] = field(default_factory=dict)
     # Which field, by name or place, of an object that the network gives in place of a tensor: "logits".
     output: str = ""
+    # File of weights to begin with (safetensors); without one they are drawn.
+    weights: str = ""
+    # Patterns of names, as "head.*", that the file does not give: the network keeps what was drawn.
+    fresh: tuple[str, ...] = ()
+    # Patterns of parameters, as "head.*", that are trained; all others are frozen. None: all are trained.
+    train: tuple[str, ...] = ()
+    # Adapters.
+    lora: LoraSpec = field(default_factory=LoraSpec)
 
 
 @dataclass(frozen=True)
@@ -173,8 +193,9 @@ RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
     (lambda v: v >= 1, "give 1 or more", "local.batch run.rounds run.evaluate_every run.checkpoint_every"),
     (lambda v: v >= 0, "give 0 or more", "local.epochs local.steps local.weight_decay local.clip"),
     (lambda v: v >= 0, "give 0 or more", "local.augment_pad local.tune_lr local.tune_epochs"),
-    (lambda v: v >= 0, "give 0 or more", "run.seed run.patience"),
-    (lambda v: v > 0, "give a number above 0", "local.lr"),
+    (lambda v: v >= 0, "give 0 or more", "run.seed run.patience model.lora.rank"),
+    (lambda v: v > 0, "give a number above 0", "local.lr model.lora.alpha"),
+    (bool, 'give a pattern or more, as ["*attn*"]', "model.lora.layers"),
     (lambda v: 0 < v <= 1, "give a number above 0 and at most 1", "local.decay run.participation"),
     (lambda v: 0 <= v < 1, "give a number from 0 to below 1", "local.momentum run.absent run.attackers"),
     (lambda v: 0 <= v <= 1, "give a number from 0 to 1", "run.quorum"),
@@ -187,12 +208,26 @@ def describe() -> tuple[tuple[str, Any, str], ...]:
     >>> describe()[-1]
     ('run.attackers', 0.0, 'Fraction of the clients that attack; they are not scored.')
     """
-    lines = []
-    for section, kind in SECTIONS.items():
-        source = inspect.getsource(kind)
-        for f in fields(kind):
-            found = re.search(rf"((?:^    # .*\n)+)    {f.name}:", source, re.MULTILINE)
-            meaning = " ".join(line.strip(" #") for line in found[1].splitlines()) if found else ""
-            default = f.default if f.default_factory is MISSING else f.default_factory()
-            lines.append((f"{section}.{f.name}", default, meaning))
-    return tuple(lines)
+    return tuple(line for section, kind in SECTIONS.items() for line in _described(section, kind))
+
+
+def _described(table: str, kind: type[Any]) -> Iterator[tuple[str, Any, str]]:
+    source = inspect.getsource(kind)
+    for f in fields(kind):
+        found = re.search(rf"((?:^    # .*\n)+)    {f.name}:", source, re.MULTILINE)
+        meaning = " ".join(line.strip(" #") for line in found[1].splitlines()) if found else ""
+        default = f.default if f.default_factory is MISSING else f.default_factory()
+        if is_dataclass(default):
+            yield from _described(f"{table}.{f.name}", type(default))
+        else:
+            yield f"{table}.{f.name}", default, meaning
+
+
+def groups_of(kind: type[Any]) -> dict[str, type[Any]]:
+    """The tables inside a table, by name.
+
+    >>> groups_of(ModelSpec)
+    {'lora': <class 'kinfolk.experiment.sections.LoraSpec'>}
+    """
+    hints = get_type_hints(kind).items()
+    return {name: hint for name, hint in hints if isinstance(hint, type) and is_dataclass(hint)}

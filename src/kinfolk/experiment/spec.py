@@ -32,6 +32,7 @@ from kinfolk.experiment.sections import (
     ModelSpec,
     RunSpec,
     describe,
+    groups_of,
 )
 from kinfolk.federation.own_data.tables import TABLES
 from kinfolk.federation.sources import DataSpec, check_spec
@@ -179,6 +180,12 @@ def dump(spec: Experiment) -> str:
     [model]
     name = "cnn"
     output = ""
+    weights = ""
+    fresh = []
+    train = []
+    lora.rank = 0
+    lora.alpha = 16.0
+    lora.layers = ["*"]
     wide = [4, 8]
     """
     parts = []
@@ -269,22 +276,30 @@ def _build(tables: Mapping[str, Any]) -> Experiment:
 
 
 def _section(section: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
-    hints = get_type_hints(kind)
-    known = [name for name in hints if name != "options"]  # those of a dict are groups of options
+    groups = groups_of(kind)  # tables whose keys are known
+    inner: dict[str, dict[str, Any]] = {name: {} for name in groups}
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in groups}
+    known = [name for name in hints if name != "options"]
+    free: dict[str, dict[str, Any]] = {key: {} for key in known if get_origin(hints[key]) is dict}
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
-    groups: dict[str, dict[str, Any]] = {key: {} for key in known if get_origin(hints[key]) is dict}
     grouped = section == "algorithm"  # the one table all of whose options may come in groups
-    for key, value in _flat(table, None if grouped else groups).items():
-        dotted = grouped or key.partition(".")[0] in groups
-        name = f"{section}.{_dotted(key) if dotted else _key(key)}"
-        group, _, inner = key.partition(".")
-        if key in groups:
-            raise KinfolkError(name, value, f"is a table; write [{section}.{key}] and its keys below")
+    for key, value in _flat(table, None if grouped else free).items():
+        group, dot, rest = key.partition(".")
         if group in groups:
-            if not inner.isidentifier():
+            if not dot and not isinstance(value, Mapping):
+                raise KinfolkError(
+                    f"{section}.{group}", value, f"is a table; write its keys under [{section}.{group}]"
+                )
+            inner[group] |= {rest: value} if dot else value
+            continue
+        name = f"{section}.{_dotted(key) if grouped or group in free else _key(key)}"
+        if key in free:
+            raise KinfolkError(name, value, f"is a table; write [{section}.{key}] and its keys below")
+        if group in free:
+            if not rest.isidentifier():
                 raise KinfolkError(name, value, "name an option with letters, digits and _")
-            groups[group][inner] = _option(name, value)
+            free[group][rest] = _option(name, value)
         elif key in known:
             values[key] = _typed(name, value, hints[key])
         elif "options" not in hints:
@@ -293,7 +308,8 @@ def _section(section: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
             raise KinfolkError(name, value, "name an option with letters, digits and _")
         else:
             options[key] = _option(name, value)
-    values |= {group: dict(sorted(given.items())) for group, given in groups.items()}
+    values |= {group: dict(sorted(given.items())) for group, given in free.items()}
+    values |= {name: _section(f"{section}.{name}", groups[name], part) for name, part in inner.items()}
     return kind(**values, options=options) if "options" in hints else kind(**values)
 
 
@@ -308,12 +324,13 @@ def _flat(table: Mapping[str, Any], groups: Mapping[str, Any] | None) -> dict[st
 
 
 def _typed(name: str, value: Any, kind: type[Any]) -> Any:
-    """The value, if it is of this kind; a whole number is a number, true is not 1."""
-    if get_origin(kind) is list:
-        inner = get_args(kind)[0]
-        if not isinstance(value, list | tuple):
+    """The value, if it is of this kind; a whole number is a number, true is not 1, a text alone is a list."""
+    made = get_origin(kind)
+    if made in (list, tuple):
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
             raise KinfolkError(name, value, f"give a list, as [{value!r}]")
-        return [_typed(name, one, inner) for one in value]
+        return made(_typed(name, item, get_args(kind)[0]) for item in items)
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
@@ -384,6 +401,9 @@ def _tables(spec: Experiment) -> Tables:
     for section, kind in SECTIONS.items():
         part = getattr(spec, section)
         table = {f.name: getattr(part, f.name) for f in fields(kind)}
+        for group in groups_of(kind):
+            inner = table.pop(group)
+            table |= {f"{group}.{f.name}": getattr(inner, f.name) for f in fields(inner)}
         options = table.pop("options", {})
         for group in [key for key, value in table.items() if isinstance(value, dict)]:
             place = list(table).index(group)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from kinfolk.learning.dropout import has_dropout
+from kinfolk.learning.freezing import frozen_names, frozen_parts
 from kinfolk.learning.losses import Loss
 from kinfolk.learning.metrics import without_classes
 from kinfolk.learning.network import Prepare, call, plain
@@ -121,6 +123,7 @@ class Learner:
     by_step: Schedule | None = None
     output: str = ""  # what is meant of an object that the network gives in place of a tensor
     half: bool = False  # products in bfloat16; parameters, gradients, norms and losses stay float32
+    draws: bool = False  # the network itself calls dropout in training; of its layers it is known
     prepare: Prepare = plain  # whoever runs many clients may have layers that are faster
     # Mean and deviation of standardised targets, by output: scores are in the targets' own units.
     units: tuple[tuple[float, ...], tuple[float, ...]] | None = None
@@ -128,29 +131,58 @@ class Learner:
     # One copy of the network in each mode, since switching modes walks the whole network.
     _training: nn.Module = field(init=False, repr=False)
     _scoring: nn.Module = field(init=False, repr=False)
-    _constants: Tree = field(init=False, repr=False)
+    _frozen: frozenset[str] = field(init=False, repr=False)
     _coarse: frozenset[str] = field(init=False, repr=False)
+    # Both copies by device: what does not travel lies there, once for both and for all clients.
+    _placed: dict[torch.device, tuple[nn.Module, nn.Module]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        ready = self.prepare(copy.deepcopy(self.module))
+        object.__setattr__(self, "_frozen", frozen_names(self.module))
+        # What is frozen is never written to: all copies of the network hold the same tensors.
+        ready = self.prepare(copy.deepcopy(self.module, _same(self._state(frozen=True))))
         object.__setattr__(self, "_training", ready.train())
-        object.__setattr__(self, "_scoring", copy.deepcopy(ready).eval())
-        known = ready.state_dict()
-        constants = {name: b for name, b in ready.named_buffers() if name not in known}
-        object.__setattr__(self, "_constants", constants)
+        object.__setattr__(self, "_scoring", copy.deepcopy(ready, _same(self._constants())).eval())
+        for part in frozen_parts(ready).values():
+            part.eval()
         object.__setattr__(self, "_coarse", frozenset(_products(ready)) if self.half else frozenset())
-        if has_batch_norm(self.module):
+        here = {} if self.half else {torch.device("cpu"): (self._training, self._scoring)}
+        object.__setattr__(self, "_placed", here)
+        if self.draws or has_dropout(ready):
+            object.__setattr__(self, "plan", replace(self.plan, draws=True))
+        if has_batch_norm(ready):
             object.__setattr__(self, "plan", replace(self.plan, drop_single=True))
 
     @property
     def first(self) -> Tree:
-        """The module's own weights and buffers: the common initial model.
+        """The module's own weights and buffers, without what is frozen: the common initial model.
 
         A tensor that the module holds under several names (tied weights) stands under the first of them.
         """
+        return {name: t.detach().clone() for name, t in self._state(frozen=False).items()}
+
+    @property
+    def frozen(self) -> Tree:
+        """What is not trained and every site has from the start: it is in no message and no memory.
+
+        >>> from kinfolk.learning.losses import find_loss
+        >>> network = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 3))
+        >>> learner = Learner(network, find_loss("cross_entropy"), outputs=3)
+        >>> list(learner.frozen), list(learner.first)
+        (['0.weight', '0.bias'], ['1.weight', '1.bias'])
+        """
+        return {name: t.detach() for name, t in self._state(frozen=True).items()}
+
+    def _constants(self) -> dict[str, Tensor]:
+        """What does not travel: what is frozen, and buffers outside of the state, as a mask."""
+        known = self._training.state_dict()
+        outside = {name: b for name, b in self._training.named_buffers() if name not in known}
+        return {**outside, **self._state(frozen=True)}
+
+    def _state(self, frozen: bool) -> dict[str, Tensor]:
         state = self.module.state_dict(keep_vars=True)
         names = {id(t): name for name, t in reversed(state.items())}
-        return {name: t.detach().clone() for name, t in state.items() if names[id(t)] == name}
+        own = {name: t for name, t in state.items() if names[id(t)] == name}
+        return {name: t for name, t in own.items() if (name in self._frozen) == frozen}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -158,40 +190,44 @@ class Learner:
         return tuple(name for name, p in self.module.named_parameters() if p.requires_grad)
 
     @property
-    def draws(self) -> str:
-        """The name of a layer that draws random numbers in training, or nothing."""
-        for name, m in self.module.named_modules():
-            if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
-                return name or type(m).__name__
-        return ""
-
-    @property
     def training_module(self) -> nn.Module:
         """The network in training mode, as `objective` runs it."""
         return self._training
 
-    def apply(self, model: Tree, rows: Rows | Batch) -> Tensor:
+    def apply(self, model: Tree, rows: Rows | Batch, training: bool = False) -> Tensor:
         """The network's output in scoring mode (BatchNorm by its running statistics, if it has any).
 
         Of rows that are all real, or of a batch, in which some may be padding.
         """
-        return self._call(self._scoring, model, rows)
+        return self._call(training, model, rows)
 
     def objective(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
         """The mean loss of a batch in training mode; BatchNorm's buffers in `model` are updated."""
-        out = self._call(self._training, model, batch)
+        out = self.apply(model, batch, training=True)
         return batch.mean(self.loss.row_loss(out, batch.y))
 
-    def _call(self, network: nn.Module, model: Tree, rows: Rows | Batch) -> Tensor:
-        x, weight = (rows, None) if isinstance(rows, Tensor | dict) else (rows.x, rows.weight)
-        # Buffers outside of the state (a mask, say) do not travel, but must be where the rows are.
-        device = row_leaves(x)[0].device
-        here = {name: b.to(device) for name, b in self._constants.items()}
+    def _call(self, training: bool, model: Tree, rows: Rows | Batch) -> Tensor:
+        if isinstance(rows, Tensor | dict):
+            x, weight, key = rows, None, None
+        else:
+            x, weight, key = rows.x, rows.weight, rows.key
         if self._coarse:
             model = {n: t.bfloat16() if n in self._coarse else t for n, t in model.items()}
             x = map_rows(lambda t: t.bfloat16() if t.is_floating_point() else t, x)
-        out = call(network, {**here, **model}, x, weight, self.output)
+        network = self._on(row_leaves(x)[0].device)[not training]
+        out = call(network, model, x, weight, key, self.output)
         return out.float() if self._coarse else out
+
+    def _on(self, device: torch.device) -> tuple[nn.Module, nn.Module]:
+        """The network in training and in scoring mode, with what does not travel on a device."""
+        if device not in self._placed:
+            there: dict[int, object] = {}
+            for name, t in self._constants().items():
+                new = t.detach().to(device, torch.bfloat16 if name in self._coarse else t.dtype)
+                there[id(t)] = nn.Parameter(new, False) if isinstance(t, nn.Parameter) else new
+            training, scoring = (copy.deepcopy(n, dict(there)) for n in (self._training, self._scoring))
+            self._placed[device] = training, scoring
+        return self._placed[device]
 
     def params(self, model: Tree) -> Tree:
         """The trainable part of a model: what distances and penalties are about."""
@@ -296,6 +332,11 @@ class Learner:
         Linear(in_features=2, out_features=3, bias=True)
         """
         return copy.deepcopy(self.module)
+
+
+def _same(tensors: dict[str, Tensor]) -> dict[int, object]:
+    """For `copy.deepcopy`: these are not copied."""
+    return {id(t): t for t in tensors.values()}
 
 
 def _products(module: nn.Module) -> Iterator[str]:

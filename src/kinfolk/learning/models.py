@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from kinfolk.by_path import by_path, one_line
 from kinfolk.errors import KinfolkError, near
+from kinfolk.learning.hugging_face import PREFIX, hugging_face_model
 from kinfolk.learning.network import ReluPool2
 from kinfolk.learning.sequences import CNN1d, TextMean, TokenLSTM, TokenTransformer
 
@@ -296,13 +297,15 @@ def build_model(name: str, shape: tuple[int, ...], outputs: int, options: Mappin
     """The model `name` for rows of `shape` (no batch axis; images are channel, height, width).
 
     A name with a colon is an import path, "package.module:Class", called with the options, and with
-    `shape` and `outputs` where it has parameters of these names.
+    `shape` and `outputs` where it has parameters of these names; one as "hf:FOLDER" is of transformers.
 
     >>> model = build_model("mlp", (1, 8, 8), 10, {"hidden": [32]})
     >>> sum(p.numel() for p in model.parameters())
     2410
     """
     shape = tuple(int(side) for side in shape)
+    if name.startswith(PREFIX):
+        return hugging_face_model(name.removeprefix(PREFIX), outputs, options)
     if ":" in name:
         return _imported(name, shape, outputs, options)
     if name not in MODELS:

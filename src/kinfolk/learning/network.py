@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kinfolk.errors import KinfolkError, near
+from kinfolk.learning.dropout import dropping
 from kinfolk.learning.norm import row_weights, without_padding
 from kinfolk.types import LENGTHS, Rows, Tree
 
@@ -122,13 +125,21 @@ def _asked(x: Mapping[str, Tensor], free: set[str]) -> dict[str, Tensor]:
     return found
 
 
-def call(network: nn.Module, tree: Tree, x: Rows, weight: Tensor | None = None, output: str = "") -> Tensor:
+def call(
+    network: nn.Module,
+    tree: Tree,
+    x: Rows,
+    weight: Tensor | None = None,
+    key: Tensor | None = None,
+    output: str = "",
+) -> Tensor:
     """The network's output with the numbers of a tree; `weight` [rows] is 0 for rows that are padding.
 
-    `output` names what is meant where a network gives an object that is no tensor.
+    With a `key` dropout follows from it. `output` names what is meant where a network gives an object that is
+    no tensor.
     """
     placed, named = arguments(network, x)
-    with row_weights(weight):
+    with row_weights(weight), dropping(key), _plain_attention():
         return tensor_out(functional_call(network, tree, placed, named), output)
 
 
@@ -170,6 +181,15 @@ def _fields(out: Any) -> dict[str, Tensor]:
     else:
         held = out._asdict() if hasattr(out, "_fields") else getattr(out, "__dict__", {})
     return {str(name): value for name, value in held.items() if isinstance(value, Tensor)}
+
+
+def _plain_attention() -> AbstractContextManager[None]:
+    """Within vmap attention is made of plain products.
+
+    Fused kernels know no clients, and what vmap makes of them fails or goes over clients one by one.
+    """
+    within_vmap = torch._C._functorch.maybe_current_level() is not None
+    return sdpa_kernel(SDPBackend.MATH) if within_vmap else nullcontext()
 
 
 def exchange_layers(module: nn.Module, equal: Callable[[nn.Module], nn.Module]) -> nn.Module:

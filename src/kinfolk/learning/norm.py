@@ -117,9 +117,9 @@ def by_the_batch(module: nn.Module) -> bool:
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    """Whether training needs at least two rows in a batch.
+    """Whether training needs at least two rows in a batch: BatchNorm that is not in scoring mode.
 
     >>> has_batch_norm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     True
     """
-    return any(isinstance(m, (_BatchNorm, RowBatchNorm)) for m in module.modules())
+    return any(isinstance(m, (_BatchNorm, RowBatchNorm)) and m.training for m in module.modules())

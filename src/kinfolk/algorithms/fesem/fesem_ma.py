@@ -83,6 +83,11 @@ class FeSEMMA:
         if self.aggregate.name != "mean" and self.matching.growth > 1:
             remedy = "a layer that grows has units that not every member has; use matching.growth = 1"
             raise KinfolkError("algorithm.aggregate.name", self.aggregate.name, remedy)
+        if self.learner.frozen:
+            remedy = "matched averages put whole layers into another order; train all of them, or use 'fesem'"
+            raise KinfolkError(
+                "algorithm.name", f"fesem_ma with {next(iter(self.learner.frozen))} frozen", remedy
+            )
         object.__setattr__(self, "chain", chain_of(self.learner.module))
         units, outputs = len(self.learner.first[self.chain.layers[-1].weight]), self.learner.outputs
         if units != outputs:

@@ -21,7 +21,7 @@ from kinfolk.engines.fast.graph_passes import clone_as_laid_out
 from kinfolk.engines.fast.lanes import CudaLane
 from kinfolk.engines.fast.steps import Step, fit_step, gradients, scan_step
 from kinfolk.engines.one import first_states
-from kinfolk.engines.padded import Padded, seen
+from kinfolk.engines.padded import Padded, Rows, seen
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.recording import recorded, warm_up
 from kinfolk.task import Carry, Fit, Number, Scan
@@ -46,7 +46,7 @@ Kind = tuple[bool, bool]  # of a step: no row of it is padding, every client tak
 class Recorded:
     """One pass for chunks of one shape; a step with padding, or with idle clients, has its own recording.
 
-    Nothing in it draws random numbers: vmap refuses to, and networks that do are not batched.
+    Nothing in it draws random numbers: what dropout drops follows from keys that the plan has.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Recorded:
         # No less room than a recording had that this one replaces, or the two would take turns.
         steps, rows = (len(before.pool), before.data.rows) if before else (0, 0)
         self.data: Federation = _place_for(plan.data, rows) if made else plan.data
-        self.augment = plan.augment
+        self.augment, self.draws = plan.augment, len(plan.key)
         # And for somewhat longer plans: clients come from short to long, and a recording takes time.
         steps = max(1 << max(len(plan) - 1, 0).bit_length(), steps)
         self.plan = [t.new_zeros((steps, *t.shape[1:])) for t in plan.tensors()]
@@ -164,8 +164,10 @@ class Recorded:
 
     def _body(self, whole: bool, everyone: bool) -> None:
         now = self.step.reshape(1)
-        pool, row, weight, active, *way = (t.index_select(0, now)[0] for t in self.plan)
-        rows = (*seen(self.data, self.augment, pool, *way), row, weight)
+        pool, row, weight, active, *drawn = (t.index_select(0, now)[0] for t in self.plan)
+        key, way = drawn[: self.draws], drawn[self.draws :]
+        x, y = seen(self.data, self.augment, pool, *way)
+        rows: Rows = (x, y, row, weight, *key)
         idle = None if everyone else active
         if isinstance(self.one, Scan):
             _copy(self.carry, scan_step(self.one, self.carry, rows, idle, whole))

@@ -100,8 +100,8 @@ def _constants(graph: Graph) -> set[Node]:
 
 
 def copied(made: GraphModule) -> GraphModule:
-    """A copy whose list can be changed; what was kept stays a plain attribute."""
-    new = copy.deepcopy(made)
+    """A copy whose list can be changed; what was kept stays a plain attribute, and no tensor is copied."""
+    new = copy.deepcopy(made, {id(t): t for t in (*made.parameters(), *made.buffers())})
     for name in [n for n in new._buffers if n.startswith("kept")]:
         new.__dict__[name] = new._buffers.pop(name)
     return new

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _WeightNorm
 
 from kinfolk.learning.network import ReluPool2
 
@@ -138,10 +139,24 @@ class ClientLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x @ weight.T + bias."""
-        if x.dim() != 2 or not torch._C._functorch.is_batchedtensor(self.weight):
-            return super().forward(x)
-        out: Tensor = _ManyLinear.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return out
+        return client_linear(x, self.weight, self.bias)
+
+
+def client_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias, of rows that may have axes of their own.
+
+    >>> client_linear(torch.ones(2, 5, 3), torch.ones(4, 3), None).shape
+    torch.Size([2, 5, 4])
+    """
+    if x.dim() < 2 or not has_clients(weight):
+        return torch.nn.functional.linear(x, weight, bias)
+    out: Tensor = _ManyLinear.apply(x.flatten(0, -2), weight, bias)  # type: ignore[no-untyped-call]
+    return out.reshape(*x.shape[:-1], -1) if x.dim() > 2 else out
+
+
+def has_clients(*given: Tensor | None) -> bool:
+    """Whether this is a call for many clients, and one of these is a tensor that each has its own of."""
+    return any(t is not None and torch._C._functorch.is_batchedtensor(t) for t in given)
 
 
 def in_front(info: Any, dims: Sequence[int | None], *given: Tensor | None) -> Any:
@@ -153,7 +168,7 @@ def in_front(info: Any, dims: Sequence[int | None], *given: Tensor | None) -> An
 
 
 class _ManyLinear(torch.autograd.Function):
-    """Hands a vmapped layer, clients in front, to `_Products`."""
+    """Hands a vmapped layer, clients in front, to `Products`."""
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
@@ -161,19 +176,20 @@ class _ManyLinear(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: gradients are taken outside vmap, of what `_Products` recorded."""
+        """Nothing is kept: gradients are taken outside vmap, of what `Products` recorded."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
         """All clients' rows at once."""
-        return _Products.apply(*in_front(info, in_dims, x, w, bias)), 0  # type: ignore[no-untyped-call]
+        return Products.apply(*in_front(info, in_dims, x, w, bias)), 0  # type: ignore[no-untyped-call]
 
 
-class _Products(torch.autograd.Function):
+class Products(torch.autograd.Function):
     """One matrix product per client: x [clients, rows, in], w [clients, out, in], bias [clients, out]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        """x @ w.T + bias of each client."""
         ctx.save_for_backward(x, w)
         ctx.bias = bias is not None
         if bias is None:
@@ -182,6 +198,7 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Of weights in the layout that they have."""
         x, w = ctx.saved_tensors
         gy = grads[0]
         gx = gy.bmm(w) if ctx.needs_input_grad[0] else None
@@ -197,7 +214,60 @@ class OrderedGroupNorm(nn.GroupNorm):
         return super().forward(x.contiguous())
 
 
-_FAST = {nn.Linear: ClientLinear, nn.GroupNorm: OrderedGroupNorm, ReluPool2: FastReluPool2}
+class ClientRMSNorm(nn.RMSNorm):
+    """RMSNorm; for many clients in operations that all have rules for vmap."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x over the root of its mean square, times the weights."""
+        if not has_clients(x, self.weight):
+            return super().forward(x)
+        axes = tuple(range(-len(self.normalized_shape), 0))
+        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        out = x * (x.square().mean(axes, keepdim=True) + eps).rsqrt()
+        return out if self.weight is None else out * self.weight
+
+
+class ClientMean(nn.AdaptiveAvgPool2d):
+    """The mean of each channel, where one place is asked for; PyTorch's goes over clients one by one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x pooled to the output size."""
+        whole = self.output_size in (1, (1, 1))
+        return x.mean((-2, -1), keepdim=True) if whole and has_clients(x) else super().forward(x)
+
+
+class ClientBilinear(nn.Bilinear):
+    """A layer of products of two inputs; for many clients in operations that all have rules for vmap."""
+
+    def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
+        """One output for each matrix of weights, and the bias."""
+        if not has_clients(input1, input2, self.weight):
+            return super().forward(input1, input2)
+        out = torch.einsum("...i,oij,...j->...o", input1, self.weight, input2)
+        return out if self.bias is None else out + self.bias
+
+
+class ClientWeightNorm(_WeightNorm):
+    """A weight as a length times a direction (`torch.nn.utils.parametrizations.weight_norm`)."""
+
+    def forward(self, length: Tensor, direction: Tensor) -> Tensor:
+        """length * direction / |direction|, each along an axis of its own."""
+        if not has_clients(length, direction):
+            return super().forward(length, direction)  # type: ignore[no-any-return, no-untyped-call]
+        whole = self.dim is None or self.dim == -1
+        across = [a for a in range(direction.dim()) if whole or a != self.dim % direction.dim()]
+        return direction * (length / direction.square().sum(across, keepdim=True).sqrt())
+
+
+_FAST = {
+    nn.Linear: ClientLinear,
+    nn.AdaptiveAvgPool2d: ClientMean,
+    nn.Bilinear: ClientBilinear,
+    nn.GroupNorm: OrderedGroupNorm,
+    nn.RMSNorm: ClientRMSNorm,
+    ReluPool2: FastReluPool2,
+    _WeightNorm: ClientWeightNorm,
+}
 
 
 def fast_layer(layer: nn.Module) -> nn.Module:

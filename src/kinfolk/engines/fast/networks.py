@@ -8,12 +8,19 @@ from functools import partial
 import torch
 from torch import nn
 
+from kinfolk.engines.fast.attention import fast_attention
 from kinfolk.engines.fast.conv import ClientConv2d, fast_conv
+from kinfolk.engines.fast.embedding import fast_embedding
 from kinfolk.engines.fast.layers import fast_layer, join_relu_and_pool
+from kinfolk.engines.fast.recurrent import fast_recurrent
+from kinfolk.learning.dropout import watching
+from kinfolk.learning.hugging_face import eager
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.network import exchange_layers
 from kinfolk.learning.norm import without_padding
 from kinfolk.types import Rows
+
+_EQUALS = (fast_layer, fast_conv, fast_recurrent, fast_attention, fast_embedding)
 
 
 def prepare(network: nn.Module, usual_layout: bool = False) -> nn.Module:
@@ -26,9 +33,8 @@ def prepare(network: nn.Module, usual_layout: bool = False) -> nn.Module:
       (0): ClientLinear(in_features=2, out_features=3, bias=True)
     )
     """
-    network = exchange_layers(
-        network, lambda layer: fast_conv(fast_layer(join_relu_and_pool(without_padding(layer))))
-    )
+    for equal in (eager, without_padding, join_relu_and_pool, *_EQUALS):
+        network = exchange_layers(network, equal)
     for layer in network.modules():
         if isinstance(layer, ClientConv2d):
             layer.usual_layout = usual_layout
@@ -38,7 +44,8 @@ def prepare(network: nn.Module, usual_layout: bool = False) -> nn.Module:
 def accelerated(learner: Learner, rows: Rows) -> Learner:
     """The learner with a prepared network, tried on a few rows.
 
-    A `view` of what a convolution gives takes the usual layout for granted.
+    Whether it calls dropout by itself is noticed on the way. A `view` of what a convolution gives takes the
+    usual layout for granted.
 
     >>> from kinfolk.learning.losses import find_loss
     >>> class View(nn.Module):
@@ -53,6 +60,10 @@ def accelerated(learner: Learner, rows: Rows) -> Learner:
     fast = replace(learner, prepare=prepare)
     try:
         with torch.no_grad():
+            with watching() as watched:
+                fast.apply(fast.first, rows, training=True)
+            if watched.dropped:
+                learner, fast = (replace(one, draws=True) for one in (learner, fast))
             fast.apply(fast.first, rows)
     except RuntimeError as problem:
         if "view size is not compatible" in str(problem):

@@ -132,8 +132,10 @@ def gradients(
         y: types.Rows,
         row: Tensor,
         weight: Tensor,
+        *key: Tensor,
     ) -> Tensor:
-        return descent.objective({**leaves, **buffers}, Batch(x, y, row, None if whole else weight), carry)
+        batch = Batch(x, y, row, None if whole else weight, *key)
+        return descent.objective({**leaves, **buffers}, batch, carry)
 
     with torch.enable_grad():  # the caller may have switched gradients off
         total = _for_all(one, rows)(leaves, buffers, carry, *rows).sum()
@@ -170,14 +172,14 @@ def _each(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 def scan_step(scan: Scan, carry: Carry, rows: Rows, active: Tensor | None, whole: bool) -> Carry:
     """One step without gradients."""
 
-    def one(carry: Carry, x: types.Rows, y: types.Rows, row: Tensor, weight: Tensor) -> Carry:
-        return scan.step(carry, Batch(x, y, row, None if whole else weight))
+    def one(carry: Carry, x: types.Rows, y: types.Rows, row: Tensor, weight: Tensor, *key: Tensor) -> Carry:
+        return scan.step(carry, Batch(x, y, row, None if whole else weight, *key))
 
     shared = {key: _shared(value) for key, value in carry.items()}
     given = {key: _each(lambda t: t[0], value) if shared[key] else value for key, value in carry.items()}
     dims = {key: None if shared[key] else 0 for key in carry}
     with torch.no_grad():
-        new: Carry = _for_all(one, rows, (dims, 0, 0, 0, 0))(given, *rows)
+        new: Carry = _for_all(one, rows, (dims, *[0] * len(rows)))(given, *rows)
     # What was the same for all clients and came back untouched stays one tensor.
     new = {
         key: carry[key] if shared.get(key) and _same(value, given[key]) else value

@@ -118,15 +118,16 @@ def row_tensors(rows: Rows) -> dict[str, Tensor]:
     >>> sorted(row_tensors((torch.ones(1), {"a": torch.ones(1)}, torch.ones(1), torch.ones(1))))
     ['row', 'weight', 'x', 'y.a']
     """
-    x, y, row, weight = rows
-    return {**named_leaves("x", x), **named_leaves("y", y), "row": row, "weight": weight}
+    x, y, row, weight, *key = rows
+    named = {**named_leaves("x", x), **named_leaves("y", y), "row": row, "weight": weight}
+    return {**named, **({"key": key[0]} if key else {})}
 
 
 def _rows_like(rows: Rows, given: Sequence[Tensor]) -> Rows:
     """Tensors laid out flat as `row_tensors` gives them, put together again."""
     flat = iter(given)
     x, y = (map_rows(lambda _: next(flat), part) for part in rows[:2])
-    return x, y, next(flat), next(flat)
+    return x, y, next(flat), next(flat), *flat
 
 
 def _trace(descent: TrainStep, carry: Carry, buffers: Tree, rows: Rows, whole: bool) -> GraphModule | None:

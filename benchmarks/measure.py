@@ -105,10 +105,12 @@ def toy(model: str, clients: int, rows: int) -> Federation:
     return from_arrays(given, test={}, classes=CLASSES)
 
 
-def plain_round(learner: Learner, federation: Federation, device: torch.device) -> Callable[[], None]:
+def plain_round(
+    learner: Learner, federation: Federation, device: torch.device, criterion: nn.Module | None = None
+) -> Callable[[], None]:
     """A hand-written loop over clients: the steps of one FedAvg round, as one would write them."""
     x, y = federation.x.to(device), federation.y.to(device)
-    criterion = nn.CrossEntropyLoss()
+    criterion = criterion or nn.CrossEntropyLoss()
 
     def go() -> None:
         mean: dict[str, torch.Tensor] = {}

@@ -338,7 +338,7 @@ def test_a_task_that_fails_for_many_clients_is_done_one_by_one(chunk):
         assert largest_difference(got, loop) < ROUNDING
     assert told == [
         "'t' cannot be done for many clients in one call (layer Breaks: LSE is not correctly aligned); "
-        "it goes on one client after another, slower"
+        "it goes on one client after another"
     ], "once, and by its first line"
     assert "t one client after another" in engine.note
     again = coordinator.perform(Ask("other", DATA.clients, {"by": torch.tensor(1.0)}), context(DATA))

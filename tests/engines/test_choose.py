@@ -120,6 +120,19 @@ def test_batched_falls_back_to_the_loop_and_says_which_layer_is_to_blame():
     assert BLOCKED in choose(EngineSpec(), SMALL, 20, 24, BLOCKED).why
 
 
+def test_a_large_lstm_is_trained_alone_on_a_cpu(machine):
+    lstm = Cost(flops=int(SMALL_STEP / 3 / 20) + 1, floats=1, parameters=1, lstm=True)
+    choice = choose(EngineSpec(), lstm, 20, 24, "")
+    assert (choice.name, choice.engine.chunk, choice.warning) == ("workers", 0, "")
+    assert "fastest alone" in choice.why
+    assert choose(EngineSpec(processes=1), lstm, 20, 24, "").name == "loop"
+    small = replace(lstm, flops=lstm.flops // 2)
+    assert choose(EngineSpec(), small, 20, 24, "").engine.chunk > 1
+    assert choose(EngineSpec("batched"), lstm, 20, 24, "").name == "batched", "as asked"
+    machine(gpu=True)
+    assert choose(EngineSpec(), lstm, 20, 24, "").name == "batched"
+
+
 def test_on_a_gpu_the_cost_of_going_one_by_one_is_told(machine):
     machine(gpu=True)
     for spec in (EngineSpec("batched"), EngineSpec()):

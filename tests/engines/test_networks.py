@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from networks import ALONE, NETWORKS, Kind
+from network_kinds import ALONE, NETWORKS, Kind, flat
+from torch import Tensor, nn
 from toys import empty, together
 
 from kinfolk.contract.compare import ENGINE_TOLERANCE, message_difference
@@ -77,7 +79,9 @@ def test_many_clients_in_one_call_get_what_each_gets_alone(name, device, monkeyp
         warnings.simplefilter("error")  # a rule of vmap that goes over clients one by one warns
         assert obstacle(learner, data.x[:2], data.y[:2]) == ""
         loop = found(Loop(data, tasks(learner), empty(), device), learner, data, device)
-        many = found(Batched(data, tasks(learner), empty(), 3, device), learner, data, device)
+        engine = Batched(data, tasks(learner), empty(), 3, device)
+        many = found(engine, learner, data, device)
+    assert engine.take_warnings() == []
     assert differences(many, loop) == [""] * 3
     if device == "cuda":
         here = found(Loop(data, tasks(learner), empty()), learner, data)
@@ -85,6 +89,30 @@ def test_many_clients_in_one_call_get_what_each_gets_alone(name, device, monkeyp
     start = learner.first
     moved = [n for n in learner.names if (loop[0].tree("model")[n] - start[n].to(device)).abs().max() > 0]
     assert len(moved) >= len(learner.names) - 1, "it was trained"
+
+
+class FromTheHost(nn.Module):
+    """Makes a tensor on the host in every call, which a recording cannot wait for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.linspace(0.5, 1.5, x.shape[1]).to(x.device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_cannot_be_recorded_shares_calls_all_the_same(device):
+    kind = Kind(lambda: nn.Sequential(nn.Linear(8, 6), FromTheHost(), nn.Linear(6, 4)), (8,))
+    data = kind.federation(SIZES)
+    learner = learner_of(kind, data)
+    with arithmetic(torch.device(device), "float32"):
+        loop = found(Loop(data, tasks(learner), empty(), device), learner, data, device)
+        engine = Batched(data, tasks(learner), empty(), 3, device)
+        assert differences(found(engine, learner, data, device), loop) == [""] * 3
+    told = engine.take_warnings()
+    if device == "cuda":
+        assert "'train' cannot be recorded (layer FromTheHost: " in told[0], told
+        assert engine._way("train") is not None, "many clients share a call"
+    else:
+        assert told == []
 
 
 @pytest.mark.parametrize("name", ["lstm both ways", "dropout transformer", "tied lstm"])
@@ -113,6 +141,42 @@ def test_every_network_in_every_engine(name):
     assert differences(found(Workers(data, table, empty(), 2, inner, 2), learner, data), loop) == [""] * 3
     for chunk in (1, 2):
         assert differences(found(Batched(data, table, empty(), chunk), learner, data), loop) == [""] * 3
+
+
+_BETWEEN: dict[int, list[Callable[[], nn.Module]]] = {
+    1: [
+        *(lambda: nn.AdaptiveAvgPool1d(1), lambda: nn.AdaptiveMaxPool1d(2), lambda: nn.AvgPool1d(2)),
+        *(lambda: nn.MaxPool1d(2), lambda: nn.BatchNorm1d(4), lambda: nn.InstanceNorm1d(4, affine=True)),
+        *(lambda: nn.ConvTranspose1d(4, 4, 3), lambda: nn.GLU(1), nn.Mish, nn.Hardswish, nn.SELU, nn.GELU),
+        *(lambda: nn.LocalResponseNorm(2), lambda: nn.ReflectionPad1d(1), lambda: nn.LayerNorm((4, 6))),
+    ],
+    2: [
+        *(lambda: nn.AdaptiveAvgPool2d(1), lambda: nn.AdaptiveAvgPool2d(3), lambda: nn.AdaptiveMaxPool2d(2)),
+        *(
+            lambda: nn.MaxPool2d(3, 2, 1),
+            lambda: nn.BatchNorm2d(4),
+            lambda: nn.InstanceNorm2d(4, affine=True),
+        ),
+        *(lambda: nn.PixelShuffle(2), lambda: nn.Unfold(2), lambda: nn.ReplicationPad2d(1), nn.Softmax2d),
+        *(lambda: nn.Upsample(scale_factor=2, mode="bilinear"), lambda: nn.Conv2d(4, 4, 3, groups=2)),
+        *(lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), lambda: nn.GroupNorm(2, 4)),
+    ],
+    3: [
+        *(lambda: nn.AdaptiveAvgPool3d(1), lambda: nn.MaxPool3d(2), lambda: nn.BatchNorm3d(4)),
+        *(lambda: nn.ConvTranspose3d(4, 4, 3), lambda: nn.Upsample(scale_factor=2)),
+    ],
+}
+
+
+@pytest.mark.parametrize("axes", _BETWEEN)
+def test_common_layers_share_calls_by_rules_that_are_not_slow(axes):
+    conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
+    for make in _BETWEEN[axes]:
+        kind = Kind(lambda make=make: flat(conv(4, 4, 3, padding=1), make()), (4, *[6] * axes))
+        data = kind.federation((4,))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert obstacle(learner_of(kind, data), data.x[:2], data.y[:2]) == "", make()
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -84,7 +84,7 @@ class Batched(InProcess):
         self._ahead: dict[Any, Prepared] = {}
         self._asked: dict[str, list[tuple[Client, ...]]] = {}
         self._light: dict[str, bool] = {}
-        self._alone: set[str] = set()  # tasks that have failed for many clients at once
+        self._fallen: dict[str, Passes | None] = {}  # tasks that have failed, and how they go on
         self._warnings: list[str] = []
 
     @classmethod
@@ -95,11 +95,12 @@ class Batched(InProcess):
     def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """The replies to a request, in chunks; within a chunk sorted by client.
 
-        A task that fails for many clients at once, by a kernel or under a recording, is done one client after
-        another from then on; only if that fails too there is an error.
+        A task that fails under a recording or in a call for many clients goes on in a simpler way, from then
+        on: without recordings, and if that fails, one client after another. Only if this fails too there is
+        an error.
         """
-        done: set[Client] = set()
-        if request.task not in self._alone:
+        while self._way(request.task) is not None:
+            done: set[Client] = set()
             try:
                 for chunk in self._in_chunks(request, context):
                     done.update(chunk.clients)
@@ -109,23 +110,32 @@ class Batched(InProcess):
                 raise
             except Exception as problem:
                 self._fall_back(request.task, problem)
-        left = replace(request, to=tuple(c for c in request.to if c not in done))
-        yield from Loop(self.federation, self.table, self.memories, self.device).replies(left, context)
+            request = replace(request, to=tuple(c for c in request.to if c not in done))
+        yield from Loop(self.federation, self.table, self.memories, self.device).replies(request, context)
+
+    def _way(self, task: str) -> Passes | None:
+        """How a task goes over rows; None: one client after another."""
+        return self._fallen.get(task, self._passes)
 
     def take_warnings(self) -> list[str]:
         """What there was to tell since the last call."""
         told, self._warnings = self._warnings, []
         return told
 
-    def _fall_back(self, task: str, problem: Exception) -> None:
-        self._alone.add(task)
+    def _fall_back(self, task: str, problem: BaseException) -> None:
+        recorded = self._way(task) is self._passes and self._passes.records
+        self._fallen[task] = Passes(self.device, record=False) if recorded else None
         for lane in self.lanes:
             lane.recordings.clear()
+        while problem.__context__ is not None:  # a recording that is broken off has an error of its own
+            problem = problem.__context__
         reason = (str(problem).splitlines() or [type(problem).__name__])[0][:160]
-        text = f"{task!r} cannot be done for many clients in one call ({_layer_of(problem)}{reason}); "
-        times = f"up to {self.chunk} times slower" if self.device.type == "cuda" else "slower"
-        self._warnings.append(f"{text}it goes on one client after another, {times}")
-        self.note += f"; {task} one client after another"
+        cannot = "be recorded" if recorded else "be done for many clients in one call"
+        on = "without a recording" if recorded else "one client after another"
+        times = f", up to {10 if recorded else self.chunk} times slower" if self.device.type == "cuda" else ""
+        text = f"{task!r} cannot {cannot} ({_layer_of(problem)}{reason}); it goes on {on}{times}"
+        self._warnings.append(text)
+        self.note += f"; {task} {on}"
 
     def _in_chunks(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         task = self.table[request.task]
@@ -217,7 +227,9 @@ class Batched(InProcess):
                 carry: Carry = vmap(start)(own, memory, ready.rows.to(self.device), ready.steps)
             for one, plan in zip(task.passes, ready.plans, strict=True):
                 made = plan.data is not self.federation
-                carry = self._passes.run(one, carry, plan, context.round, lane, made)
+                way = self._way(request.task)
+                assert way is not None, "a task that has failed for many clients is not asked so again"
+                carry = way.run(one, carry, plan, context.round, lane, made)
             reply, kept = _finish(task, carry)
         return Underway(lane, ready, reply, kept, (shared, own, memory))
 
@@ -229,7 +241,7 @@ class Batched(InProcess):
         return Stack(chunk.ready.who, chunk.ready.rows, chunk.reply)
 
 
-def _layer_of(problem: Exception) -> str:
+def _layer_of(problem: BaseException) -> str:
     """The layer that an error came from, as far as can be told from where it was raised."""
     kind, trace = "", problem.__traceback__
     while trace is not None:

@@ -154,6 +154,7 @@ class Cost:
     floats: int  # numbers that the layers put out
     parameters: int  # numbers in the tree, buffers included; of a learner without what is frozen
     layers: int = 1  # calls of layers that have a matrix of weights
+    lstm: bool = False  # has one, which on a CPU is one kernel for one network and many for several
 
     def large(self, rows: int) -> bool:
         """Whether a layer of one network, trained on so many rows at a time, nearly fills a GPU."""
@@ -164,7 +165,7 @@ def cost(of: Learner | nn.Module, x: Rows) -> Cost:
     """Count one forward pass of one row.
 
     >>> cost(nn.Linear(4, 3), torch.zeros(1, 4))
-    Cost(flops=24, floats=3, parameters=15, layers=1)
+    Cost(flops=24, floats=3, parameters=15, layers=1, lstm=False)
     """
     network = copy.deepcopy(of.module if isinstance(of, Learner) else of).eval()
     made: list[int] = []
@@ -183,7 +184,8 @@ def cost(of: Learner | nn.Module, x: Rows) -> Cost:
         run(network, map_rows(lambda t: t[:1], x), of.output if isinstance(of, Learner) else "")
     own = of.first if isinstance(of, Learner) else network.state_dict()
     numbers = sum(t.numel() for t in own.values())
-    return Cost(int(counter.get_total_flops()), sum(made), numbers, max(len(products), 1))
+    lstm = any(isinstance(layer, nn.LSTM) for layer in network.modules())
+    return Cost(int(counter.get_total_flops()), sum(made), numbers, max(len(products), 1), lstm)
 
 
 def _held(layer: nn.Module, out: object) -> int:

@@ -227,6 +227,15 @@ class ClientRMSNorm(nn.RMSNorm):
         return out if self.weight is None else out * self.weight
 
 
+class ClientMean(nn.AdaptiveAvgPool2d):
+    """The mean of each channel, where one place is asked for; PyTorch's goes over clients one by one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x pooled to the output size."""
+        whole = self.output_size in (1, (1, 1))
+        return x.mean((-2, -1), keepdim=True) if whole and has_clients(x) else super().forward(x)
+
+
 class ClientBilinear(nn.Bilinear):
     """A layer of products of two inputs; for many clients in operations that all have rules for vmap."""
 
@@ -252,6 +261,7 @@ class ClientWeightNorm(_WeightNorm):
 
 _FAST = {
     nn.Linear: ClientLinear,
+    nn.AdaptiveAvgPool2d: ClientMean,
     nn.Bilinear: ClientBilinear,
     nn.GroupNorm: OrderedGroupNorm,
     nn.RMSNorm: ClientRMSNorm,

@@ -24,7 +24,7 @@ class Passes:
     """Runs passes on a device. On a CUDA device they are recorded unless `record` is False."""
 
     def __init__(self, device: torch.device, record: bool = True) -> None:
-        self._record = record and device.type == "cuda"
+        self.records = record and device.type == "cuda"
         self._gradients: Gradients = Traces().gradients if device.type == "cpu" else gradients
 
     def run(
@@ -35,7 +35,7 @@ class Passes:
         `made`: the rows of the plan were made for this chunk and lie elsewhere the next time.
         """
         rates = [d.rate(round) for d in one.descents] if isinstance(one, Fit) else []
-        if self._record and len(plan) >= WORTH_RECORDING:
+        if self.records and len(plan) >= WORTH_RECORDING:
             carry, states = _recorded(one, carry, plan, lane, made).run(carry, plan, rates)
             return {**carry, **optimiser_parts(states)}
         return self._step_by_step(one, dict(carry), plan, rates)

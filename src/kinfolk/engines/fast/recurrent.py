@@ -7,6 +7,9 @@ worked out for all steps together, so that going back takes few operations a ste
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,6 +30,14 @@ class Weights(NamedTuple):
     b_hh: Tensor | None
 
 
+@contextmanager
+def _scattered() -> Iterator[None]:
+    """Within: nobody is warned that weights do not lie side by side, which those of a client never do."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of")
+        yield
+
+
 class _Client(nn.RNNBase):
     """Shared by the three kinds. One client's layer is PyTorch's, unless it drops between its layers."""
 
@@ -40,7 +51,8 @@ class _Client(nn.RNNBase):
         if packed and among:
             raise RuntimeError("packed sequences have lengths of their own; give padded rows and a mask")
         if packed or input.dim() != 3 or not (among or drops):
-            return super().forward(input, hx)
+            with _scattered():
+                return super().forward(input, hx)
         return self._layer_by_layer(input, hx, flat)
 
     def _layer_by_layer(self, x: Tensor, hx: Any, flat: list[Tensor]) -> Any:
@@ -82,7 +94,8 @@ class _Client(nn.RNNBase):
         run = getattr(torch._VF, self.mode.lower())
         state = tuple(t[None] for t in start) if len(start) > 1 else start[0][None]
         flat, x = [t for t in weights if t is not None], x.flip(1) if reverse else x
-        out, *end = run(x, state, flat, self.bias, 1, 0.0, self.training, False, True)
+        with _scattered():
+            out, *end = run(x, state, flat, self.bias, 1, 0.0, self.training, False, True)
         return out.flip(1) if reverse else out, *(t[0] for t in end)
 
 

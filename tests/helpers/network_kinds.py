@@ -87,9 +87,8 @@ class Causal(nn.Module):
         parts = self.qkv(self.norm1(x)).unflatten(-1, (3, 2, -1)).movedim(-3, 0)
         q, k, v = (part.transpose(1, 2) for part in parts)
         drop = self.dropout if self.training else 0.0
-        mask = (
-            torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril().to(x.device) if self.masked else None
-        )
+        square = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        mask = square.tril() if self.masked else None
         out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=drop, is_causal=mask is None)
         x = x + self.out(out.transpose(1, 2).flatten(2))
         inner = F.dropout(F.gelu(self.wide(self.norm2(x))), self.dropout, self.training)

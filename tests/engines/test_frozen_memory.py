@@ -12,6 +12,7 @@ from kinfolk.contract import toy
 from kinfolk.contract.compare import ENGINE_TOLERANCE, outcome_difference
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.fast import prepare
+from kinfolk.engines.fast.trace import WORTH_TRACING
 from kinfolk.engines.memory import Memories
 from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.learner import Learner
@@ -32,7 +33,13 @@ def trained(device: str, side: int) -> tuple[Learner, Batched, dict[str, torch.T
         network = nn.Sequential(nn.Linear(side, side), nn.ReLU(), nn.Linear(side, 3))
         add_lora(network, rank=2)
     learner = Learner(
-        network, find_loss("cross_entropy"), 3, SGD(), Plan(2, steps=12), lr=0.1, prepare=prepare
+        network,
+        find_loss("cross_entropy"),
+        3,
+        SGD(),
+        Plan(2, steps=WORTH_TRACING + 4),
+        lr=0.1,
+        prepare=prepare,
     )
     draw = Seed(0).torch("rows")
     rows = [(torch.randn(8, side, generator=draw), torch.arange(8) % 3) for _ in range(CLIENTS)]

@@ -206,7 +206,7 @@ def test_the_table_is_read_and_written():
         ("model.lora.rnak = 8", r"model.lora.rnak = 8: no such setting; did you mean 'rank'"),
         ("model.lora.rank = -1", "model.lora.rank = -1: give 0 or more"),
         ("model.lora.alpha = 0", "model.lora.alpha = 0.0: give a number above 0"),
-        ("model.train = 3", "model.train = 3: give a list of texts"),
+        ("model.train = 3", "model.train = 3: give a list"),
         ("model.train = [3]", "model.train = 3: is a whole number; give text"),
     ):
         with pytest.raises(KinfolkError, match=said):

@@ -287,10 +287,11 @@ def test_a_spec_holds_options_in_groups():
     assert spec.local.loss_options == {"gamma": 1.5, "class_weights": [1, 2]}
     assert spec.local.schedule_options == {"warmup": 3}
     assert parse(dump(spec)) == spec
+    assert override(spec, ["run.metrics=auroc"]).run.metrics == ["auroc"]
     assert override(spec, ["local.loss_options.gamma=1"]).local.loss_options["gamma"] == 1
     for wrong, words in (
         ("local.loss_options=1", "local.loss_options = 1: is a table"),
-        ("run.metrics=auroc", "run.metrics = 'auroc': give a list"),
+        ("run.metrics=3", "run.metrics = 3: give a list"),
         ("local.schedule=cosin", "did you mean 'cosine'"),
         ("local.loss=crossentropy", "did you mean 'cross_entropy'"),
     ):

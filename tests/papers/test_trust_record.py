@@ -151,7 +151,7 @@ def test_a_trace_goes_on_and_tells_of_one_long_run(traced, tmp_path):
 
 
 def test_refused_letters_are_in_the_audit_log_with_peer_round_and_reason(tmp_path, monkeypatch):
-    def suspicious(images, like, sender):
+    def suspicious(images, like, sender, *how):
         if sender == "client-02":
             raise KinfolkError(f"images of {sender!r}", None, "look odd")
         return images

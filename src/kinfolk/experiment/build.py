@@ -96,10 +96,10 @@ def build_parts(
         federation, note = fit_rows(module, federation, spec.model.output)
         x, y = first_rows(federation, 1)
         out = _tried(module, spec, federation, x)
+        target, misfit = settled(target, spec.local.loss_options, spec.local.loss, out, y)
+        if misfit:
+            raise KinfolkError("model.name", spec.model.name, misfit)
         module = fitted(module, spec.model, first_rows(federation, 2)[0], first)
-    target, misfit = settled(target, spec.local.loss_options, spec.local.loss, out, y)
-    if misfit:
-        raise KinfolkError("model.name", spec.model.name, misfit)
     loss = target.made(spec.local.loss_options)
     check_loss(loss, out, y)
     extra = _metrics(spec, target, federation, {"out": out.float(), **named_targets(y)})

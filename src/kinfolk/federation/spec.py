@@ -69,13 +69,6 @@ class DataSpec:
     leaf_alpha: float = 1.0
     # Beta of "leaf_synthetic", a variance: how far the clients' rows differ.
     leaf_beta: float = 1.0
-    # Characters of a row of "manuals".
-    window: int = 80
-    # Characters from one row of a text to the next ("manuals", "shakespeare"); 0: rows do not overlap
-    # ("manuals"), or all rows there are.
-    stride: int = 0
-    # What follows a row of "manuals": the "next" character, or the next one of "every" character.
-    targets: str = "next"
     # Where "own" rows are: a store that `kinfolk data import` wrote, a folder of clients, or one table.
     path: str = ""
     # "own": the column of a table that says whose a row is.
@@ -86,6 +79,13 @@ class DataSpec:
     missing: str = "refuse"
     # What follows says nothing of rows that are made on demand, whose fingerprint is how this table prints.
 
+    # Characters of a row of "manuals".
+    window: int = field(default=80, repr=False)
+    # Characters from one row of a text to the next ("manuals", "shakespeare"); 0: rows do not overlap
+    # ("manuals"), or all rows there are.
+    stride: int = field(default=0, repr=False)
+    # What follows a row of "manuals": the "next" character, or the next one of "every" character.
+    targets: str = field(default="next", repr=False)
     # "own": the columns of a table that are features, in this order, with commas; empty: all but the label.
     columns: str = field(default="", repr=False)
     # "own": columns that become a column of 0 and 1 for each of their values.

@@ -68,8 +68,10 @@ class _Hashed(TorchFunctionMode):
     def drop(self, x: Tensor, p: float, shape: tuple[int, ...], inplace: bool = False) -> Tensor:
         """x with some numbers 0 and the others larger; `shape` has 1 where all along an axis share a fate."""
         call, self.calls = self.calls, self.calls + 1
-        stays = kept(self.key, shape, p, call).to(x.dtype) * (1 / (1 - p) if p < 1 else 0.0)
-        return x.mul_(stays) if inplace else x * stays
+        stays, scale = kept(self.key, shape, p, call), 1 / (1 - p) if p < 1 else 0.0
+        if inplace:
+            return x.mul_(stays.to(x.dtype) * scale)
+        return torch.where(stays, x * scale, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
 def _dropout(

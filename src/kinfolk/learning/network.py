@@ -8,8 +8,8 @@ were padded come with a mask, if `forward` asks for one.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.dropout import dropping
@@ -183,13 +182,32 @@ def _fields(out: Any) -> dict[str, Tensor]:
     return {str(name): value for name, value in held.items() if isinstance(value, Tensor)}
 
 
-def _plain_attention() -> AbstractContextManager[None]:
+@contextmanager
+def _plain_attention() -> Iterator[None]:
     """Within vmap attention is made of plain products.
 
     Fused kernels know no clients, and what vmap makes of them fails or goes over clients one by one.
     """
-    within_vmap = torch._C._functorch.maybe_current_level() is not None
-    return sdpa_kernel(SDPBackend.MATH) if within_vmap else nullcontext()
+    if torch._C._functorch.maybe_current_level() is None:
+        yield
+        return
+    # Not `sdpa_kernel`: it takes as long as a small layer.
+    was = [is_on() for is_on, _ in _FUSED]
+    for _, switch in _FUSED:
+        switch(False)
+    try:
+        yield
+    finally:
+        for (_, switch), on in zip(_FUSED, was, strict=True):
+            switch(on)
+
+
+_CUDA: Any = torch.backends.cuda  # whose flags are those of other devices too
+_FUSED = [
+    (_CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp),
+    (_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp),
+    (_CUDA.cudnn_sdp_enabled, _CUDA.enable_cudnn_sdp),
+]
 
 
 def exchange_layers(module: nn.Module, equal: Callable[[nn.Module], nn.Module]) -> nn.Module:

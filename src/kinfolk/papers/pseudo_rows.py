@@ -36,6 +36,7 @@ from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import plain_rows
 
 SAMPLERS: tuple[str, ...] = get_args(get_type_hints(PseudoRows)["sampler"])
+PUBLISHED = ("back_search", "generator")  # those of the paper, which make rows of numbers
 # Held-out rows that are compared with training rows, and clients whose rows count where these have yet to be
 # made; numbers of training rows that are held at a time.
 MOST_HELD_OUT, MOST_CLIENTS, AT_A_TIME = 2000, 500, 1 << 24

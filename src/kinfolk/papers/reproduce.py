@@ -21,7 +21,7 @@ from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
 from kinfolk.papers.local_models import picture
 from kinfolk.papers.paper import Paper, PaperTable, Row, Trust
-from kinfolk.papers.pseudo_rows import SAMPLERS, look_at, write_facts
+from kinfolk.papers.pseudo_rows import PUBLISHED, look_at, write_facts
 from kinfolk.papers.trust_record import trace_trust, with_direct
 from kinfolk.streams import Seed
 
@@ -209,7 +209,7 @@ def _draw(
         write_json(folder / "picture.json", picture(build_parts(spec, rows), result, table.pictured))
     # A run too short for clusters has no pseudo rows.
     if label == table.pseudo and result.state.begun:
-        found = look_at(build_parts(spec, rows), result.state, result.rounds, SAMPLERS)
+        found = look_at(build_parts(spec, rows), result.state, result.rounds, PUBLISHED)
         write_facts(folder / "pseudo", found)
 
 

@@ -21,13 +21,16 @@ from kinfolk.streams import Seed
 from kinfolk.trained import load
 
 QUIET = {"progress": False}
+# Epochs enough for steps to be traced.
+USUAL = {
+    "engine.device": "cpu", "engine.processes": 2, "local.batch": 4, "local.epochs": 4,
+    "data.test_fraction": 0.3,
+}  # fmt: skip
 
 
 def go(network, data, folder, algorithm="fedavg", rounds=2, **settings):
-    usual = {"engine.device": "cpu", "engine.processes": 2, "local.batch": 4, "data.test_fraction": 0.3}
-    return run(
-        network, data, algorithm, rounds=rounds, folder=folder, settings={**usual, **settings}, **QUIET
-    )
+    settings = {**USUAL, **settings}
+    return run(network, data, algorithm, rounds=rounds, folder=folder, settings=settings, **QUIET)
 
 
 def weights(folder, network, **which):
@@ -52,6 +55,24 @@ def test_every_engine_trains_the_same_model(kind, tmp_path):
     assert any(not torch.equal(t, model[n]) for n, t in first.state_dict().items())  # it did learn
 
 
+class Wide(TwoInputs):
+    """So large that products go straight into its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(3, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 6)
+        )
+
+
+def test_a_large_network_of_two_inputs_moves_its_weights_alike(tmp_path):
+    data = clients("two inputs")
+    for engine in ("loop", "batched"):
+        go(Wide, data, tmp_path / engine, **{"engine.name": engine})
+    a, b = (weights(tmp_path / engine, Wide) for engine in ("loop", "batched"))
+    assert all(torch.allclose(a[n], b[n], rtol=1e-4, atol=1e-6) for n in a)
+
+
 def test_a_padded_sequence_trains_as_its_real_part_does_by_hand(tmp_path):
     data = {"ann": ([torch.tensor([1, 2, 3]), torch.tensor([4])], [0, 2])}
     given = {"local.batch": 2, "local.epochs": 1, "local.lr": 0.5, "engine.name": "batched"}
@@ -70,9 +91,8 @@ def test_a_padded_sequence_trains_as_its_real_part_does_by_hand(tmp_path):
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(kind, tmp_path):
     network, data = NETWORKS[kind], clients(kind)
     go(network, data, tmp_path / "whole", "fedavg_tuned", 4)
-    usual = {"engine.device": "cpu", "engine.processes": 2, "local.batch": 4, "data.test_fraction": 0.3}
     stop = lambda facts: "stop" if facts["round"] == 2 else None  # noqa: E731
-    part = {"rounds": 4, "folder": tmp_path / "part", "settings": usual, **QUIET}
+    part = {"rounds": 4, "folder": tmp_path / "part", "settings": USUAL, **QUIET}
     run(network, data, "fedavg_tuned", on_round=stop, **part)
     run(network, data, "fedavg_tuned", resume=True, **part)
     a, b = (weights(tmp_path / name, network, kind="centre") for name in ("whole", "part"))
@@ -182,6 +202,17 @@ def test_an_output_object_is_named_by_model_output(tmp_path):
     assert len(load(tmp_path / "object", network=Object).predict(data["c0"][0])) == 11
 
 
+class OwnTable(nn.Module):
+    """An embedding that is no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(9, 3))
+
+    def forward(self, tokens):
+        return self.table[tokens].mean(1)
+
+
 def renamed(data):
     return {who: ({"age": x["age"], "wrod": x["word"]}, y) for who, (x, y) in data.items()}
 
@@ -200,6 +231,11 @@ BAD = {
     "id below": (Tokens, with_id(clients("tokens"), "c1", -1), rf"data\.c1\.x = -1: {WORDS} 8"),
     "in a dict": (TwoInputs, with_id(clients("two inputs"), "c3", 7), rf"data\.c3\.x\.word = 7: {WORDS} 6"),
     "in a sequence": (lambda: Ragged(8), clients("ragged"), rf"data\.c\d\.x\.0 = 8: {WORDS} 7"),
+    "no layer": (
+        OwnTable,
+        with_id(clients("tokens"), "c2", 9),
+        r"data\.c2\.x = 9: .* not take this row \(IndexError",
+    ),
     "unknown name": (
         TwoInputs,
         renamed(clients("two inputs")),

@@ -31,11 +31,13 @@ from kinfolk.learning import recording
 from kinfolk.learning.augment import FlipCrop
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.models import build_model
-from kinfolk.learning.optim import SGD, Adam
+from kinfolk.learning.optim import SGD, Adam, AdamW
+from kinfolk.learning.row_metrics import find_metrics
+from kinfolk.learning.schedules import Cosine
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
-from kinfolk.types import Stack
+from kinfolk.types import Stack, leaves
 
 pytestmark = [
     pytest.mark.gpu,
@@ -311,3 +313,45 @@ def test_a_resumed_run_keeps_its_kernels_and_bits(tmp_path: Path, monkeypatch: p
     (_, tensors, _), (_, wanted, _) = saved(broken), saved(whole)
     assert all(equal(tensors[entry], wanted[entry]) for entry in wanted)
     assert read_scores(broken).equals(read_scores(whole))
+
+
+@pytest.mark.parametrize(
+    "optimiser", [SGD(), SGD(0.9, 1e-3, True), Adam(eps=1e-2), AdamW(eps=1e-2, weight_decay=0.1)], ids=repr
+)
+def test_a_recorded_pass_takes_the_rate_of_each_step_and_client(optimiser: object) -> None:
+    """A rate that changes within a round, and metrics that need all rows; clients of unequal size."""
+    draw = Seed(0).torch("rows")
+    rows = [
+        (torch.randn(n, 20, generator=draw), torch.randint(5, (n,), generator=draw))
+        for n in (33, 40, 57, 12, 40)
+    ]
+    federation = from_arrays(rows, classes=5)
+    with Seed(0).borrowed("init"):
+        module = build_model("mlp", (20,), 5, {})
+    like = {"out": torch.zeros(0, 5), "y": torch.zeros(0, dtype=torch.int64)}
+    learner = Learner(
+        module, find_loss("cross_entropy", {"class_weights": [1.0, 2.0, 1.0, 0.5, 1.0]}), 5, optimiser,
+        Plan(8, epochs=2), lr=0.05, by_step=Cosine(end=0.1), score_batch=4, score_rows=12, score_like=like,
+        metrics=find_metrics(["auroc"], "class", 5),
+    )  # fmt: skip
+    table = {"update": learner.train(), "score": learner.score()}
+    first = {"model": {n: t.cuda() for n, t in learner.first.items()}}
+    engines = [
+        Loop(federation, table, Memories(lambda who: {}), "cuda"),
+        Batched(federation, table, Memories(lambda who: {}), 3, "cuda", record=False),
+        Batched(federation, table, Memories(lambda who: {}), 3, "cuda", record=True),
+    ]
+    for round in (0, 1):
+        context = RoundContext(Seed(3), round, federation.clients)
+        for name in ("update", "score"):
+            with arithmetic(torch.device("cuda"), "float32"):
+                loop, *others = (
+                    Stack.join(list(e.replies(Ask(name, federation.clients, first), context)))
+                    for e in engines
+                )
+            for key, part, leaf in leaves(loop.body):
+                for other in others:
+                    there = other.body[key] if part is None else other.body[key][part]
+                    scale = leaf.double().norm() + 1e-9
+                    assert (there.double().cpu() - leaf.double().cpu()).norm() <= 1e-4 * scale.cpu(), key
+    assert engines[2].lanes[0].recordings

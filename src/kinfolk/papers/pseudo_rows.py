@@ -97,6 +97,10 @@ def look_at(
     with arithmetic(device, parts.spec.engine.precision):
         held = parts.federation.among(parts.federation.clients[:MOST_CLIENTS])
         rows = plain_rows(held.take(_tested(held))[0]).to(device)
+        if not rows.is_floating_point():
+            raise KinfolkError(
+                "run", parts.federation.name, "its rows are tokens, of which there are no images"
+            )
         test = nearest(rows, held)
         found["test"] = {"rows": len(rows), "distance": test[0], "correlation": test[1]}
         found["training_rows"] = len(distinct_rows(held, "train"))

@@ -76,7 +76,7 @@ class MDICFL:
         at_least("algorithm.epsilon", self.epsilon, 0)
         loss = self.learner.loss
         if not loss.classification:
-            remedy = "mdicfl compares the probabilities of classes; use a classification loss, cross_entropy"
+            remedy = "mdicfl compares the probabilities of classes; use cross_entropy and one class a row"
             raise KinfolkError("loss", loss.name, remedy)
         if by_the_batch(self.learner.module):
             remedy = "outputs must not depend on other rows of a batch; use 'bn', 'gn' or 'none'"

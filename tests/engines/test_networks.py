@@ -22,6 +22,7 @@ from kinfolk.engines.wire import Wire
 from kinfolk.engines.workers import Workers
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.batchable import cost, obstacle
+from kinfolk.learning.freezing import frozen_parts
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
 from kinfolk.learning.optim import SGD
@@ -223,11 +224,14 @@ def test_a_step_is_that_of_plain_pytorch(name):
     ).tree("model")
     for i in range(2):
         plain = learner.plain_network().train().double()
+        for part in frozen_parts(plain).values():
+            part.eval()
+        own = {n: p for n, p in plain.named_parameters() if p.requires_grad}
         rows = data.splits["train"].rows(i)
         y = data.y[rows] if data.classes else data.y[rows].double()
         loss = learner.loss.row_loss(plain(data.x[rows].double()), y).mean()
-        slopes = torch.autograd.grad(loss, list(plain.parameters()), materialize_grads=True)
-        for (n, p), slope in zip(plain.named_parameters(), slopes, strict=True):
+        slopes = torch.autograd.grad(loss, list(own.values()), materialize_grads=True)
+        for (n, p), slope in zip(own.items(), slopes, strict=True):
             moved = got[n][i].double() - learner.first[n]
             # Small next to the weights, a move has as few digits as they have beside it.
             assert (

@@ -304,7 +304,7 @@ def test_lazy_layers_are_seeded_too(tmp_path):
 
 def test_a_network_that_can_not_be_batched_is_run_anyway_with_a_warning(tmp_path):
     told: list[Any] = []
-    network = flat(nn.Linear(64, 8), nn.Dropout(0.2), nn.Linear(8, 10))
+    network = flat(nn.Linear(64, 8), nn.AlphaDropout(0.2), nn.Linear(8, 10))
     go(
         tmp_path / "r",
         "engine.name=batched",
@@ -312,7 +312,7 @@ def test_a_network_that_can_not_be_batched_is_run_anyway_with_a_warning(tmp_path
         network=network,
         watch=lambda event, facts: told.append(facts),
     )
-    assert "layer 2 (Dropout) draws random numbers" in told[0]["warning"]
+    assert "layer 2 (AlphaDropout) draws random numbers" in told[0]["warning"]
     assert told[0]["note"].startswith("loop")
     assert any("Dropout" in line["text"] for line in read_audit(tmp_path / "r") if line["event"] == "warning")
 

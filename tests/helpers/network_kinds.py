@@ -12,6 +12,8 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.own_data.arrays import from_arrays
+from kinfolk.learning.freezing import freeze
+from kinfolk.learning.lora import add_lora
 from kinfolk.learning.models import _Residual, build_model
 from kinfolk.streams import Seed
 
@@ -254,6 +256,24 @@ class Kind:
 _IMAGE, _SERIES, _ROW, _TEXT = (1, 8, 8), (LENGTH, WIDTH), (WIDTH,), (LENGTH,)
 _RNN = {"batch_first": True}
 
+
+def adapted(network: nn.Module) -> nn.Module:
+    """With adapters that have moved, beside frozen matrices; the head is trained whole."""
+    freeze(network, ["head.*"])
+    add_lora(network, rank=2, alpha=2, train=True)
+    with torch.no_grad():
+        for name, p in network.named_parameters():
+            if name.endswith("lora_B"):
+                p.copy_(0.1 * torch.sin(torch.arange(p.numel())).reshape(p.shape))
+    return network
+
+
+def frozen_start() -> nn.Module:
+    """A convolution and its norm frozen, the rest trained."""
+    start = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).requires_grad_(False)
+    return nn.Sequential(start, *flat(nn.Conv2d(4, 3, 3)))
+
+
 NETWORKS: dict[str, Kind] = {
     "mlp": Kind(lambda: build_model("mlp", _ROW, CLASSES, {"hidden": [6]}), _ROW),
     "lenet": Kind(lambda: build_model("lenet", (1, 16, 16), CLASSES, {}), (1, 16, 16)),
@@ -315,6 +335,9 @@ NETWORKS: dict[str, Kind] = {
     "dropout transformer": Kind(lambda: places(encoder(0.2)), _SERIES, drops=True),
     "dropout causal": Kind(lambda: Tokens(Causal(0.2)), _TEXT, "words", drops=True),
     "dropout lstm": Kind(lambda: States(nn.LSTM(WIDTH, 5, 2, dropout=0.3, **_RNN)), _SERIES, drops=True),
+    "adapters, transformer": Kind(lambda: adapted(Tokens(encoder(0.0))), _TEXT, "words"),
+    "adapters, causal, dropout": Kind(lambda: adapted(Tokens(Causal(0.2))), _TEXT, "words", drops=True),
+    "frozen convolution and norm": Kind(frozen_start, _IMAGE),
     "weight norm": Kind(lambda: flat(weight_norm(nn.Linear(WIDTH, 6)), nn.Tanh()), _ROW),
     "two heads": Kind(TwoHeads, _ROW),
     "activations": Kind(

@@ -136,8 +136,9 @@ def test_the_python_example_is_short_and_prints_a_table(python):
 
 
 def test_the_frame_example_prints_what_was_found(python):
-    (example,) = blocks("docs/data.md", "python")
-    assert python(example) == "{'0': 20, '1': 20} ('ann', 'bob')\n"
+    frame, tokens = blocks("docs/data.md", "python")
+    assert python(frame) == "{'0': 20, '1': 20} ('ann', 'bob')\n"
+    assert python(tokens) == "mask 12 (bool), tokens 12 (int16) 2 rounds done\n"
 
 
 def test_the_records_example_reads_the_readme_run(room, typed, python):

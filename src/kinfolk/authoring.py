@@ -43,7 +43,21 @@ from kinfolk.task import (
     Task,
     TrainStep,
 )
-from kinfolk.types import Client, IndexedMessages, Message, PerClient, Stack, Tree, tensor_of, tree_of
+from kinfolk.types import (
+    Client,
+    IndexedMessages,
+    Message,
+    PerClient,
+    Rows,
+    Stack,
+    Tree,
+    map_rows,
+    plain_rows,
+    row_count,
+    row_leaves,
+    tensor_of,
+    tree_of,
+)
 
 __all__ = [
     "ENGINES",
@@ -78,6 +92,7 @@ __all__ = [
     "Plan",
     "Remembers",
     "RoundContext",
+    "Rows",
     "Rule",
     "Scan",
     "Scheme",
@@ -93,7 +108,11 @@ __all__ = [
     "ask",
     "exchange",
     "fold",
+    "map_rows",
     "mean_of",
+    "plain_rows",
+    "row_count",
+    "row_leaves",
     "tensor_of",
     "tree_of",
 ]

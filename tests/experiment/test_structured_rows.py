@@ -202,6 +202,17 @@ def test_an_output_object_is_named_by_model_output(tmp_path):
     assert len(load(tmp_path / "object", network=Object).predict(data["c0"][0])) == 11
 
 
+class OwnTable(nn.Module):
+    """An embedding that is no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(9, 3))
+
+    def forward(self, tokens):
+        return self.table[tokens].mean(1)
+
+
 def renamed(data):
     return {who: ({"age": x["age"], "wrod": x["word"]}, y) for who, (x, y) in data.items()}
 
@@ -220,6 +231,11 @@ BAD = {
     "id below": (Tokens, with_id(clients("tokens"), "c1", -1), rf"data\.c1\.x = -1: {WORDS} 8"),
     "in a dict": (TwoInputs, with_id(clients("two inputs"), "c3", 7), rf"data\.c3\.x\.word = 7: {WORDS} 6"),
     "in a sequence": (lambda: Ragged(8), clients("ragged"), rf"data\.c\d\.x\.0 = 8: {WORDS} 7"),
+    "no layer": (
+        OwnTable,
+        with_id(clients("tokens"), "c2", 9),
+        r"data\.c2\.x = 9: .* not take this row \(IndexError",
+    ),
     "unknown name": (
         TwoInputs,
         renamed(clients("two inputs")),

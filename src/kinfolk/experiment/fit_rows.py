@@ -15,11 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kinfolk.by_path import one_line
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.network import run
-from kinfolk.types import LENGTHS, named_leaves
+from kinfolk.types import LENGTHS, Rows, named_leaves
 
+# An embedding, how many ids it has, and what it was asked for.
+Wrong = tuple[str, int, Tensor]
 # Whole numbers up to this are exact in float32.
 EXACT = 1 << 24
 # Inputs of whole numbers of which every choice is tried as floats.
@@ -42,17 +45,14 @@ def fit_rows(module: nn.Module, federation: Federation, output: str = "") -> tup
     whole = whole_inputs(federation)
     if not whole or federation.maker is not None or not federation.rows:
         return federation, ""
+    row = federation.take(torch.zeros(1, dtype=torch.int64))[0]
     with _scoring(module):
-        if _takes(module, federation, torch.zeros(1, dtype=torch.int64), output):
-            check_ids(module, federation, whole, output)
-            return federation, ""
-        for count in range(1, min(len(whole), _MOST_TRIED) + 1):
+        for count in range(min(len(whole), _MOST_TRIED) + 1):
             for names in combinations(whole, count):
-                floats = as_floats(federation, names)
-                if _takes(module, floats, torch.zeros(1, dtype=torch.int64), output):
-                    rest = [name for name in whole if name not in names]
-                    check_ids(module, floats, rest, output)
-                    return floats, _said(federation, names)
+                if _takes(module, floating(row, names), output):
+                    fitted = as_floats(federation, names) if names else federation
+                    check_ids(module, fitted, [name for name in whole if name not in names], output)
+                    return fitted, _said(federation, names) if names else ""
     return federation, ""
 
 
@@ -79,11 +79,20 @@ def _said(federation: Federation, names: tuple[str, ...]) -> str:
 
 def as_floats(federation: Federation, names: tuple[str, ...]) -> Federation:
     """The federation with some of its inputs as float32; bytes stay bytes where they are all there is."""
-    x = federation.x
-    if isinstance(x, Tensor):
-        bytes_ = x.dtype == torch.uint8
-        return replace(federation, scale=(1.0, 0.0)) if bytes_ else replace(federation, x=x.float())
-    return replace(federation, x={n: t.float() if f"x.{n}" in names else t for n, t in x.items()})
+    if isinstance(federation.x, Tensor) and federation.x.dtype == torch.uint8:
+        return replace(federation, scale=(1.0, 0.0))
+    return replace(federation, x=floating(federation.x, names))
+
+
+def floating(rows: Rows, names: tuple[str, ...]) -> Rows:
+    """Rows with some of their tensors as float32.
+
+    >>> floating({"age": torch.tensor([1]), "word": torch.tensor([2])}, ("x.age",))
+    {'age': tensor([1.]), 'word': tensor([2])}
+    """
+    if isinstance(rows, Tensor):
+        return rows.float() if names else rows
+    return {n: t.float() if f"x.{n}" in names else t for n, t in rows.items()}
 
 
 @contextmanager
@@ -96,20 +105,26 @@ def _scoring(module: nn.Module) -> Iterator[None]:
         module.train()
 
 
-def _takes(module: nn.Module, federation: Federation, rows: Tensor, output: str) -> bool:
+def _takes(module: nn.Module, rows: Rows, output: str) -> bool:
     """Whether a network runs on some rows; an id beyond its embedding is another matter."""
-    try:
-        with _watched(module) as wrong:
-            run(module, federation.take(rows)[0], output)
-    except Exception:  # whatever a user's network says of rows that it does not take
-        return bool(wrong)
-    return True
+    wrong, error = _tried(module, rows, output)
+    return bool(wrong) or error is None
+
+
+def _tried(module: nn.Module, rows: Rows, output: str) -> tuple[list[Wrong], Exception | None]:
+    """What embeddings were asked for in vain, and what the network raised."""
+    with _watched(module) as wrong:
+        try:
+            run(module, rows, output)
+        except Exception as error:  # whatever a user's network says of rows that it does not take
+            return wrong, error
+    return wrong, None
 
 
 @contextmanager
-def _watched(module: nn.Module) -> Iterator[list[tuple[str, int, Tensor]]]:
+def _watched(module: nn.Module) -> Iterator[list[Wrong]]:
     """Within: embeddings note what they are asked for and do not have, as (layer, ids, what was asked)."""
-    wrong: list[tuple[str, int, Tensor]] = []
+    wrong: list[Wrong] = []
 
     def note(name: str, ids: int) -> Any:
         def look(_: nn.Module, given: tuple[Any, ...]) -> None:
@@ -141,22 +156,23 @@ def check_ids(module: nn.Module, federation: Federation, whole: list[str], outpu
     inputs = named_leaves("x", federation.x)
     used = torch.unique(torch.cat([split.row for split in federation.splits.values()]))
     for name in whole:
-        for row in _extremes(inputs[name], used):
-            with _watched(module) as wrong:
-                try:
-                    run(module, federation.take(row[None])[0], output)
-                except Exception:
-                    if not wrong:
-                        raise
+        rows = _extremes(inputs[name], used)
+        if not len(rows) or _tried(module, federation.take(rows)[0], output) == ([], None):
+            continue
+        for row in rows:
+            wrong, error = _tried(module, federation.take(row[None])[0], output)
+            field = f"data.{_owner(federation, int(row))}.{name}"
             if wrong:
                 layer, ids, asked = wrong[0]
                 bad = asked[(asked < 0) | (asked >= ids)].flatten()[0]
-                who = f"data.{_owner(federation, int(row))}.{name}"
                 called = f"embedding {layer!r}" if layer else "embedding"
                 remedy = (
                     f"the {called} of the network has ids 0 to {ids - 1}; make it larger or correct the id"
                 )
-                raise KinfolkError(who, int(bad), remedy)
+                raise KinfolkError(field, int(bad), remedy)
+            if error is not None:
+                reason = f"the network does not take this row ({one_line(error)})"
+                raise KinfolkError(field, int(inputs[name][row].max()), f"{reason}; correct its numbers")
 
 
 def _extremes(leaf: Tensor, used: Tensor) -> Tensor:

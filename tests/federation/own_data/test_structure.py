@@ -190,3 +190,11 @@ def test_a_client_folder_with_something_else_is_named(tmp_path):
     (tmp_path / "ann" / "notes.txt").write_text("hm")
     with pytest.raises(KinfolkError, match=r"notes\.txt': not an \.npy file"):
         read_folder(tmp_path)
+
+
+def test_an_array_of_objects_is_never_opened(tmp_path):
+    (tmp_path / "ann").mkdir()
+    np.save(tmp_path / "ann" / "x.npy", np.array([{}, {}]), allow_pickle=True)
+    np.save(tmp_path / "ann" / "y.npy", np.array([0, 1]))
+    with pytest.raises(KinfolkError, match=r"x\.npy': not used: .*objects"):
+        read_folder(tmp_path)

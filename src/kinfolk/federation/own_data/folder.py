@@ -110,7 +110,7 @@ def _read_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
         with reading(file):
             if not file.is_file():
                 raise ValueError(f"there is no array {name!r} of this client")
-            found[name] = np.load(file, mmap_mode="r", allow_pickle=False)
+            found[name] = np.lib.format.open_memmap(file, mode="r")
     return found
 
 

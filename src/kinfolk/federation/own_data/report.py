@@ -299,7 +299,7 @@ def _facts(report: Report) -> list[Cells]:
         ("read from", report.kind),
         ("clients", str(len(sizes))),
         ("rows", f"{report.rows} (per client {min(sizes)} to {max(sizes)}, median {np.median(sizes):g})"),
-        ("one row of x", f"{list(report.shape)}"),
+        ("one row of x", f"{list(report.shape)}" if report.shape else "several arrays"),
         ("types", ", ".join(f"{kind} ({n})" if n > 1 else kind for kind, n in types.items())),
     ]
     if report.target is not None:

@@ -29,7 +29,8 @@ CASES = [
     for name, kind in ALGORITHMS.items()
     for label, options in variants(kind, CHEAP[name]).items()
     # Images of a GAN differ between engines by a byte here and there, and lists by similarity follow them.
-    if (name, label) != ("slfed_similar", "images.kind=gan")
+    # Text is for rows of tokens, which have tests of their own.
+    if (name, label) not in {("slfed_similar", "images.kind=gan"), ("mdicfl", "pseudo.sampler=text")}
 ]
 
 

@@ -17,7 +17,8 @@ def part_frozen(learner: Learner) -> Learner:
     """The first layer frozen, its BatchNorm too; adapters on the first matrix there is."""
     network = copy.deepcopy(learner.module)
     if any(isinstance(m, torch.nn.Conv2d) for m in network.modules()):
-        freeze(network, ["conv2.*", "norm2.*", "head.*"])
+        norms = ["norm2.*"] if any(name.startswith("norm2.") for name in learner.names) else []
+        freeze(network, ["conv2.*", *norms, "head.*"])
     else:
         freeze(network, ["head.*"])
         with toy.DATA.borrowed("adapters"):

@@ -8,7 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import vmap
 
+from kinfolk.engines.one import step_keys
 from kinfolk.learning.dropout import attention_weights, dropping, has_dropout, kept, watching
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import Plan
+from kinfolk.types import Client
 
 KEY = torch.tensor(123456789012345)
 KNOWN = [[1, 1, 1, 0, 1, 1, 1, 1], [1, 0, 1, 1, 0, 0, 1, 0]]
@@ -109,3 +113,17 @@ def test_who_drops():
         F.dropout(torch.ones(3), 0.5, training=False)
         F.relu(torch.ones(3))
     assert not watched.dropped
+
+
+def test_no_two_steps_rounds_clients_or_passes_share_a_key():
+    def keys(who: str = "ann", round: int = 0, number: int = 0, seed: int = 0) -> list[int]:
+        context = RoundContext(Seed(seed), round, (Client("ann"), Client("bob")))
+        found = step_keys(Plan(2, draws=True), 5, "batch", number, Client(who), context)
+        assert found is not None
+        return found.tolist()
+
+    all_of_them = [*keys(), *keys("bob"), *keys(round=1), *keys(number=1), *keys(seed=1)]
+    assert len(set(all_of_them)) == 25
+    assert keys() == keys()
+    context = RoundContext(Seed(0), 0, (Client("ann"),))
+    assert step_keys(Plan(2), 5, "batch", 0, Client("ann"), context) is None

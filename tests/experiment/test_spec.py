@@ -403,3 +403,10 @@ def test_an_extension_that_leads_nowhere_is_one_line(tmp_path, text, line):
     (tmp_path / "a.toml").write_text(text)
     with pytest.raises(KinfolkError, match=line):
         load(tmp_path / "a.toml")
+
+
+def test_a_text_setting_may_look_like_a_number() -> None:
+    for changes in ({"model.output": "0"}, ["model.output=0"], ['model.output="0"']):
+        assert override(Experiment(), changes).model.output == "0"
+    with pytest.raises(KinfolkError, match=r"local\.epochs = 'two'"):
+        override(Experiment(), {"local.epochs": "two"})

@@ -274,3 +274,60 @@ def test_methods_that_make_rows_refuse_several_tensors(name, tmp_path):
 def test_a_gan_makes_no_tokens(tmp_path):
     with pytest.raises(KinfolkError, match=r"algorithm\.images\.kind = 'gan': makes rows of numbers"):
         go(NETWORKS["tokens"], clients("tokens"), tmp_path / "gan", "slfed")
+
+
+class Named(nn.Linear):
+    """An output object, as networks of transformers have."""
+
+    def forward(self, x):
+        return {"logits": super().forward(x), "hidden": x}
+
+
+@pytest.mark.parametrize("kind", ["two inputs", "ragged", "named output"])
+def test_a_mixture_of_networks_is_called_as_one_of_them_is(kind, tmp_path):
+    if kind == "named output":
+        data = {f"c{i}": (torch.randn(12, 4), torch.arange(12) % 2) for i in range(3)}
+        network, settings = (lambda: Named(4, 2)), {"model.output": "logits"}
+    else:
+        data, network, settings = clients(kind), NETWORKS[kind], {}
+    go(network, data, tmp_path / "run", "fedem,k=2", **settings)
+    held = load(tmp_path / "run", network=network)
+    said = held.predict(data["c0"][0], client="c0", proba=True)
+    assert said.sum(1) == pytest.approx(np.ones(len(said)))
+    held.export(tmp_path / "out", client="c0", formats=["torch"])
+    program = torch.export.load(tmp_path / "out/model.pt2").module()
+    if kind == "two inputs":
+        x = data["c0"][0]
+        out = program(x["age"], x["word"].long())
+        np.testing.assert_allclose(out.softmax(1).detach(), said, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["two inputs", "named output"])
+def test_programs_of_standardised_runs_take_inputs_and_outputs_of_any_structure(kind, tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(20, 3, generator=draw)
+    y = 1000 * x[:, 0] + 5000
+
+    class Sum(TwoInputs):
+        def forward(self, age, word):
+            return super().forward(age, word)[:, :1]
+
+    if kind == "two inputs":
+        rows = {"age": x, "word": torch.randint(7, (20, 4), generator=draw)}
+        network, settings = Sum, {"data.standardize_target": "global"}
+    else:
+        rows, network = x, lambda: Named(3, 1)
+        settings = {"data.standardize": "global", "model.output": "logits"}
+    go(network, {"ann": (rows, y), "bob": (rows, y)}, tmp_path / "run", **settings)
+    held = load(tmp_path / "run", network=network)
+    held.export(tmp_path / "out", formats=["torch"])
+    program = torch.export.load(tmp_path / "out/model.pt2").module()
+    out = (program(*rows.values()) if kind == "two inputs" else program(rows)).detach()
+    np.testing.assert_allclose(out[:, 0], held.predict(rows), rtol=1e-4)
+    assert abs(float(out.mean()) - 5000) < 3000
+
+
+def test_an_id_that_the_embedding_lacks_is_named_in_predictions(tmp_path):
+    go(Tokens, clients("tokens"), tmp_path / "run")
+    with pytest.raises(KinfolkError, match=r"x = 40: an embedding of the network has no such id"):
+        load(tmp_path / "run", network=Tokens).predict(torch.full((2, 6), 40))

@@ -161,3 +161,8 @@ def test_names_that_are_not_known_or_do_not_fit():
             find_metrics([wanted], target, 3)
     with pytest.raises(KinfolkError, match="give the function a name"):
         Metric(lambda out, y: 0.0)
+
+
+def test_a_client_whose_positions_are_all_left_out_has_no_balanced_accuracy():
+    found = METRICS["balanced_accuracy"](torch.zeros(2, 3, 4), torch.full((2, 3), -100))
+    assert np.isnan(found)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from kinfolk.algorithms.blocks.many_models import copies, distinct
 from kinfolk.errors import at_least
 from kinfolk.fold import Mean, Weights
 from kinfolk.learning.learner import Learner, ScoreTask
+from kinfolk.learning.network import Wrapper, tensor_out
 from kinfolk.script import Script, fold
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Batch, Carry, ClientInfo, Fit, Plan, Scan, Table, Task
@@ -163,7 +164,8 @@ class FedEM:
     def mixed_network(self) -> nn.Module:
         """A plain network for a client's mixture."""
         components = [self.learner.plain_network() for _ in range(self.k)]
-        return Mixture(components, self.learner.loss.target, self.learner.loss.class_axis)
+        mine = self.learner
+        return Mixture(components, mine.loss.target, mine.loss.class_axis, mine.output)
 
     def mixture(self, carry: Carry, batch: Batch) -> Tensor:
         """log of sum_k pi_k softmax_k, which is its own log-softmax; of numbers, sum_k pi_k out_k."""
@@ -171,22 +173,31 @@ class FedEM:
         return _mixed(outs, carry["pi"], self.learner.loss.target, self.learner.loss.class_axis)
 
 
-class Mixture(nn.Module):
+class Mixture(Wrapper):
     """A client's mixture as one network: log of sum_k pi_k softmax_k; of numbers, sum_k pi_k out_k.
 
     >>> Mixture([nn.Linear(2, 3), nn.Linear(2, 3)], "class")(torch.zeros(4, 2)).exp().sum(1).round().tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
 
-    def __init__(self, components: Sequence[nn.Module], target: str, class_axis: int = -1) -> None:
+    def __init__(
+        self, components: Sequence[nn.Module], target: str, class_axis: int = -1, output: str = ""
+    ) -> None:
         super().__init__()
-        self.components, self.target, self.class_axis = nn.ModuleList(components), target, class_axis
+        self.components, self.target = nn.ModuleList(components), target
+        self.class_axis, self.output = class_axis, output
         self.register_buffer("pi", torch.full((len(components),), 1 / len(components)))
         self.pi: Tensor
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The mixture's answer to rows x."""
-        return _mixed(torch.stack([one(x) for one in self.components]), self.pi, self.target, self.class_axis)
+    @property
+    def inner(self) -> nn.Module:
+        """A component."""
+        return self.components[0]
+
+    def forward(self, *placed: Any, **named: Any) -> Tensor:
+        """The mixture's answer to rows, given as a component takes them."""
+        outs = [tensor_out(one(*placed, **named), self.output) for one in self.components]
+        return _mixed(torch.stack(outs), self.pi, self.target, self.class_axis)
 
 
 def _parts(carry: Carry) -> Tree:

@@ -137,7 +137,7 @@ def check(
 
     federation, manifest = read_store(store, verify=True), read_manifest(store)
     size = sum(facts["bytes"] for facts in manifest["files"].values())
-    facts = {"clients": len(federation.clients), "rows": len(federation.x), "bytes": size}
+    facts = {"clients": len(federation.clients), "rows": federation.rows, "bytes": size}
     if json_:
         print_json({"store": str(store), **facts, "files": len(manifest["files"])})
         return

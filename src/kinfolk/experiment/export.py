@@ -28,7 +28,7 @@ from kinfolk.experiment.kept_models import KeptModels
 from kinfolk.experiment.outline import Outline
 from kinfolk.experiment.raw_rows import with_raw_rows
 from kinfolk.experiment.record import disk_errors, write_bytes, write_json, write_text
-from kinfolk.learning.network import arguments, inputs_of
+from kinfolk.learning.network import Wrapper, arguments, inputs_of
 
 WEIGHTS, CARD, FACTS = "model.safetensors", "README.md", "model.json"
 
@@ -55,7 +55,8 @@ def export(
     try:
         with disk_errors("--out", folder):
             temporary.mkdir(parents=True)
-            failed = _written(network, kept.outline, wanted, temporary, formats)
+            output = kept.spec.model.output
+            failed = _written(network, kept.outline, wanted, temporary, formats, output)
             files = sorted(path.name for path in temporary.iterdir())
             write_json(temporary / FACTS, facts_of(kept, wanted))
             write_text(temporary / CARD, card(kept, wanted, network, files))
@@ -89,14 +90,19 @@ def check_formats(formats: Sequence[str]) -> None:
 
 
 def _written(
-    network: nn.Module, outline: Outline, wanted: Wanted, folder: Path, formats: Iterable[str]
+    network: nn.Module,
+    outline: Outline,
+    wanted: Wanted,
+    folder: Path,
+    formats: Iterable[str],
+    output: str,
 ) -> list[KinfolkError]:
     """Write all formats that can be; why others cannot. Whole programs take rows as they came."""
     failed = []
     for name in dict.fromkeys(["safetensors", *formats]):
         file = folder / FORMATS[name].file
         try:
-            one = network if name == "safetensors" else with_raw_rows(network, outline, wanted.client)
+            one = network if name == "safetensors" else with_raw_rows(network, outline, wanted.client, output)
             FORMATS[name].write(one, outline, file)
         except KinfolkError as error:
             file.unlink(missing_ok=True)
@@ -153,12 +159,21 @@ class Example(NamedTuple):
 def _example(network: nn.Module, outline: Outline) -> Example:
     dim = {0: torch.export.Dim("rows", min=1)}
     if not outline.inputs:
-        return Example((torch.zeros(2, *outline.shape),), {}, (dim,), ["x"])
+        # What a wrapper takes by place stands under the name that it has for all of it.
+        rows = {"placed": (dim,)} if isinstance(network, Wrapper) else (dim,)
+        return Example((torch.zeros(2, *outline.shape),), {}, rows, ["x"])
     placed, named = arguments(network, outline.without_rows().x)
     given = dict(zip(inputs_of(network).names, placed, strict=False)) | named
-    rows = {name: dict.fromkeys(v, dim) if isinstance(v, dict) else dim for name, v in given.items()}
+    rows = {name: _dims(v, dim) for name, v in given.items()}
     leaves = [n for name, v in given.items() for n in (v if isinstance(v, dict) else [name])]
+    if isinstance(network, Wrapper):  # torch.export knows no shapes of what has no names: all by place
+        placed = tuple(given[name] for name in inputs_of(network).names[: len(given)])
+        return Example(placed, {}, {"placed": tuple(_dims(v, dim) for v in placed)}, leaves)
     return Example(placed, named, rows, leaves)
+
+
+def _dims(value: Any, dim: Any) -> Any:
+    return dict.fromkeys(value, dim) if isinstance(value, dict) else dim
 
 
 def _torch(network: nn.Module, outline: Outline, path: Path) -> None:

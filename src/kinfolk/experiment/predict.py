@@ -18,7 +18,7 @@ from kinfolk.federation.own_data.cells import column_kind
 from kinfolk.federation.own_data.columns import Recipe
 from kinfolk.learning.losses import logits_last
 from kinfolk.learning.network import run
-from kinfolk.types import Rows, map_rows, row_count
+from kinfolk.types import Rows, map_rows, row_count, row_leaves
 
 BATCH = 256  # rows a call, as in scoring
 BYTES = 255
@@ -141,12 +141,24 @@ def outputs(network: nn.Module, rows: Rows, outline: Outline, output: str = "") 
     with torch.no_grad():
         for at in range(0, row_count(rows), BATCH):
             batch = map_rows(lambda t, at=at: t[at : at + BATCH], rows)  # type: ignore[misc]
-            out = run(network, batch, output).float()
+            out = _answer(network, batch, output).float()
             if outline.kind == "positions":
                 parts.append(logits_last(out, outline.class_axis))
             else:
                 parts.append(out.reshape(row_count(batch), -1))
     return torch.cat(parts) if parts else torch.zeros(0, outline.outputs)
+
+
+def _answer(network: nn.Module, rows: Rows, output: str) -> Tensor:
+    try:
+        return run(network, rows, output)
+    except IndexError as error:  # PyTorch's word for an id that an embedding does not have
+        ids = [t for t in row_leaves(rows) if not t.is_floating_point() and t.numel()]
+        least, most = (
+            int(f([int(g(t)) for t in ids] or [0])) for f, g in ((min, torch.min), (max, torch.max))
+        )
+        remedy = "an embedding of the network has no such id; give ids as the run had them"
+        raise KinfolkError("x", least if least < 0 else most, remedy) from error
 
 
 def said(out: Tensor, outline: Outline, proba: bool = False) -> NDArray[Any]:

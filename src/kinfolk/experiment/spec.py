@@ -162,8 +162,14 @@ def override(spec: Experiment, changes: Sequence[str] | Mapping[str, Any]) -> Ex
         if not (dot and section and key):
             raise KinfolkError("setting", name, "name it as section.key, as in local.lr")
         given = _value(value, f"{section}.{key}") if isinstance(value, str) else plain(value)
+        if isinstance(value, str) and not isinstance(given, str) and _is_text(section, key):
+            given = value.strip()  # a name such as 0, which is no number here
         tables.setdefault(section, {})[key] = given
     return _build(tables)
+
+
+def _is_text(section: str, key: str) -> bool:
+    return section in SECTIONS and get_type_hints(SECTIONS[section]).get(key) is str
 
 
 def _change(text: str) -> tuple[str, str]:

@@ -157,7 +157,8 @@ def _labels(f: Federation) -> None:
     found = _first(f, wrong.reshape(f.rows, -1).any(1))
     if found:
         row = found[1][0]
-        remedy = f"labels run from 0 to {f.classes - 1}; correct the label or raise classes"
+        left_out = f", or {IGNORED} to leave a position out" if y.dim() > 1 else ""
+        remedy = f"labels run from 0 to {f.classes - 1}{left_out}; correct the label or raise classes"
         raise KinfolkError(f"data.{f.clients[found[0]]}.y", int(y[row][wrong[row]].flatten()[0]), remedy)
 
 

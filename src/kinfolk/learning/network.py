@@ -56,6 +56,24 @@ class ReluPool2(nn.Module):
         return F.relu(F.max_pool2d(x, 2))
 
 
+class Wrapper(nn.Module):
+    """A network of ours around one of the user's; whoever calls it gives it what the inner one takes."""
+
+    @property
+    def inner(self) -> nn.Module:
+        """The network whose inputs are meant."""
+        raise NotImplementedError
+
+
+def innermost(network: nn.Module) -> nn.Module:
+    """The user's own network, whatever is around it.
+
+    >>> innermost(nn.ReLU())
+    ReLU()
+    """
+    return innermost(network.inner) if isinstance(network, Wrapper) else network
+
+
 class Inputs(NamedTuple):
     """What `forward` takes."""
 
@@ -70,7 +88,7 @@ def inputs_of(network: nn.Module) -> Inputs:
     >>> inputs_of(nn.Bilinear(2, 3, 4))
     Inputs(names=('input1', 'input2'), needed=('input1', 'input2'), any_name=False)
     """
-    forward = network.forward
+    forward = innermost(network).forward
     return _inputs(getattr(forward, "__func__", forward), hasattr(forward, "__self__"))
 
 

@@ -270,6 +270,8 @@ def balanced_accuracy(out: Tensor, y: Tensor) -> float:
     truth = (y.argmax(1) if y.is_floating_point() and y.dim() > 1 else y).long().reshape(-1)
     labelled = truth >= 0
     own, told = truth[labelled].numpy(), said.reshape(-1)[labelled].numpy()
+    if not len(own):  # all its positions are left out
+        return float("nan")
     return float(recall_score(own, told, labels=np.unique(own), average="macro", zero_division=0))
 
 

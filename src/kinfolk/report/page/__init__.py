@@ -1,0 +1,1 @@
+"""The report: one self-contained HTML file from the records of one or many runs."""

@@ -1,1 +1,1 @@
-"""The charts of the report, one family a file; each is made from runs; None where there is nothing to show."""
+"""The charts of the report, one family a file; a chart is None where there is nothing to show."""

@@ -28,6 +28,9 @@ from kinfolk.errors import KinfolkError
 LAUNCH = "torchrun --nproc-per-node 2 -m kinfolk run SPEC --set engine.name=distributed"
 # Seconds that rank 0 waits for the others to hear that the run is over.
 FAREWELL = 5.0
+# Seconds between two looks at whether the launcher still lives, and that the other ranks leave rank 0, once
+# it does not, to end the run in order.
+LOOK, GRACE = 1.0, 2 * FAREWELL
 
 # Chunks of replies that a rank may have on their way while it works on the next.
 AHEAD = 64
@@ -56,6 +59,7 @@ class Link:
     gloo: Any
     nccl: Any = None
     gone: list[int] | None = None  # once rank 0 has said farewell: those who were not there any more
+    orphan: bool = False  # whether the launcher has ended before the run has
 
     @property
     def others(self) -> list[int]:
@@ -174,7 +178,7 @@ class Served:
 def linked(seconds: float, wish: str) -> Iterator[Link]:
     """Join the other ranks for one run; when it ends here, however it does, the others are told."""
     link = _join(seconds, wish)
-    with _signals(link):
+    with _signals(link), _with_launcher(link):
         try:
             yield link
         finally:
@@ -226,9 +230,10 @@ def _signals(link: Link) -> Iterator[None]:
     def told(*_: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         gone = link.farewell()
-        if gone:
+        if gone and not link.orphan:
             raise link.lost(gone[0], silent=False)
-        raise KinfolkError("run", None, "was told to stop (SIGTERM); add resume=True to go on")
+        why = "lost the process that launched it" if link.orphan else "was told to stop (SIGTERM)"
+        raise KinfolkError("run", None, f"{why}; add resume=True to go on")
 
     number = signal.SIGINT if link.rank else signal.SIGTERM
     before = signal.signal(number, signal.SIG_IGN if link.rank else told)
@@ -240,3 +245,27 @@ def _signals(link: Link) -> Iterator[None]:
         raise
     else:
         signal.signal(number, before)
+
+
+@contextmanager
+def _with_launcher(link: Link) -> Iterator[None]:
+    """Ranks that torchrun has started do not outlive it: nobody could see or stop them."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        yield
+        return
+    launcher, over = os.getppid(), threading.Event()
+
+    def look() -> None:
+        while os.getppid() == launcher:
+            if over.wait(LOOK):
+                return
+        link.orphan = True
+        if link.rank and over.wait(GRACE):
+            return
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

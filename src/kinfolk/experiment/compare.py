@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from kinfolk.experiment.seeds import Seeds, seed_numbers
 from kinfolk.experiment.stopping import Stopped
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
+from kinfolk.lock import writing
 from kinfolk.streams import Seed
 
 __all__ = ["DEFAULT", "compare", "parse_algorithm", "parse_methods"]
@@ -47,22 +49,37 @@ def compare(
     numbers = seed_numbers(seeds, spec.run.seed)
     methods = parse_methods(spec, algorithms or DEFAULT)
     leads = not follows(spec.engine.name)
-    if leads and (folder / "compare.json").exists() and not resume:
-        remedy = "a comparison is there already; add resume=True or choose another folder"
-        raise KinfolkError("folder", str(folder), remedy)
     make = federation or (lambda seed: build(spec.data, seed))
-    data = {k: make(Seed(k)) for k in numbers}
-    for one in methods.values():  # every spec is checked before the first of them runs
-        build_parts(one.spec, data[numbers[0]], network)
     runs = {f"{one.folder}-seed{k}": (one, k) for one in methods.values() for k in numbers}
-    if leads:
-        write_json(folder / "compare.json", {"runs": list(runs)})
+    with writing(folder) if leads else nullcontext():
+        if leads and (folder / "compare.json").exists() and not resume:
+            remedy = "a comparison is there already; add resume=True or choose another folder"
+            raise KinfolkError("folder", str(folder), remedy)
+        data = {k: make(Seed(k)) for k in numbers}
+        for one in methods.values():  # every spec is checked before the first of them runs
+            build_parts(one.spec, data[numbers[0]], network)
+        if leads:
+            write_json(folder / "compare.json", {"runs": list(runs)})
+        return _all(runs, spec, folder, data, {"network": network, "resume": resume}, watch)
+
+
+def _all(
+    runs: Mapping[str, tuple[Method, int]],
+    spec: Experiment,
+    folder: Path,
+    data: Mapping[int, Federation],
+    given: Mapping[str, Any],
+    watch: Callable[[str, int], Watch],
+) -> list[Result]:
+    """Every run in turn; a folder each."""
     results, broken = [], []
     for where, (one, k) in runs.items():
         seeded = replace(one.spec, run=replace(spec.run, seed=k))
-        given: dict[str, Any] = {"federation": data[k], "network": network, "watch": watch(one.title, k)}
+        listen = watch(one.title, k)
         try:
-            results.append(run(seeded, folder / where, resume=resume, own=one.own, **given))
+            results.append(
+                run(seeded, folder / where, federation=data[k], own=one.own, watch=listen, **given)
+            )
         except BrokeDown as problem:
             broken.append(problem)
         except Stopped as stop:

@@ -44,6 +44,7 @@ from kinfolk.experiment.spec import dump, run_id
 from kinfolk.experiment.state import from_message, memories_from_message
 from kinfolk.experiment.stopping import Stop, at_once, left_resumable, undone_if_stopped
 from kinfolk.federation.federation import Federation
+from kinfolk.lock import writing
 from kinfolk.script import Script, Stops, play
 from kinfolk.streams import RoundContext
 from kinfolk.task import Info
@@ -97,20 +98,28 @@ def run(
         parts = build_parts(spec, federation, network, own)
         check_rows(parts)
         where = Path(folder or Path("runs") / f"{parts.title.replace(' ', '-')}-{run_id(spec)}")
-        check_place(where, resume)
-        choice = chosen(parts, link)
-        with arithmetic(choice.device, spec.engine.precision):
-            # What the user has set is not tried out.
-            if spec.engine.name == "auto" and link is None and not (spec.engine.chunk or spec.engine.lanes):
-                choice = (
-                    kept(choice, spec.engine, where)
-                    if resume
-                    else tuned(choice, parts.federation, parts.learner, work(parts))
-                )
-            with closing(Running(parts, where, choice, watch, link)) as running:
-                return running.go(resume)
+        with writing(where) as lack:
+            if lack:
+                watch("warning", {"text": lack})
+            check_place(where, resume)
+            return _led(parts, where, resume, watch, link)
 
     return together(spec, folder, federation, network, lead)
+
+
+def _led(parts: Parts, where: Path, resume: bool, watch: Watch, link: Link | None) -> Result:
+    """The run itself, in a folder that nobody else writes."""
+    spec, choice = parts.spec, chosen(parts, link)
+    with arithmetic(choice.device, spec.engine.precision):
+        # What the user has set is not tried out.
+        if spec.engine.name == "auto" and link is None and not (spec.engine.chunk or spec.engine.lanes):
+            choice = (
+                kept(choice, spec.engine, where)
+                if resume
+                else tuned(choice, parts.federation, parts.learner, work(parts))
+            )
+        with closing(Running(parts, where, choice, watch, link)) as running:
+            return running.go(resume)
 
 
 def together(

@@ -27,6 +27,7 @@ from kinfolk.experiment.spec import differences, dump, load
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.scaling import standardized
 from kinfolk.federation.sources import build
+from kinfolk.lock import writing
 from kinfolk.streams import Seed
 from kinfolk.types import Client, row_leaves
 
@@ -68,6 +69,7 @@ def score_again(
         if spec.engine == before.engine:  # a run tries chunks out, and others have other bits
             choice = kept(choice, spec.engine, source)
         with (
+            writing(folder),
             arithmetic(choice.device, spec.engine.precision),
             closing(Running(parts, folder, choice, watch, link)) as running,
         ):

@@ -32,6 +32,7 @@ from kinfolk.experiment.space import Point, Space, check_names, fine_space, grid
 from kinfolk.experiment.spec import dump, values
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.plan import row_visits
+from kinfolk.lock import writing
 from kinfolk.scores import about
 from kinfolk.streams import Seed
 
@@ -75,27 +76,29 @@ def tune(
     With `resume`, trials that have finished are not repeated. `tell` hears of each trial that has.
     """
     one_process(spec.engine.name)
-    if not resume and ((folder / "tune.json").exists() or (folder / "trials.json").exists()):
-        raise KinfolkError("--out", str(folder), "a search is there already; add --resume or choose another")
-    methods = list(parse_methods(spec, algorithms or DEFAULT).values())
-    check_names(search.space, methods)
-    bench = _Bench.of(spec, folder, search, federation, network, tell)
-    least = 1 + max(head_start(bench.parts(one)) for one in methods)
-    steps = rungs(spec.run.rounds, least)
-    tasks = [_Task(bench, one, steps) for one in methods]  # all are checked before the first trial
-    facts: dict[str, Any] = {
-        "score": bench.score,
-        "budget": bench.budget,
-        "rounds": spec.run.rounds,
-        "rungs": steps,
-        "seeds": bench.seeds,
-        "backend": search.backend,
-        "notes": bench.notes,
-        "methods": [task.search() for task in tasks],
-    }
-    for one in facts["methods"]:
-        write_text(folder / one["file"], one.pop("toml"))
-    write_json(folder / "tune.json", facts)
+    with writing(folder):
+        if not resume and ((folder / "tune.json").exists() or (folder / "trials.json").exists()):
+            remedy = "a search is there already; add --resume or choose another"
+            raise KinfolkError("--out", str(folder), remedy)
+        methods = list(parse_methods(spec, algorithms or DEFAULT).values())
+        check_names(search.space, methods)
+        bench = _Bench.of(spec, folder, search, federation, network, tell)
+        least = 1 + max(head_start(bench.parts(one)) for one in methods)
+        steps = rungs(spec.run.rounds, least)
+        tasks = [_Task(bench, one, steps) for one in methods]  # all are checked before the first trial
+        facts: dict[str, Any] = {
+            "score": bench.score,
+            "budget": bench.budget,
+            "rounds": spec.run.rounds,
+            "rungs": steps,
+            "seeds": bench.seeds,
+            "backend": search.backend,
+            "notes": bench.notes,
+            "methods": [task.search() for task in tasks],
+        }
+        for one in facts["methods"]:
+            write_text(folder / one["file"], one.pop("toml"))
+        write_json(folder / "tune.json", facts)
     told: dict[str, Any] = plain(facts)
     return told
 

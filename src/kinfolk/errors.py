@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+# What a terminal obeys instead of showing it: control characters, and marks that turn the direction of text.
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class KinfolkError(Exception):
@@ -19,6 +23,15 @@ class KinfolkError(Exception):
         # A long value keeps its end: of a path, that is the name of the file.
         shown = shown if len(shown) <= 80 else f"{shown[:25]}...{shown[-52:]}"
         super().__init__(f"{field} = {shown}: {remedy}" if value is not None else f"{field}: {remedy}")
+
+
+def visible(text: str) -> str:
+    """The same text with what a terminal would obey spelled out; names may come from a stranger's files.
+
+    >>> print(visible("ann\\x1b[31m"), visible("ann"))
+    ann\\x1b[31m ann
+    """
+    return _COMMANDS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class BrokeDown(KinfolkError):

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kinfolk.errors import KinfolkError
+from kinfolk.private import private_folder
 
 NAME = ".lock"
 # Somebody who asks whether a folder is written holds its lock for a moment: so often, and so many seconds
@@ -175,7 +176,7 @@ def _sign(handle: int) -> None:
 def _make(folder: Path) -> list[Path]:
     """Make a folder; those that were not there before, the innermost first."""
     new = [one for one in (folder, *folder.parents) if not one.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     return new
 
 

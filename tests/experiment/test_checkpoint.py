@@ -240,7 +240,9 @@ def test_a_spec_of_another_age_is_refused(tmp_path: Path) -> None:
         load_latest(tmp_path, SPEC)
 
 
-@pytest.mark.parametrize("place", ["os.fsync", "os.rename", "pathlib.Path.open", "pathlib.Path.mkdir"])
+@pytest.mark.parametrize(
+    "place", ["os.fsync", "os.rename", "kinfolk.experiment.checkpoint.private_file", "pathlib.Path.mkdir"]
+)
 @pytest.mark.parametrize("number", [2, 3])
 def test_a_full_disk_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, number: int

@@ -207,7 +207,7 @@ def test_what_json_can_not_hold_is_refused() -> None:
         plain({"a": [object()]})
 
 
-@pytest.mark.parametrize("place", ["os.fsync", "os.replace", "pathlib.Path.open"])
+@pytest.mark.parametrize("place", ["os.fsync", "os.replace", "os.open"])
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     records = Records(tmp_path)
     path = records.write_scores(1, rows())
@@ -230,7 +230,7 @@ def test_appending_to_a_full_disk_or_a_file(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "file").read_bytes() == "é".encode()
     with pytest.raises(KinfolkError, match="choose another folder"):
         Records(tmp_path / "file").append_round(1, {})
-    monkeypatch.setattr("pathlib.Path.open", full)
+    monkeypatch.setattr("os.open", full)
     with pytest.raises(KinfolkError, match="No space left"):
         Records(tmp_path).audit("started")
 

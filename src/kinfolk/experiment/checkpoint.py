@@ -22,6 +22,7 @@ from kinfolk.codec import decode, encode
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import disk_errors, plain
 from kinfolk.experiment.spec import differences, parse
+from kinfolk.private import private_file, private_folder
 from kinfolk.types import Message
 
 FORMAT = 1
@@ -74,9 +75,9 @@ def save(
             raise KinfolkError("checkpoint", name, "name an entry with letters, digits, _ and -")
     with disk_errors("checkpoint", final.parent):
         try:
-            final.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(final.parent)
             _sweep(final.parent)
-            temporary.mkdir()
+            private_folder(temporary)
             files = {f"{name}.safetensors": _write(temporary, name, tensors[name]) for name in tensors}
             _write_bytes(temporary / "manifest.json", _render(_body(number, files, facts, spec_text)))
             _sync(temporary)
@@ -279,7 +280,7 @@ def _write(folder: Path, name: str, message: Message) -> dict[str, Any]:
 
 
 def _write_bytes(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
+    with open(path, "xb", opener=private_file) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -16,6 +16,7 @@ from kinfolk.engines.memory import Added, Memories
 from kinfolk.experiment.attack import given
 from kinfolk.experiment.build import Parts
 from kinfolk.experiment.record import disk_errors
+from kinfolk.private import private_file, private_folder
 from kinfolk.script import NeverForgets, Remembers, client_tasks
 from kinfolk.types import Client, map_leaves
 
@@ -62,10 +63,10 @@ class Journal:
             for row in new.cpu().numpy()
         ]
         with disk_errors("run", self.path.parent):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(self.path.parent)
             # A line that a crash has torn ends here.
             torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
-            with self.path.open("ab") as file:
+            with open(self.path, "ab", opener=private_file) as file:
                 file.write(("\n" * torn + "".join(line + "\n" for line in lines)).encode())
                 file.flush()
                 os.fsync(file.fileno())

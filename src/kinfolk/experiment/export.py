@@ -29,6 +29,7 @@ from kinfolk.experiment.outline import Outline
 from kinfolk.experiment.raw_rows import with_raw_rows
 from kinfolk.experiment.record import disk_errors, write_bytes, write_json, write_text
 from kinfolk.learning.network import Wrapper, arguments, inputs_of
+from kinfolk.private import private_folder
 
 WEIGHTS, CARD, FACTS = "model.safetensors", "README.md", "model.json"
 
@@ -54,7 +55,7 @@ def export(
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with disk_errors("--out", folder):
-            temporary.mkdir(parents=True)
+            private_folder(temporary)
             output = kept.spec.model.output
             failed = _written(network, kept.outline, wanted, temporary, formats, output)
             files = sorted(path.name for path in temporary.iterdir())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +13,22 @@ from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import title
 from kinfolk.experiment.sections import AlgorithmSpec, Experiment
 from kinfolk.experiment.spec import as_value, override, values
+
+# What no file is called by: separators of folders, and what a terminal or a shell would stumble over.
+_NOT_IN_NAMES = re.compile(r"[/\\\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def file_name(text: str) -> str:
+    """A text as the name of one file or folder, which leads nowhere else and is not too long for a disk.
+
+    >>> file_name("fedprox-mu=0.5"), file_name("../../x"), len(file_name("a" * 300))
+    ('fedprox-mu=0.5', '_._.._x', 120)
+    """
+    name = _NOT_IN_NAMES.sub("_", text)
+    name = name if not name.startswith(".") else f"_{name[1:]}"
+    if len(name.encode()) <= 180:  # a disk takes 255 bytes, and a seed and an ending follow
+        return name
+    return f"{name.encode()[:103].decode(errors='ignore')}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True)
@@ -32,7 +50,7 @@ class Method:
     @property
     def folder(self) -> str:
         """The title as a name for files and folders."""
-        return self.title.replace(" ", "-").replace("/", "_").replace("\\", "_")
+        return file_name(self.title.replace(" ", "-"))
 
     @property
     def line(self) -> str:

@@ -21,7 +21,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, visible
+from kinfolk.private import private_file, private_folder
 
 SCHEMA = pa.schema(
     [
@@ -90,6 +91,24 @@ def disk_errors(field: str, folder: Path) -> Iterator[None]:
         raise KinfolkError(field, str(folder), remedy) from error
 
 
+def readable_json(text: str) -> Any:
+    """A JSON value, in whose texts a terminal finds no commands: a folder may be a stranger's.
+
+    >>> print(readable_json(r'{"client": "ann\\u001b[2J"}')["client"])
+    ann\\x1b[2J
+    """
+    value = json.loads(text)
+    return _shown(value) if visible(text) != text or "\\u" in text else value
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, dict):
+        return {visible(key): _shown(inner) for key, inner in value.items()}
+    return [_shown(inner) for inner in value] if isinstance(value, list) else value
+
+
 def plain(value: Any) -> Any:
     """The same value in JSON's own types; what JSON cannot say of a number (nan, inf) becomes None.
 
@@ -111,8 +130,8 @@ def plain(value: Any) -> Any:
     )
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a whole file or nothing: into a sibling first, then renamed.
+def write_bytes(path: Path, data: bytes, field: str = "run") -> None:
+    """Write a whole file or nothing: into a sibling first, then renamed; only its owner can read it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -121,10 +140,10 @@ def write_bytes(path: Path, data: bytes) -> None:
     b'whole'
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    with disk_errors("run", path.parent):
+    with disk_errors(field, path.parent):
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
+            private_folder(path.parent)
+            with open(temporary, "wb", opener=private_file) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())  # a rename may reach the disk before the bytes do
@@ -250,6 +269,10 @@ def read_scores(run: Path) -> pd.DataFrame:
             raise KinfolkError("records", str(path), f"must have the columns {', '.join(SCHEMA.names)}")
         tables.append(table)
     frame: pd.DataFrame = pa.concat_tables(tables).to_pandas()
+    for name in ("client", "model", "split", "score"):
+        shown = {text: visible(text) for text in frame[name].unique()}
+        if any(text != seen for text, seen in shown.items()):
+            frame[name] = frame[name].map(shown)
     return frame
 
 
@@ -266,6 +289,7 @@ def read_client_facts(run: Path) -> pd.DataFrame:
         return pd.DataFrame()
     try:
         tidy = pq.read_table(path, partitioning=None).to_pandas()
+        tidy["client"] = [visible(str(name)) for name in tidy["client"]]
         return tidy.pivot(index="client", columns="fact", values="value")
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise KinfolkError("run", str(path), f"cannot be read ({_first(error)})") from error
@@ -346,8 +370,8 @@ def _append(path: Path, head: Mapping[str, Any], facts: Mapping[str, Any]) -> No
     """Add one line."""
     line = _line(head, facts).encode() + b"\n"
     with disk_errors("run", path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+") as file:
+        private_folder(path.parent)
+        with open(path, "ab+", opener=private_file) as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":  # half a line left by a crash must not swallow this one
@@ -364,7 +388,7 @@ def _text(path: Path) -> str:
 
 def _parse(line: str) -> dict[str, Any] | None:
     try:
-        fact = json.loads(line)
+        fact = readable_json(line)
     except (ValueError, RecursionError):
         return None
     return fact if isinstance(fact, dict) else None

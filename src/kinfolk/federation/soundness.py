@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, visible
 from kinfolk.federation.federation import IGNORED, SPLITS, Federation, Split
 from kinfolk.types import LENGTHS, named_leaves, plain_rows, row_leaves
 
@@ -40,6 +40,9 @@ def _names(f: Federation) -> None:
         raise KinfolkError("data.clients", 0, "a federation needs at least one client")
     if any(not name for name in f.clients):
         raise KinfolkError("data.clients", "", "give every client a name")
+    if visible("".join(f.clients)) != "".join(f.clients):
+        strange = next(name for name in f.clients if visible(name) != name)
+        raise KinfolkError("data.clients", strange, "holds control characters; give this client another name")
     for a, b in zip(f.clients, f.clients[1:], strict=False):
         if a == b:
             raise KinfolkError("data.clients", a, "this name occurs twice; give every client its own")

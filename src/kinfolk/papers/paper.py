@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -13,6 +14,10 @@ from kinfolk.experiment.spec import read_toml
 # What a row may have cost: megabytes to and from a participant in a round, the server's seconds in a round;
 # and how many of its clusters differ in the end.
 COSTS = {"down": "MB down", "up": "MB up", "server": "server s", "effective": "differ"}
+
+
+# Tables and figures have a folder of their name each; none may lead out of the one they are in.
+_FOLDER = re.compile(r"[\w-][\w.-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,9 @@ def load_paper(path: Path) -> Paper:
         if table.again:
             _check_again(table, {one.name: one for one in tables})
     trust = [_made(Trust, one, f"{path.name}: trust") for one in held.get("trust", [])]
+    for name in (one.name for one in (*tables, *trust)):
+        if not isinstance(name, str) or not _FOLDER.fullmatch(name):
+            raise KinfolkError(f"{path.name}: name", name, "names a folder: use letters, digits, . _ and -")
     return Paper(str(held.get("title", path.stem)), tables, trust)
 
 

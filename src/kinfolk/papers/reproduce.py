@@ -10,6 +10,7 @@ from typing import Any
 from kinfolk.errors import BrokeDown, KinfolkError
 from kinfolk.experiment.build import build_parts, title
 from kinfolk.experiment.compare import parse_algorithm
+from kinfolk.experiment.method import file_name
 from kinfolk.experiment.record import write_json
 from kinfolk.experiment.run import Result, Watch, run
 from kinfolk.experiment.score_again import only_tests_differ, read_run, score_again
@@ -219,7 +220,7 @@ def folder_name(spec: Experiment, changed: Sequence[str], seed: int) -> str:
     >>> folder_name(Experiment(), ["local.lr=0.3"], 3)
     'fedavg-local.lr=0.3-seed3'
     """
-    return "-".join([title(spec).replace(" ", "-"), *changed, f"seed{seed}"])
+    return file_name("-".join([title(spec).replace(" ", "-"), *changed, f"seed{seed}"]))
 
 
 def _note(

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.record import disk_errors
+from kinfolk.experiment.record import write_bytes
 from kinfolk.report.diverged import divergence_rounds
 from kinfolk.report.read import (
     Run,
@@ -164,9 +164,7 @@ def save(figure: Figure, path: Path) -> Path:
     """
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix.lower()[1:] or "png")
-    with disk_errors("figure", path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(buffer.getvalue())
+    write_bytes(path, buffer.getvalue(), "figure")
     return path
 
 

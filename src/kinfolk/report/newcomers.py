@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.record import disk_errors
+from kinfolk.experiment.record import write_bytes
 from kinfolk.report.read import shown
 from kinfolk.report.whole import WholeTable
 
@@ -97,7 +97,5 @@ def write_newcomers(facts: Mapping[str, Any], path: str | Path) -> Path:
         raise KinfolkError("--out", str(path), "give a name that ends in .csv or .parquet")
     buffer, frame = io.BytesIO(), newcomers_frame(facts)
     _ = frame.to_csv(buffer, index=False) if kind == ".csv" else frame.to_parquet(buffer, index=False)
-    with disk_errors("--out", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(buffer.getvalue())
+    write_bytes(path, buffer.getvalue(), "--out")
     return path

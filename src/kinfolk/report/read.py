@@ -19,7 +19,14 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from kinfolk.errors import KinfolkError, near
-from kinfolk.experiment.record import read_audit, read_client_facts, read_rounds, read_scores, readable
+from kinfolk.experiment.record import (
+    read_audit,
+    read_client_facts,
+    read_rounds,
+    read_scores,
+    readable,
+    readable_json,
+)
 from kinfolk.scores import SCORES, about, learn, summary
 
 
@@ -195,7 +202,7 @@ def _is_name(name: object) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = readable_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise KinfolkError("run", str(path), f"cannot be read ({error})") from error
     if not isinstance(value, dict):

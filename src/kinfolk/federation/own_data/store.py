@@ -30,6 +30,7 @@ from kinfolk.federation.own_data.columns import Recipe
 from kinfolk.federation.own_data.loaded import Array
 from kinfolk.federation.own_data.report import Report
 from kinfolk.federation.soundness import check, fits
+from kinfolk.private import private_file, private_folder
 from kinfolk.types import Client, Rows, named_leaves
 
 # Version 2 has rows of several tensors, or of types that version 1 did not know.
@@ -67,7 +68,7 @@ def write_store(data: Federation, folder: str | Path, report: Report) -> Path:
     check(data)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        temporary.mkdir(parents=True)
+        private_folder(temporary)
         _fill(temporary, data, report)
         os.replace(temporary, folder)
         _sync(folder.parent)
@@ -119,7 +120,7 @@ def _text(path: Path, value: object) -> dict[str, Any]:
 
 def _written(path: Path, write: Callable[[BinaryIO], object]) -> dict[str, Any]:
     """Write one file, and say what it must be from now on."""
-    with path.open("xb") as file:
+    with open(path, "xb", opener=private_file) as file:
         write(file)
         file.flush()
         os.fsync(file.fileno())  # a rename may reach the disk before the bytes do

@@ -371,5 +371,7 @@ def test_what_a_process_falls_back_to_is_told_here_once(folded):
     assert text.endswith("it goes on one client after another")
     alone = Coordinator(Loop(DATA, table, empty())).perform(request, context(DATA))
     for reply in (got, again):
-        same = zip(leaves(reply if folded else reply.body), leaves(alone if folded else alone.body))
+        same = zip(
+            leaves(reply if folded else reply.body), leaves(alone if folded else alone.body), strict=True
+        )
         assert all(torch.allclose(a[2], b[2], rtol=1e-6, atol=1e-6) for a, b in same)

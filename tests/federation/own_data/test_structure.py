@@ -7,13 +7,13 @@ from structured import clients
 from torch.utils.data import Dataset
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.federation import IGNORED
 from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.own_data.folder import read_folder
 from kinfolk.federation.own_data.load import load_own
 from kinfolk.federation.own_data.loaded import federate
 from kinfolk.federation.own_data.report import inspect, report_table
 from kinfolk.federation.own_data.store import read_store, write_store
+from kinfolk.types import IGNORED
 
 
 class Items(Dataset):

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.federation import IGNORED
 from kinfolk.federation.own_data.columns import FillRule, Recipe
 from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
 from kinfolk.federation.own_data.missing import check_missing, flat, missing_values, resolve
+from kinfolk.types import IGNORED
 
 # Types that go to float32 without loss; rows that share one of them stay in it, images most of all.
 _SMALL = ("uint8", "int8", "uint16", "int16", "float32")
@@ -252,7 +252,16 @@ def to_classes(
     labels = {who: part.y.astype(np.int64) for who, part in parts.items()}
     if kind == "booleans":
         return labels, ("False", "True"), notes
-    return labels, _numbered(parts, labels, label), notes
+    return labels, _numbered(parts, labels, label), [*notes, *_marks(labels, label)]
+
+
+def _marks(labels: Mapping[str, Array], label: str) -> list[str]:
+    """What is to be said of negative labels, which only positions have."""
+    found = sorted({int(mark) for y in labels.values() for mark in np.unique(y[(y < 0) & (y != IGNORED)])})
+    said = (
+        f"label {label!r} has positions of {', '.join(map(str, found[:5]))}: no classes; a run leaves them "
+    )
+    return [said + "out by local.loss_options.ignore_index"] if found else []
 
 
 def _common_kind(parts: Mapping[str, ClientRows], label: str) -> tuple[str, list[str]]:
@@ -299,10 +308,10 @@ def _numbered(parts: Mapping[str, ClientRows], labels: Mapping[str, Array], labe
     """Whole numbers are class numbers: from 0, and not so far that they must be something else."""
     far = max(FAR, sum(len(y) for y in labels.values()))
     for who, y in labels.items():
-        out = ((y < 0) & ((y != IGNORED) | (y.ndim == 1))) | (y >= far)
+        out = ((y < 0) & (y.ndim == 1)) | (y >= far)  # a position without a class may have any mark
         wrong = np.flatnonzero(out.reshape(len(y), -1).any(1))
         if len(wrong):
             value, row = int(y[wrong[0]][out[wrong[0]]].flat[0]), parts[who].row[wrong[0]]
             remedy = f"row {row}: number classes from 0 (below {far} here), or write them as words"
             raise KinfolkError(f"data.{who}.{label}", value, remedy)
-    return tuple(str(c) for c in range(max(int(y.max()) for y in labels.values()) + 1))
+    return tuple(str(c) for c in range(max(0, *(int(y.max(initial=0)) for y in labels.values())) + 1))

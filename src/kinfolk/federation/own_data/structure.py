@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.federation import IGNORED
 from kinfolk.federation.own_data.gather import check_present, gather
 from kinfolk.federation.own_data.loaded import Array, Arrays, ClientRows, LoadedClients, array_rows
-from kinfolk.types import LENGTHS
+from kinfolk.types import IGNORED, LENGTHS
 
 
 @dataclass(frozen=True, eq=False)

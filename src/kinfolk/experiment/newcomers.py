@@ -82,7 +82,7 @@ def open_run(folder: str | Path) -> Trained:
         groups,
         tuple(loaded.facts["state"].get("clients", ())),
         int(facts["federation"]["classes"]),
-        report.class_names if report else (),
+        outline.class_names if outline and spec.data.name == "own" else report.class_names if report else (),
         report.feature_names if report else (),
         tuple(complaints),
         outline.scaling if outline else None,

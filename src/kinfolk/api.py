@@ -492,7 +492,8 @@ def assign(
         rows = read_newcomers(newcomers, trained)
     else:
         # Whose rows are for tests is drawn by the newcomer's name and the seed of the run.
-        rows = in_terms_of(_rows(newcomers, test, trained.spec, Seed(trained.spec.run.seed)), (), trained)
+        given = _rows(newcomers, test, trained.spec, Seed(trained.spec.run.seed))
+        rows = in_terms_of(given, given.class_names, trained)
     return Placed(plain(assigning.assign(trained, rows, by=by, network=network)))
 
 

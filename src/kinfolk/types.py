@@ -22,6 +22,9 @@ Tree = dict[str, Tensor]
 Rows = Tensor | dict[str, Tensor]
 LENGTHS = ".lengths"
 
+# The label of a position that has none: PyTorch's `ignore_index`. Class sequences are padded with it.
+IGNORED = -100
+
 # What travels: named tensors and trees, two levels and no more, so that every message maps onto
 # a flat safetensors file and onto the records of any transport. A leaf is a Tensor or a Tree.
 Message = dict[str, Any]

@@ -64,6 +64,7 @@ JOBS: dict[str, list[str]] = {
     "spoilt": ["data.name=own", "algorithm.name=fedavg"],
     "batched": ["algorithm.name=fedavg", "engine.inner=batched", "engine.chunk=2", 'model.name="mlp"'],
     "adapters": ["model.name=mlp", "model.lora.rank=2", "model.train=head.*", "algorithm.name=ifca"],
+    "moody": ["model.name=ranks:Moody", "algorithm.name=fedavg", "engine.inner=batched", "engine.chunk=2"],
     "longer": ["algorithm.name=local", "run.participation=0.7", "run.rounds=4"],
     # Sums of two and more, some of whose rounds are void.
     "answers": [
@@ -260,6 +261,13 @@ def test_what_a_rank_refuses_is_in_the_log_of_rank_0(room):
     assert found == refused(room / "spoilt-loop")
     assert {client for _, client, task, _ in found if task == "update"} == {"c3"}
     assert all(fact["answered"] == 4 for fact in told(room / "spoilt")[1:])
+
+
+@pytest.mark.slow
+def test_what_a_rank_falls_back_to_is_in_the_log_of_rank_0(others):
+    warned = [line["text"] for line in read_audit(others / "moody") if line["event"] == "warning"]
+    (text,) = [text for text in warned if "not today" in text]
+    assert "'update' cannot be done for many clients in one call (layer Moody: not today)" in text
 
 
 def test_a_folded_round_moves_one_total_a_rank_and_not_a_model_a_client(room):

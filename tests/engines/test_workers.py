@@ -32,7 +32,9 @@ from toys import (
 )
 
 from kinfolk.engines import workers
+from kinfolk.engines.batched import Batched
 from kinfolk.engines.choose import arithmetic
+from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.engines.workers import Workers
@@ -339,3 +341,37 @@ def test_workers_work_where_their_policy_can_not_be_changed(monkeypatch):
     monkeypatch.setattr(workers.os, "sched_setscheduler", refuse, raising=False)
     with engine({"t": doing(lambda: None)}) as made:
         assert together(made, Ask("t", DATA.clients), context(DATA)).clients == DATA.clients
+
+
+class OneByOne(nn.Module):
+    """Looks at a number, which clients in one call cannot share."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_what_a_process_falls_back_to_is_told_here_once(folded):
+    one = learner(OneByOne())
+    table = {"train": one.train()}
+    inner = lambda held: Batched(DATA, table, held, 2)  # noqa: E731
+    made = Workers(DATA, table, empty(), 2, inner, 2)
+    fold = Mean("model", one.first) if folded else None
+    request = Ask("train", DATA.clients, {"model": one.first}, fold=fold)
+    told: list[str] = []
+    try:
+        with at_most(300):
+            coordinator = Coordinator(made, warn=told.append)
+            got = coordinator.perform(request, context(DATA))
+            again = coordinator.perform(request, context(DATA))
+    finally:
+        made.close()
+    (text,) = told
+    assert "'train' cannot be done for many clients in one call (layer OneByOne: " in text
+    assert text.endswith("it goes on one client after another")
+    alone = Coordinator(Loop(DATA, table, empty())).perform(request, context(DATA))
+    for reply in (got, again):
+        same = zip(
+            leaves(reply if folded else reply.body), leaves(alone if folded else alone.body), strict=True
+        )
+        assert all(torch.allclose(a[2], b[2], rtol=1e-6, atol=1e-6) for a, b in same)

@@ -6,7 +6,7 @@ import torch
 from structured import clients
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.federation import IGNORED, Federation, labels_of, pack
+from kinfolk.federation.federation import Federation, labels_of, pack
 from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.own_data.loaded import LoadedClients
 from kinfolk.federation.own_data.report import inspect
@@ -15,7 +15,7 @@ from kinfolk.federation.soundness import check
 from kinfolk.federation.sources import DataSpec, build
 from kinfolk.federation.summary import summarize
 from kinfolk.streams import Seed
-from kinfolk.types import Client
+from kinfolk.types import IGNORED, Client
 
 NONE = torch.zeros(0, dtype=torch.int64)
 SPLITS = {

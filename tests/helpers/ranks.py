@@ -50,6 +50,19 @@ class Mortal(nn.Module):
         return self.head(x.flatten(1))
 
 
+class Moody(nn.Module):
+    """A linear network that on rank 1 refuses whole batches of several clients in one call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch._C._functorch.is_batchedtensor(x) and len(x) == 5 and os.environ.get("RANK") == "1":
+            raise RuntimeError("not today")
+        return self.head(x.flatten(1))
+
+
 def spoilt():
     """Five clients, of whom the fourth has numbers that no model survives."""
     draw = torch.Generator().manual_seed(3)

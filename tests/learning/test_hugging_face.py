@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
+import socket
 
 import pytest
 import torch
@@ -21,8 +21,8 @@ from kinfolk.learning.batchable import obstacle
 from kinfolk.learning.hugging_face import hugging_face_model
 from kinfolk.learning.lora import add_lora, merge_lora
 
-HERE = importlib.util.find_spec("transformers") is not None
-needs = pytest.mark.skipif(not HERE, reason="transformers is not installed: pip install 'kinfolk[hf]'")
+# In one process: importing transformers takes seconds where the machine is busy.
+pytestmark = pytest.mark.xdist_group("transformers")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -60,6 +60,15 @@ def rows(name):
     return from_arrays(held, test=held, classes=3)
 
 
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def refuse(*address):
+        raise AssertionError(f"something was to be downloaded: {address}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
 @pytest.fixture
 def config(tmp_path):
     def write(name, **more):
@@ -74,7 +83,6 @@ def spec(path, *lines):
     return parse(f'model.name = "hf:{path}"\nmodel.output = "logits"\ndata.name = "own"\n' + "\n".join(lines))
 
 
-@needs
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("lora", [0, 2])
 def test_engines_agree(name, lora, config, tmp_path):
@@ -91,7 +99,6 @@ def test_engines_agree(name, lora, config, tmp_path):
         assert (found["batched"][leaf] - t).norm() <= 1e-5 * max(t.norm(), 0.1 * t.numel() ** 0.5), leaf
 
 
-@needs
 @pytest.mark.parametrize("dropped", [0.0, 0.1])
 @pytest.mark.parametrize("name", NAMES)
 def test_clients_can_share_a_call(name, dropped, config):
@@ -101,7 +108,6 @@ def test_clients_can_share_a_call(name, dropped, config):
     assert obstacle(parts.learner, *first_rows(parts.federation, 2)) == ""
 
 
-@needs
 @pytest.mark.parametrize("name", NAMES)
 def test_adapters_begin_at_the_network_and_merge_into_it(name, config):
     torch.manual_seed(0)
@@ -125,7 +131,6 @@ def test_adapters_begin_at_the_network_and_merge_into_it(name, config):
         assert network.transformer.h[0].attn.c_attn.weight.shape == (8, 24)
 
 
-@needs
 def test_a_folder_gives_its_weights_and_a_new_head(config, tmp_path):
     torch.manual_seed(0)
     network = hugging_face_model(str(config("bert")), 3, {})
@@ -140,7 +145,6 @@ def test_a_folder_gives_its_weights_and_a_new_head(config, tmp_path):
         hugging_face_model(str(tmp_path / "saved"), 3, {"intermediate_size": 12})
 
 
-@needs
 def test_a_run_of_a_folder_leaves_a_network_for_transformers(config, tmp_path):
     hugging_face_model(str(config("gpt2")), 3, {}).save_pretrained(tmp_path / "saved")
     one = spec(tmp_path / "saved", "model.lora.rank = 2", "run.rounds = 2", 'model.train = ["score.*"]')
@@ -160,7 +164,6 @@ def test_a_run_of_a_folder_leaves_a_network_for_transformers(config, tmp_path):
     assert set(load_file(tmp_path / "out" / "model.safetensors")) == set(network.state_dict())
 
 
-@needs
 def test_a_users_object_is_taken_as_any_network(config, tmp_path):
     import transformers
 
@@ -174,7 +177,6 @@ def test_a_users_object_is_taken_as_any_network(config, tmp_path):
         kinfolk.run(network, rows("vit"), rounds=1)
 
 
-@needs
 def test_mistakes_are_told(config, tmp_path):
     path = config("bert")
     with pytest.raises(
@@ -194,8 +196,8 @@ def test_mistakes_are_told(config, tmp_path):
         hugging_face_model(str(tmp_path), 3, {})
 
 
-@pytest.mark.skipif(HERE, reason="transformers is installed")
-def test_without_transformers_the_extra_is_named(config):
+def test_without_transformers_the_extra_is_named(config, monkeypatch):
+    monkeypatch.setattr("kinfolk.learning.hugging_face.find_spec", lambda name: None)
     with pytest.raises(KinfolkError, match=r"pip install 'kinfolk\[hf\]'"):
         hugging_face_model(str(config("bert")), 3, {})
 

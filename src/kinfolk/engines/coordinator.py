@@ -76,6 +76,11 @@ class Warns(Protocol):
         ...
 
 
+def warnings_of(engine: Engine) -> list[str]:
+    """What an engine had to tell since it was asked last."""
+    return engine.take_warnings() if isinstance(engine, Warns) else []
+
+
 class Ledger:
     """Bytes by kind of message (down, up, across), seconds by phase and rows trained by task."""
 
@@ -158,7 +163,7 @@ class Coordinator:
         finally:
             # What is made of replies is the server's work, not that of those who were asked.
             self.ledger.add_seconds(name, time.perf_counter() - began - self.folding)
-            for text in self.engine.take_warnings() if isinstance(self.engine, Warns) else ():
+            for text in warnings_of(self.engine):
                 self.warn(text)
 
     def _ask(self, request: Ask[Any], present: tuple[Client, ...], context: RoundContext) -> Any:

@@ -16,7 +16,7 @@ import torch
 
 from kinfolk.codec import encode
 from kinfolk.engines import rpc
-from kinfolk.engines.coordinator import Engine, Part, fold_part
+from kinfolk.engines.coordinator import Engine, Part, fold_part, warnings_of
 from kinfolk.engines.link import Link, Posted, Served
 from kinfolk.engines.memory import Mail, Sent, read, written
 from kinfolk.engines.rpc import Header, Packed
@@ -50,6 +50,7 @@ class Distributed:
         self.device, self.table, self.memories = inner.device, inner.table, inner.memories
         self.others = link.others
         self._posted: dict[int, Posted] = {}  # requests on their way, which must live until they arrive
+        self._warnings = rpc.Warnings()
         over = "gloo and NCCL" if link.nccl else "gloo"
         self.note = f"distributed: ranks={link.size} over {over}, on each {inner.note}"
         for rank in self.others:
@@ -114,6 +115,11 @@ class Distributed:
             self.link.send(encode(held, {"do": "hold", **named}), rank)
         return {c: memories[c] for c in self.shares[0] if c in memories}
 
+    def take_warnings(self) -> list[str]:
+        """What the engines of all ranks had to tell since the last call."""
+        self._warnings.hear(warnings_of(self.inner))
+        return self._warnings.take()
+
     def close(self) -> None:
         """Give back what the engine of this rank holds; the others are told when the link ends."""
         self.inner.close()
@@ -134,7 +140,9 @@ class Distributed:
     def _take(self, rank: int) -> Packed:
         if rank in self._posted:
             self.link.settle(self._posted.pop(rank), rank)
-        return rpc.opened(self.link.take(rank), f"rank {rank}")
+        message, header = rpc.opened(self.link.take(rank), f"rank {rank}")
+        self._warnings.hear(rpc.unpack_warnings(header))
+        return message, header
 
     def _here(self, message: Message) -> Message:
         return map_leaves(lambda t: t.to(self.device), message)

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from kinfolk.codec import decode, encode
-from kinfolk.engines.coordinator import Engine, Part, fold_part
+from kinfolk.engines.coordinator import Engine, Part, fold_part, warnings_of
 from kinfolk.errors import KinfolkError
 from kinfolk.fold import from_spec
 from kinfolk.script import Ask
@@ -130,6 +130,15 @@ def pack_error(error: Exception, request: Header) -> bytes:
     return encode({}, {"error": line, "trace": "".join(traceback.format_exception(error))})
 
 
+def unpack_warnings(header: Header) -> list[str]:
+    """What came with an answer besides: see `Server.with_warnings`.
+
+    >>> unpack_warnings({})
+    []
+    """
+    return list(json.loads(header.get("warnings", "[]")))
+
+
 def opened(data: bytes, sender: str) -> Packed:
     """What another process has sent; an error there is an error here."""
     message, header = decode(data)
@@ -138,6 +147,32 @@ def opened(data: bytes, sender: str) -> Packed:
     if "error" in header:
         raise KinfolkError(sender, None, header["error"])
     return message, header
+
+
+class Warnings:
+    """What the engines of other processes have to tell. The same may have happened to each: it is told once.
+
+    >>> heard = Warnings()
+    >>> heard.hear(["no vmap", "no vmap"])
+    >>> heard.take(), heard.take()
+    (['no vmap'], [])
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._new: list[str] = []
+
+    def hear(self, texts: Iterable[str]) -> None:
+        """Note what one of them has told."""
+        for text in texts:
+            if text not in self._known:
+                self._known.add(text)
+                self._new.append(text)
+
+    def take(self) -> list[str]:
+        """What is new since the last call."""
+        told, self._new = self._new, []
+        return told
 
 
 class Server:
@@ -160,6 +195,11 @@ class Server:
             memories.restore(dict(unpack_several(self.here(message), header)))
         elif do in ("snapshot", "rollback"):
             getattr(memories, do)()
+
+    def with_warnings(self, answer: Packed) -> Packed:
+        """An answer, and what the engine has to tell besides."""
+        told = warnings_of(self.engine)
+        return (answer[0], {**answer[1], "warnings": json.dumps(told)}) if told else answer
 
     def here(self, message: Message) -> Message:
         """A message where the engine computes."""
@@ -194,7 +234,7 @@ def serve(server: Server, transport: Transport) -> None:
             return
         try:
             for answer in server.answers(message, header):
-                transport.put(encode(*answer))
+                transport.put(encode(*server.with_warnings(answer)))
         except Exception as error:
             transport.put(pack_error(error, header))
 

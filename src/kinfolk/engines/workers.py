@@ -115,6 +115,7 @@ class Workers(InProcess):
         self.note = f"workers: {self.processes} single-threaded processes, {together} clients at a time"
         self._channels: list[Channel] = []
         self._running: list[Any] = []
+        self._warnings = rpc.Warnings()
 
     @classmethod
     def make(cls, spec: EngineSpec, federation: Federation, table: Table, memories: Memories) -> Workers:
@@ -134,6 +135,10 @@ class Workers(InProcess):
         assert isinstance(request.fold, Mergeable)
         some = jobs(sorted(request.to), PARTS, self.processes)
         return (rpc.unpack_part(*got) for got in self._all(request, context, request.fold.spec(), some))
+
+    def take_warnings(self) -> list[str]:
+        """What the processes had to tell since the last call."""
+        return self._warnings.take()
 
     def close(self) -> None:
         """End the processes, even amid a task: they hold nothing that is not here as well."""
@@ -192,6 +197,7 @@ class Workers(InProcess):
     def _opened(self, data: bytes) -> Packed:
         """An answer, less the memories, which are kept here."""
         message, header = rpc.opened(data, "a worker process")
+        self._warnings.hear(rpc.unpack_warnings(header))
         for who, memory in rpc.unpack_several(message, header):
             self.memories[Client(who)] = memory
         return message, header

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.attack import Attack, planned
 from kinfolk.experiment.fit_rows import fit_rows
 from kinfolk.experiment.fitting import fitted
+from kinfolk.experiment.left_out import left_out
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.targets import Target, check_loss, settled, wanted
 from kinfolk.federation.federation import Federation
@@ -23,7 +24,7 @@ from kinfolk.federation.scaling import Scaling, standardized
 from kinfolk.federation.sources import build
 from kinfolk.learning.augment import find_augment
 from kinfolk.learning.learner import Learner
-from kinfolk.learning.losses import Loss
+from kinfolk.learning.losses import Loss, ignored_label
 from kinfolk.learning.models import build_model
 from kinfolk.learning.network import run
 from kinfolk.learning.optim import build_optimiser
@@ -84,6 +85,8 @@ def build_parts(
         raise KinfolkError(
             "run.split", spec.run.split, "the federation has no such rows; set data.valid above 0"
         )
+    whole, options = federation, spec.local.loss_options
+    federation, short = left_out(federation, options)
     target = wanted(spec.local.loss, federation, first_rows(federation, 1)[1])
     # Networks draw their first weights from torch's global generator: lend them one.
     with seed.borrowed("init"):
@@ -96,11 +99,15 @@ def build_parts(
         federation, note = fit_rows(module, federation, spec.model.output)
         x, y = first_rows(federation, 1)
         out = _tried(module, spec, federation, x)
-        target, misfit = settled(target, spec.local.loss_options, spec.local.loss, out, y)
+        target, misfit = settled(target, options, spec.local.loss, out, y)
         if misfit:
             raise KinfolkError("model.name", spec.model.name, misfit)
         module = fitted(module, spec.model, first_rows(federation, 2)[0], first)
-    loss = target.made(spec.local.loss_options)
+    if (
+        federation.classes <= ignored_label(options) < target.outputs
+    ):  # the network has the class all the same
+        federation = replace(federation, classes=whole.classes, class_names=whole.class_names)
+    loss = target.made(options)
     check_loss(loss, out, y)
     extra = _metrics(spec, target, federation, {"out": out.float(), **named_targets(y)})
     augment = find_augment(spec.local.augment, spec.local.augment_pad, federation.shape)
@@ -114,7 +121,7 @@ def build_parts(
     algorithm = build_algorithm(spec.algorithm.name, learner, spec.algorithm.options)
     _check_rows(spec.algorithm.name, algorithm, federation)
     attack = planned(spec.run, federation, seed)
-    notes = "; ".join(filter(None, (note, target.note)))
+    notes = "; ".join(filter(None, (short, note, target.note)))
     return Parts(spec, seed, federation, learner, algorithm, title(spec, own), attack, own or {}, notes)
 
 

@@ -13,6 +13,7 @@ from kinfolk.algorithms.blocks.many_models import in_use
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.checkpoint import load_latest
+from kinfolk.experiment.left_out import left_out
 from kinfolk.experiment.outline import FILE as OUTLINE
 from kinfolk.experiment.outline import read_outline
 from kinfolk.experiment.score_again import read_run
@@ -81,7 +82,7 @@ def open_run(folder: str | Path) -> Trained:
         groups,
         tuple(loaded.facts["state"].get("clients", ())),
         int(facts["federation"]["classes"]),
-        report.class_names if report else (),
+        outline.class_names if outline and spec.data.name == "own" else report.class_names if report else (),
         report.feature_names if report else (),
         tuple(complaints),
         outline.scaling if outline else None,
@@ -145,6 +146,8 @@ def in_terms_of(federation: Federation, names: Sequence[str], trained: Trained) 
     if federation.scaling is not None:
         remedy = "these rows are standardised by statistics of their own; give them as they came"
         raise KinfolkError("newcomers", federation.name, remedy)
+    if all(name.isdecimal() for name in names):  # of words the numbers are not yet those of the run
+        federation, _ = left_out(federation, trained.spec.local.loss_options)
     numbered = _numbered(federation, names, trained)
     scaling = trained.scaling
     if scaling is not None and scaling.by == "client":

@@ -187,4 +187,5 @@ def said(out: Tensor, outline: Outline, proba: bool = False) -> NDArray[Any]:
         return place
     if names == ("False", "True"):
         return place.astype(bool)
-    return np.array(names)[place]
+    # A network may have more classes for a position than the data.
+    return np.array([*names, *map(str, range(len(names), out.shape[-1]))])[place]

@@ -19,6 +19,7 @@ from kinfolk.experiment.checkpoint import Loaded, load_latest
 from kinfolk.experiment.choice import chosen, kept
 from kinfolk.experiment.finalize import play_final
 from kinfolk.experiment.fit_rows import fit_rows
+from kinfolk.experiment.left_out import left_out
 from kinfolk.experiment.outline import check_frozen
 from kinfolk.experiment.record import read_rounds, readable
 from kinfolk.experiment.run import Result, Running, Watch, together
@@ -165,6 +166,7 @@ def _check_rows(
         return
     trained = trained or build(before.data, Seed(before.run.seed))
     trained = standardized(trained, before.data.standardize, before.data.standardize_target)
+    trained = left_out(trained, before.local.loss_options)[0]
     trained = fit_rows(parts.learner.plain_network(), trained, before.model.output)[0]
     if trained.fingerprint() != loaded.facts["federation"]:
         remedy = "its data are not those it was trained on; put them back, or give them as `trained`"

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
-from kinfolk.learning.losses import LOSSES, TARGETS, Loss, find_loss
+from kinfolk.learning.losses import LOSSES, TARGETS, Loss, find_loss, ignored_label
+from kinfolk.types import IGNORED
 
 AUTO = "auto"
 
@@ -32,6 +33,10 @@ class Target:
 
     def made(self, options: Mapping[str, Any]) -> Loss:
         """The loss itself."""
+        mark = ignored_label(options)
+        if mark != IGNORED and self.loss in LOSSES and self.kind not in ("class", "positions"):
+            remedy = f"targets here are {TARGETS[self.kind]}, of which none is left out; leave the option out"
+            raise KinfolkError("local.loss_options.ignore_index", mark, remedy)
         return find_loss(self.loss, options, self.kind, self.class_axis)
 
 
@@ -138,6 +143,8 @@ def settled(
     if target.kind == "positions":
         return _with_axis(target, options, out, y)
     gives = out.numel() // max(len(out), 1)
+    if target.kind == "class" and gives == ignored_label(options) + 1 > target.outputs:
+        target = replace(target, outputs=gives)  # the last class of the network is left out
     one = target.kind == "class" and gives == 1 and target.outputs == 2 and not own
     if one and (asked == AUTO or "binary" in LOSSES[target.loss].takes):
         loss = "bce" if asked == AUTO else target.loss

@@ -228,14 +228,10 @@ class Federation:
         return digest.hexdigest()
 
 
-# A label that a loss leaves out: PyTorch's `ignore_index`. Class sequences are padded with it.
-IGNORED = -100
-
-
 def labels_of(federation: Federation, rows: Tensor) -> Tensor:
     """The classes that stand in some rows of the pool, flat: one a row, or one a position of each.
 
-    >>> y = torch.tensor([[1, 0], [2, IGNORED]])
+    >>> y = torch.tensor([[1, 0], [2, -100]])
     >>> labels_of(Federation((Client("ann"),), torch.zeros(2, 2), y, {}, 3), torch.tensor([1]))
     tensor([2])
     """
@@ -243,7 +239,7 @@ def labels_of(federation: Federation, rows: Tensor) -> Tensor:
     if y.dim() == 1:
         return y
     flat = y.flatten()
-    return flat[flat != IGNORED]
+    return flat[flat >= 0]
 
 
 def output_count(federation: Federation) -> int:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError, visible
-from kinfolk.federation.federation import IGNORED, SPLITS, Federation, Split
-from kinfolk.types import LENGTHS, named_leaves, plain_rows, row_leaves
+from kinfolk.federation.federation import SPLITS, Federation, Split
+from kinfolk.types import IGNORED, LENGTHS, named_leaves, plain_rows, row_leaves
 
 # Types that rows are stored in; others are brought to one of them when they are read.
 STORED = (
@@ -155,8 +155,8 @@ def _labels(f: Federation) -> None:
         return
     y = plain_rows(f.y)
     wrong = (y < 0) | (y >= f.classes)
-    if y.dim() > 1:  # a position of a sequence may have no label
-        wrong &= y != IGNORED
+    if y.dim() > 1:  # a position of a sequence may have no label; a run says what marks it
+        wrong &= y >= 0
     found = _first(f, wrong.reshape(f.rows, -1).any(1))
     if found:
         row = found[1][0]

@@ -301,7 +301,8 @@ class Learner:
         """How clients are scored."""
         loss, one = self.loss, self.loss.target in ("class", "soft", "labels", "positions")
         classes = self.outputs if one else 2 if loss.target == "binary" else 0
-        return Scoring(classes, loss.target, loss.class_axis, self.metrics, self.score_rows, self.score_like)
+        like, rows = self.score_like, self.score_rows
+        return Scoring(classes, loss.target, loss.class_axis, self.metrics, rows, like, loss.ignored)
 
     def in_units(self, values: Tensor) -> Tensor:
         """Outputs or targets in the targets' own units, in float64, if targets are standardised.

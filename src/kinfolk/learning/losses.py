@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from kinfolk.by_path import made_by_name, one_line
 from kinfolk.errors import KinfolkError
+from kinfolk.types import IGNORED
 
 # What targets are, and what they look like.
 TARGETS = {
@@ -38,6 +39,9 @@ class Loss:
     row_loss: Callable[[Tensor, Any], Tensor]
     target: str = "any"
     class_axis: int = -1  # of a class per position: which axis of the outputs is that of the classes
+    ignored: int = (
+        IGNORED  # the label that `ignore_index` names; if it is that of a class, no score counts it
+    )
 
     @property
     def classification(self) -> bool:
@@ -87,6 +91,12 @@ def logits_last(out: Tensor, axis: int) -> Tensor:
     return out if axis == -1 else out.movedim(axis, -1)
 
 
+def _counted(y: Tensor, ignore_index: int) -> Tensor:
+    """Which labels count: what pads a sequence never does."""
+    keep = y != IGNORED
+    return keep if ignore_index == IGNORED else keep & (y != ignore_index)
+
+
 def _row_mean(values: Tensor, keep: Tensor) -> Tensor:
     """The mean over a row's positions, without those that are left out."""
     if values.dim() == 1:
@@ -107,7 +117,7 @@ class CrossEntropy:
 
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
-    ignore_index: int = -100
+    ignore_index: int = IGNORED
     class_axis: int = 0  # of a class per position: 1 or -1; 0: by the shapes
 
     takes: ClassVar[tuple[str, ...]] = ("class", "soft", "positions")
@@ -121,12 +131,12 @@ class CrossEntropy:
         """One value per row."""
         if y.is_floating_point():
             return self._soft(out.log_softmax(1), y)
-        if y.dim() == 1 and not (self.label_smoothing or self.class_weights or self.ignore_index != -100):
+        if y.dim() == 1 and not (self.label_smoothing or self.class_weights or self.ignore_index != IGNORED):
             # Not F.cross_entropy, which asks of every label whether it is to be ignored: four more steps in a
             # batch.
             return -F.log_softmax(out, 1).gather(1, y[:, None]).squeeze(1)
         logp = logits_last(out, self.class_axis or -1).log_softmax(-1)
-        keep = y != self.ignore_index
+        keep = _counted(y, self.ignore_index)
         own = torch.where(keep, y, 0)
         value = -logp.gather(-1, own.unsqueeze(-1)).squeeze(-1)
         weight = _weights(self.class_weights, logp) if self.class_weights else None
@@ -182,7 +192,7 @@ class Focal:
 
     gamma: float = 2.0
     class_weights: tuple[float, ...] = ()
-    ignore_index: int = -100
+    ignore_index: int = IGNORED
     class_axis: int = 0
 
     takes: ClassVar[tuple[str, ...]] = ("class", "positions", "labels", "binary")
@@ -200,7 +210,7 @@ class Focal:
             nll = y * F.softplus(-z) + (1 - y) * F.softplus(z)
             return ((1 - torch.exp(-nll)) ** self.gamma * nll).mean(1)
         logp = logits_last(out, self.class_axis or -1).log_softmax(-1)
-        keep = y != self.ignore_index
+        keep = _counted(y, self.ignore_index)
         own = torch.where(keep, y, 0)
         nll = -logp.gather(-1, own.unsqueeze(-1)).squeeze(-1)
         value = (1 - torch.exp(-nll)) ** self.gamma * nll
@@ -278,6 +288,16 @@ LOSSES: dict[str, type[Any]] = {
 }
 
 
+def ignored_label(options: Mapping[str, Any]) -> int:
+    """The label that a loss with these options leaves out.
+
+    >>> ignored_label({"ignore_index": 255}), ignored_label({})
+    (255, -100)
+    """
+    mark = options.get("ignore_index", IGNORED)
+    return mark if isinstance(mark, int) else IGNORED
+
+
 def find_loss(
     name: str, options: Mapping[str, Any] | None = None, target: str = "", class_axis: int = -1
 ) -> Loss:
@@ -286,9 +306,13 @@ def find_loss(
     >>> find_loss("mse").classification
     False
     """
-    made = made_by_name("local.loss", name, LOSSES, options or {})
+    options = options or {}
+    ignored = ignored_label(options)
+    if name not in LOSSES and ignored != IGNORED:  # by the time that a loss sees labels
+        options = {**options, "ignore_index": IGNORED}
+    made = made_by_name("local.loss", name, LOSSES, options)
     if name not in LOSSES:
-        return Loss(name, _own(name, made), target or "any", class_axis)
+        return Loss(name, _own(name, made), target or "any", class_axis, ignored)
     target = target or made.takes[0]
     known = {f.name: getattr(made, f.name) for f in fields(made)}
     if "class_axis" in known:
@@ -297,7 +321,7 @@ def find_loss(
         made = LabelFocal(**known)
     elif known:
         made = type(made)(**known)
-    return Loss(name, made.row_loss, target, class_axis)
+    return Loss(name, made.row_loss, target, class_axis, ignored)
 
 
 def _own(name: str, loss: Any) -> Callable[[Tensor, Any], Tensor]:

@@ -6,7 +6,6 @@ Scores that need all rows of a client at once are in `kinfolk.learning.row_metri
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -18,9 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kinfolk.learning.losses import logits_last, residual
+from kinfolk.learning.told import TOLD, untold
 from kinfolk.scores import Floats
 from kinfolk.task import Batch
-from kinfolk.types import Message
+from kinfolk.types import IGNORED, Message
 
 # The sums of all clients, each with a leading client axis.
 Sums = Mapping[str, NDArray[Any]]
@@ -30,11 +30,17 @@ class Outcome:
     """What a model said of some rows, and the truth; rules share what they derive from it.
 
     Whatever has one class per row looks alike: logits [rows, classes] and classes [rows]. A class per
-    position has its classes on the last axis.
+    position has its classes on the last axis. What is counted class by class leaves out the class `ignored`.
     """
 
     def __init__(
-        self, out: Tensor, y: Any, row_loss: Tensor, target: str = "class", class_axis: int = -1
+        self,
+        out: Tensor,
+        y: Any,
+        row_loss: Tensor,
+        target: str = "class",
+        class_axis: int = -1,
+        ignored: int = IGNORED,
     ) -> None:
         if target == "binary":
             z, y = out.reshape(len(out), 1), y.reshape(len(out)).long()
@@ -43,13 +49,15 @@ class Outcome:
             y = y.argmax(1)
         elif target == "positions":
             out = logits_last(out, class_axis)
-        self.out, self.row_loss, self.target = out, row_loss, target
+        self.out, self.row_loss, self.target, self.ignored = out, row_loss, target, ignored
         self.y: Tensor = y  # or what a user's loss takes, which no rule here looks at
 
     @cached_property
     def names(self) -> Tensor:
-        """The classes, [classes]."""
-        return torch.arange(self.out.shape[-1], device=self.out.device)
+        """The classes that are counted, [classes]."""
+        every = torch.arange(self.out.shape[-1], device=self.out.device)
+        # In two pieces: what depends on values could not be recorded.
+        return _without(every, self.ignored) if 0 <= self.ignored < len(every) else every
 
     @cached_property
     def is_true(self) -> Tensor:
@@ -124,12 +132,17 @@ def mean_loss(name: str) -> Callable[[Sums], Floats]:
     return lambda t: np.where(t["lost"] > 0, np.inf, _ratio(t[name], t["rows"]))
 
 
+def _without(classes: Tensor, one: int) -> Tensor:
+    return torch.cat([classes[:one], classes[one + 1 :]])
+
+
 def _in_top5(seen: Outcome) -> tuple[Tensor, ...]:
     out, y = seen.out, seen.y.unsqueeze(1)
-    own = torch.where(seen.is_true, out, 0).sum(1, keepdim=True)
+    every = torch.arange(out.shape[1], device=out.device)
+    own = torch.where(y == every, out, 0).sum(1, keepdim=True)
     # Ties go to the lower class, as in argmax. Counting the beaten and not the beating makes a
     # row of NaN, which beats nothing, the last and not the first.
-    beaten = (own > out) | ((own == out) & (seen.names > y))
+    beaten = (own > out) | ((own == out) & (every > y))
     return (beaten.sum(1) >= out.shape[1] - 5,)
 
 
@@ -244,22 +257,26 @@ def rules(classes: int, target: str = "") -> dict[str, Rule]:
 
 
 def blank(
-    classes: int, device: torch.device | str = "cpu", target: str = "", kept: tuple[str, ...] = ()
+    classes: int,
+    device: torch.device | str = "cpu",
+    target: str = "",
+    kept: tuple[str, ...] = (),
+    ignored: int = IGNORED,
 ) -> Message:
     """Tallies of one client before the first batch; `classes = 0` is regression.
 
-    `kept` names scores of KEPT_SUMS that are tallied besides.
+    `kept` names scores of KEPT_SUMS that are tallied besides; the class `ignored` has no counts.
 
     >>> sorted(blank(0)), blank(3)["hit"]
     (['absolute', 'loss', 'lost', 'rows', 'squared'], tensor([0, 0, 0]))
     """
-    layout = _layout(classes, target, (*names(classes, target), *kept))
+    layout = _layout(classes, target, (*names(classes, target), *kept), ignored)
     return {name: torch.zeros(shape, dtype=dtype, device=device) for name, shape, dtype in layout}
 
 
 @cache
 def _layout(
-    classes: int, target: str, scored: tuple[str, ...]
+    classes: int, target: str, scored: tuple[str, ...], ignored: int
 ) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
     """Name, shape and type of every sum, as the rules give them for no rows at all."""
     labels = torch.zeros(0, dtype=torch.int64 if classes else torch.float32)
@@ -268,7 +285,8 @@ def _layout(
         labels = torch.zeros(0, classes)
     elif target == "positions":
         out, labels = torch.zeros(0, 1, classes), torch.zeros(0, 1, dtype=torch.int64)
-    nothing = Outcome(out[:, :1] if target == "binary" else out, labels, torch.zeros(0), target or "class")
+    out = out[:, :1] if target == "binary" else out
+    nothing = Outcome(out, labels, torch.zeros(0), target or "class", ignored=ignored)
     sums = {"rows": torch.zeros(0, dtype=torch.int64)}
     for score in scored:
         sums |= dict(zip(known[score].sums, known[score].rows(nothing), strict=True))
@@ -281,7 +299,13 @@ def _wide(values: Tensor) -> Tensor:
 
 
 def count(
-    tally: Message, out: Tensor, batch: Batch, row_loss: Tensor, target: str = "class", class_axis: int = -1
+    tally: Message,
+    out: Tensor,
+    batch: Batch,
+    row_loss: Tensor,
+    target: str = "class",
+    class_axis: int = -1,
+    ignored: int = IGNORED,
 ) -> Message:
     """The tally with one more batch in it; rows of weight 0 are padding and change nothing.
 
@@ -298,7 +322,10 @@ def count(
         wide = _wide(values)
         return torch.where(keep & wide.isfinite(), wide, 0).sum(0)
 
-    values, seen = {"rows": torch.ones_like(real)}, Outcome(out, batch.y, row_loss, target, class_axis)
+    values, seen = (
+        {"rows": torch.ones_like(real)},
+        Outcome(out, batch.y, row_loss, target, class_axis, ignored),
+    )
     for rule in (*RULES.values(), *POSITIONS.values(), *KEPT_SUMS.values()):
         if rule.sums[0] in tally:
             values |= dict(zip(rule.sums, rule.rows(seen), strict=True))
@@ -344,35 +371,6 @@ def scores(tally: Message) -> dict[str, Floats]:
     known = (*RULES.items(), *POSITIONS.items())
     found = {name: rule.value(t) for name, rule in known if rule.sums[0] in t or rule.private in t}
     return found | {key.removeprefix(TOLD): untold(v) for key, v in t.items() if key.startswith(TOLD)}
-
-
-# How a number that a client has worked out by itself is named in its reply.
-TOLD = "metric."
-_NOT_FINITE = (math.nan, math.inf, -math.inf)
-
-
-def told(value: float) -> Tensor:
-    """A number as a reply tells it: replies are finite, so what is not has a sign of its own.
-
-    >>> told(0.5), told(float("inf"))
-    (tensor([0.5000, 0.0000], dtype=torch.float64), tensor([0., 2.], dtype=torch.float64))
-    """
-    if math.isfinite(value):
-        return torch.tensor([value, 0.0], dtype=torch.float64)
-    sign = 1 if math.isnan(value) else 2 if value > 0 else 3
-    return torch.tensor([0.0, sign], dtype=torch.float64)
-
-
-def untold(values: NDArray[Any]) -> Floats:
-    """The numbers behind `told`, [clients, 2] -> [clients].
-
-    >>> untold(np.array([[0.5, 0.0], [0.0, 3.0]]))
-    array([ 0.5, -inf])
-    """
-    found: Floats = np.array(values[..., 0], dtype=np.float64)
-    for sign, value in enumerate(_NOT_FINITE, start=1):
-        found[values[..., 1] == sign] = value
-    return found
 
 
 def pooled(score: str, tally: Message) -> dict[str, float | None]:

@@ -18,10 +18,11 @@ from torch import Tensor
 from kinfolk.by_path import by_path, one_line
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.losses import logits_last
-from kinfolk.learning.metrics import KEPT_SUMS, POSITIONS, RULES, TOLD, blank, count, names, told
+from kinfolk.learning.metrics import KEPT_SUMS, POSITIONS, RULES, blank, count, names
+from kinfolk.learning.told import TOLD, told
 from kinfolk.scores import SCORES, Score
 from kinfolk.task import Batch
-from kinfolk.types import Message
+from kinfolk.types import IGNORED, Message
 
 # Where outputs and targets are in a carry and in a reply that is not yet concluded.
 KEPT = "kept"
@@ -109,6 +110,7 @@ class Scoring:
     rows: int = 0  # most rows of a client
     # One row of outputs and of targets, to make room by, where a metric needs all of them.
     like: Mapping[str, Tensor] = field(default_factory=dict)
+    ignored: int = IGNORED  # the class that no score counts, if it is one
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,7 +128,7 @@ class Scoring:
 
     def begin(self, device: torch.device) -> Message:
         """What a carry holds before the first batch."""
-        tally = blank(self.classes, device, self.target, self._summed)
+        tally = blank(self.classes, device, self.target, self._summed, self.ignored)
         if not self.keeps:
             return {"tally": tally}
         room = {  # one place more, for padding
@@ -137,9 +139,8 @@ class Scoring:
 
     def count(self, carry: Message, out: Tensor, batch: Batch, row_loss: Tensor) -> Message:
         """A carry with one more batch in it."""
-        tally = count(
-            carry["tally"], out, batch, row_loss, self.target or _usual(self.classes), self.class_axis
-        )
+        kind = self.target or _usual(self.classes)
+        tally = count(carry["tally"], out, batch, row_loss, kind, self.class_axis, self.ignored)
         if not self.keeps:
             return {**carry, "tally": tally}
         place = batch.row if batch.weight is None else torch.where(batch.weight > 0, batch.row, self.rows)
@@ -174,7 +175,7 @@ class Scoring:
     @property
     def expected(self) -> Message:
         """What a reply looks like."""
-        tally = blank(self.classes, "cpu", self.target)
+        tally = blank(self.classes, "cpu", self.target, ignored=self.ignored)
         return {**tally, **{f"{TOLD}{metric.name}": told(0.0) for metric in self.metrics}}
 
 

@@ -1,4 +1,4 @@
-import importlib.util
+import sys
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from kinfolk.errors import KinfolkError
 from kinfolk.federation.own_data.huggingface import read_huggingface
 from kinfolk.federation.own_data.loaded import MissingValue, federate
 
-absent = importlib.util.find_spec("datasets") is None
-needs = pytest.mark.skipif(absent, reason="needs the package datasets: the extra hf")
+# Together with other tests of Hugging Face's packages, whose imports take their time.
+pytestmark = pytest.mark.xdist_group("transformers")
 
 
 @pytest.fixture
@@ -28,13 +28,12 @@ def columns(n=6):
     }
 
 
-@pytest.mark.skipif(not absent, reason="the package datasets is here")
-def test_the_extra_is_named_where_it_is_absent():
+def test_the_extra_is_named_where_it_is_absent(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(KinfolkError, match=r'needs the package datasets: pip install "kinfolk\[hf\]"'):
         read_huggingface(None, "who", "y")
 
 
-@needs
 def test_numeric_columns_are_a_table(hf):
     found = read_huggingface(hf.Dataset.from_dict(columns()), "who", "y")
     assert found.feature_names == ("a", "b")
@@ -43,14 +42,12 @@ def test_numeric_columns_are_a_table(hf):
     assert found.types["b"] == "float64"
 
 
-@needs
 def test_a_chosen_and_shuffled_data_set_is_read_as_it_stands(hf):
     data = hf.Dataset.from_dict(columns()).select([5, 1, 0, 4])
     found = read_huggingface(data, "who", "y")
     assert found.clients["b"][0].tolist() == [[5, 2.5], [0, 0]]
 
 
-@needs
 def test_class_names_are_kept_and_minus_one_is_no_label(hf):
     data = hf.Dataset.from_dict({**columns(), "y": [0, 2, -1, 0, 2, 0]})
     data = data.cast_column("y", hf.ClassLabel(names=["cat", "dog", "emu"]))
@@ -63,7 +60,6 @@ def test_class_names_are_kept_and_minus_one_is_no_label(hf):
     assert federate(found).classes == 3
 
 
-@needs
 def test_lists_are_arrays(hf):
     x = np.arange(24, dtype=np.float32).reshape(6, 2, 2)
     features = hf.Features(
@@ -77,7 +73,6 @@ def test_lists_are_arrays(hf):
         assert found.feature_names == ()
 
 
-@needs
 def test_images_are_planes_of_bytes(hf):
     pictures = [np.full((4, 5), 40 * i, dtype=np.uint8) for i in range(6)]
     data = {"who": [1, 1, 2] * 2, "image": [Image.fromarray(p) for p in pictures], "y": [0, 1] * 3}
@@ -118,7 +113,6 @@ FAULTS = {
 }
 
 
-@needs
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_told(hf, fault):
     change, client, label, message = FAULTS[fault]
@@ -126,7 +120,6 @@ def test_a_fault_is_told(hf, fault):
         read_huggingface(hf.Dataset.from_dict({**columns(), **change}), client, label)
 
 
-@needs
 def test_lists_of_differing_length_and_other_things_are_told(hf):
     ragged = hf.Dataset.from_dict({"who": [*"aab"], "x": [[1.0, 2.0], [3.0, 4.0], [5.0]], "y": [0, 1, 0]})
     with pytest.raises(KinfolkError, match=r"data\.x = \[1\]: row 3 differs from row 1, which has \[2\]"):

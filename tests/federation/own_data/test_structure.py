@@ -7,13 +7,13 @@ from structured import clients
 from torch.utils.data import Dataset
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.federation import IGNORED
 from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.own_data.folder import read_folder
 from kinfolk.federation.own_data.load import load_own
 from kinfolk.federation.own_data.loaded import federate
 from kinfolk.federation.own_data.report import inspect, report_table
 from kinfolk.federation.own_data.store import read_store, write_store
+from kinfolk.types import IGNORED
 
 
 class Items(Dataset):
@@ -124,7 +124,7 @@ FAULTS = {
     "shape": ({"a": np.zeros((4, 3)), "b": B}, r"data\.c\.x\.a = 'floats of row shape \[3\]'"),
     "kind": ({"a": A, "b": np.zeros(4)}, r"data\.c\.x\.b = 'floats of row shape \[\]': 'ann' has whole"),
     "one array": (A, r"data\.c\.x = 'one array': others have a, b"),
-    "text": ({"a": A, "b": ["p", "q", "r", "s"]}, r"data\.c\.x\.b = '<U1': give numbers"),
+    "text": ({"a": A, "b": ["p", "q", "r", "s"]}, r"data\.c\.x\.b = 'text': give numbers; of text the ids"),
 }
 
 
@@ -133,6 +133,19 @@ def test_a_client_unlike_the_others_is_named(fault):
     x, message = FAULTS[fault]
     with pytest.raises(KinfolkError, match=message):
         from_arrays({"ann": ({"a": A, "b": B}, Y), "c": (x, Y)})
+
+
+def test_lists_of_python_keep_what_they_hold():
+    f = from_arrays({"ann": ([[1, 2], [0.5], []], [0, 1, 0])})
+    assert f.x["0"].tolist() == [[1, 2], [0.5, 0], [0, 0]]
+    whole = from_arrays({"ann": ([[1, 2], [], [3]], [0, 1, 0])})
+    assert whole.x["0"].dtype == torch.int64
+    small = [np.array([0, 1], dtype=np.uint8), np.array([1], dtype=np.uint8)]
+    assert from_arrays({"ann": (np.zeros((2, 2)), small)}).y.tolist() == [[0, 1], [1, IGNORED]]
+    with pytest.raises(KinfolkError, match=r"data\.ann\.x = 'numbers and text'"):
+        from_arrays({"ann": ([[1, 2], ["a"]], [0, 1])})
+    with pytest.raises(KinfolkError, match=r"data\.ann\.y = 'truth values of differing length'"):
+        from_arrays({"ann": (np.zeros((2, 2)), [[True, False], [True]])})
 
 
 def test_sequences_that_fit_no_rule_are_named():

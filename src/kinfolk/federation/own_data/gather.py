@@ -5,6 +5,7 @@ Text becomes classes by its sorted names, whole numbers as they are, floats not 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.federation import IGNORED
 from kinfolk.federation.own_data.columns import FillRule, Recipe
 from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
 from kinfolk.federation.own_data.missing import check_missing, flat, missing_values, resolve
+from kinfolk.types import IGNORED
 
 # Types that go to float32 without loss; rows that share one of them stay in it, images most of all.
 _SMALL = ("uint8", "int8", "uint16", "int16", "float32")
@@ -50,22 +51,36 @@ def client_rows(who: str, x: Array, y: Array) -> ClientRows:
         value = f"x {list(x.shape)}, y {list(y.shape)}"
         raise KinfolkError(f"data.{who}", value, "give as many labels y as rows x")
     if x.dtype.kind not in "buif":
-        raise KinfolkError(f"data.{who}.x", str(x.dtype), "give numbers")
+        raise KinfolkError(f"data.{who}.x", *no_numbers(x))
     if y.dtype.kind not in "buifU":
-        raise KinfolkError(f"data.{who}.y", str(y.dtype), "give numbers or text, one label per row")
+        remedy = "give numbers or text, one label per row or position"
+        raise KinfolkError(f"data.{who}.y", str(y.dtype), remedy)
     if x.ndim < 2 or 0 in x.shape[1:]:
         remedy = "give rows at least one axis and one value: reshape to [rows, 1]"
         raise KinfolkError(f"data.{who}.x", list(x.shape), remedy)
-    if y.ndim > 1 and y.dtype.kind == "U":
-        raise KinfolkError(f"data.{who}.y", list(y.shape), "give one label per row, shape [rows]")
     x, y = (a.astype(a.dtype.newbyteorder("="), copy=False) for a in (x, y))
     return ClientRows(x, y, _unlabelled(y), np.arange(1, len(y) + 1, dtype=np.int64))
+
+
+def no_numbers(x: Array) -> tuple[str, str]:
+    """What inputs are that are no numbers, and what to give instead.
+
+    >>> no_numbers(np.array(["the", "cat"]))
+    ('text', 'give numbers; of text the ids of its tokens, as your tokeniser or a dict of words makes them')
+    """
+    if x.dtype.kind == "U":
+        return (
+            "text",
+            "give numbers; of text the ids of its tokens, as your tokeniser or a dict of words makes them",
+        )
+    return str(x.dtype), "give numbers"
 
 
 def _unlabelled(y: Array) -> NDArray[np.bool_]:
     if y.dtype.kind == "f":
         return np.asarray(np.isnan(y).any(axis=tuple(range(1, y.ndim))))
-    return np.asarray(np.char.strip(y) == "") if y.dtype.kind == "U" else np.zeros(len(y), dtype=bool)
+    words = y.dtype.kind == "U" and y.ndim == 1  # a position may have none
+    return np.asarray(np.char.strip(y) == "") if words else np.zeros(len(y), dtype=bool)
 
 
 def gather(
@@ -252,7 +267,16 @@ def to_classes(
     labels = {who: part.y.astype(np.int64) for who, part in parts.items()}
     if kind == "booleans":
         return labels, ("False", "True"), notes
-    return labels, _numbered(parts, labels, label), notes
+    return labels, _numbered(parts, labels, label), [*notes, *_marks(labels, label)]
+
+
+def _marks(labels: Mapping[str, Array], label: str) -> list[str]:
+    """What is to be said of negative labels, which only positions have."""
+    found = sorted({int(mark) for y in labels.values() for mark in np.unique(y[(y < 0) & (y != IGNORED)])})
+    said = (
+        f"label {label!r} has positions of {', '.join(map(str, found[:5]))}: no classes; a run leaves them "
+    )
+    return [said + "out by local.loss_options.ignore_index"] if found else []
 
 
 def _common_kind(parts: Mapping[str, ClientRows], label: str) -> tuple[str, list[str]]:
@@ -276,22 +300,30 @@ def _common_kind(parts: Mapping[str, ClientRows], label: str) -> tuple[str, list
 def _words(
     parts: Mapping[str, ClientRows], label: str, notes: list[str]
 ) -> tuple[dict[str, Array], tuple[str, ...], list[str]]:
-    found = {who: np.unique(part.y.astype(np.str_), return_inverse=True) for who, part in parts.items()}
-    names = in_order({str(name) for own, _ in found.values() for name in own})
-    rows = sum(len(part.y) for part in parts.values())
-    if len(names) > max(FEW, rows // 10) or 2 * len(names) > rows:
+    often: Counter[str] = Counter()
+    found: dict[str, tuple[list[str], Array]] = {}
+    for who, part in parts.items():
+        own, place, times = np.unique(part.y.astype(np.str_), return_inverse=True, return_counts=True)
+        found[who] = own.tolist(), place.reshape(part.y.shape)
+        often.update(dict(zip(own.tolist(), times.tolist(), strict=True)))
+    blank = {name for name in often if not name.strip()}  # positions without a label
+    names = in_order({*often} - blank)
+    count = often.total() - sum(often[name] for name in blank)
+    if len(names) > max(FEW, count // 10) or 2 * len(names) > count:
         who, part = next(iter(parts.items()))
+        first = next((str(name) for name in part.y.flat if str(name).strip()), "")
         remedy = (
-            f"row {part.row[0]} is text, and {len(names)} of {rows} labels differ: too many for classes; "
+            f"row {part.row[0]} is text, and {len(names)} of {count} labels differ: too many for classes; "
             "name another label column or give numbers"
         )
-        raise KinfolkError(f"data.{who}.{label}", str(part.y[0]), remedy)
-    number = {name: i for i, name in enumerate(names)}
+        raise KinfolkError(f"data.{who}.{label}", first, remedy)
+    number = {name: i for i, name in enumerate(names)} | dict.fromkeys(blank, IGNORED)
     labels = {
-        who: np.array([number[str(name)] for name in own], dtype=np.int64)[place.reshape(-1)]
+        who: np.array([number[name] for name in own], dtype=np.int64)[place]
         for who, (own, place) in found.items()
     }
     said = f"label {label!r} holds text: its {len(names)} sorted names are classes 0 to {len(names) - 1}"
+    said += ", and positions without text are left out" if blank else ""
     return labels, names, [*notes, said]
 
 
@@ -299,10 +331,10 @@ def _numbered(parts: Mapping[str, ClientRows], labels: Mapping[str, Array], labe
     """Whole numbers are class numbers: from 0, and not so far that they must be something else."""
     far = max(FAR, sum(len(y) for y in labels.values()))
     for who, y in labels.items():
-        out = ((y < 0) & ((y != IGNORED) | (y.ndim == 1))) | (y >= far)
+        out = ((y < 0) & (y.ndim == 1)) | (y >= far)  # a position without a class may have any mark
         wrong = np.flatnonzero(out.reshape(len(y), -1).any(1))
         if len(wrong):
             value, row = int(y[wrong[0]][out[wrong[0]]].flat[0]), parts[who].row[wrong[0]]
             remedy = f"row {row}: number classes from 0 (below {far} here), or write them as words"
             raise KinfolkError(f"data.{who}.{label}", value, remedy)
-    return tuple(str(c) for c in range(max(int(y.max()) for y in labels.values()) + 1))
+    return tuple(str(c) for c in range(max(0, *(int(y.max(initial=0)) for y in labels.values())) + 1))

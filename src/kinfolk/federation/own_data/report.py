@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kinfolk.federation.federation import IGNORED
 from kinfolk.federation.own_data.loaded import Array, Arrays, LoadedClients, MissingValue, array_rows
 from kinfolk.federation.own_data.missing import listed
 
@@ -122,7 +121,7 @@ def _labels(loaded: LoadedClients) -> dict[str, Array]:
     plain = {who: y for who, (_, y) in loaded.clients.items() if not isinstance(y, dict)}
     if not loaded.class_names:
         return plain
-    return {who: y if y.ndim == 1 else y[y != IGNORED] for who, y in plain.items()}
+    return {who: y if y.ndim == 1 else y[y >= 0] for who, y in plain.items()}
 
 
 def _range(labels: Sequence[Array]) -> list[float]:

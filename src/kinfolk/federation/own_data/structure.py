@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.federation import IGNORED
-from kinfolk.federation.own_data.gather import check_present, gather
+from kinfolk.federation.own_data.gather import check_present, gather, no_numbers
 from kinfolk.federation.own_data.loaded import Array, Arrays, ClientRows, LoadedClients, array_rows
-from kinfolk.types import LENGTHS
+from kinfolk.types import IGNORED, LENGTHS
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +86,17 @@ def _leaf(value: Any, field: str) -> Leaf:
         if isinstance(value, list | tuple) and all(
             isinstance(row, list | tuple) or _sized(row) for row in value
         ):
-            return Sequences([_array(row, field) for row in value])
+            return Sequences(_one_type([_array(row, field) for row in value], field))
         raise
+
+
+def _one_type(rows: list[Array], field: str) -> list[Array]:
+    """Rows that were lists of Python: all numbers are floats if one of them is; an empty list has no type."""
+    kinds = [row.dtype for row in rows if row.size]
+    if len({kind.kind == "U" for kind in kinds}) > 1:
+        raise KinfolkError(field, "numbers and text", "give every row the same type")
+    common = np.result_type(*kinds) if kinds else np.dtype(np.int64)
+    return [row.astype(common) for row in rows]
 
 
 def _stacked(rows: list[Array], field: str) -> Leaf:
@@ -165,7 +173,8 @@ def _one_form(parts: Mapping[str, Leaf], field: str, name: str) -> dict[str, dic
         _check_sequence(f"data.{who}.{where}", i, row, given[0][2].shape)
     longest = max(shape[0] for shape in shapes)
     if field == "y":
-        return {who: {name: padded(part, longest, IGNORED)[0]} for who, part in parts.items()}
+        blank = "" if given[0][2].dtype.kind == "U" else IGNORED
+        return {who: {name: padded(part, longest, blank)[0]} for who, part in parts.items()}
     made = {who: padded(part, longest, 0) for who, part in parts.items()}
     return {who: {name: rows, name + LENGTHS: lengths} for who, (rows, lengths) in made.items()}
 
@@ -178,17 +187,17 @@ def _check_sequence(field: str, place: int, row: Array, other: tuple[int, ...]) 
     if row.shape[1:] != other[1:]:
         remedy = f"others have {list(other)}; sequences may differ in their first axis alone"
         raise KinfolkError(field, f"row {place + 1} of shape {list(row.shape)}", remedy)
-    if field.endswith(".y") and row.dtype.kind == "f":
-        raise KinfolkError(
-            field, "floats of differing length", "pad them yourself and give a loss that knows"
-        )
+    if field.endswith(".y") and row.dtype.kind in "bf":
+        said = "floats" if row.dtype.kind == "f" else "truth values"
+        remedy = "pad them yourself and give a loss that knows"
+        raise KinfolkError(field, f"{said} of differing length", remedy)
 
 
 def _stack(part: Leaf) -> Array:
     return np.stack(part.rows) if isinstance(part, Sequences) else part
 
 
-def padded(part: Leaf, longest: int, fill: int) -> tuple[Array, Array]:
+def padded(part: Leaf, longest: int, fill: int | str) -> tuple[Array, Array]:
     """(rows padded at their ends, their lengths).
 
     >>> padded(Sequences([np.array([7])]), 2, 0)
@@ -198,7 +207,10 @@ def padded(part: Leaf, longest: int, fill: int) -> tuple[Array, Array]:
     rows = list(rows)
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     first = rows[0] if rows else np.zeros((0,), dtype=np.int64)
-    out = np.full((len(rows), longest, *first.shape[1:]), fill, dtype=first.dtype)
+    kind = np.result_type(*(row.dtype for row in rows)) if rows else first.dtype
+    if kind.kind in "iu" and fill == IGNORED:  # which small types cannot hold
+        kind = np.dtype(np.int64)
+    out = np.full((len(rows), longest, *first.shape[1:]), fill, dtype=kind)
     for place, row in enumerate(rows):
         out[place, : len(row)] = row
     return out, lengths
@@ -219,7 +231,7 @@ def structured_rows(who: str, x: Arrays, y: Arrays) -> None:
                 have = len(leaf) if leaf.ndim else "a single number"
                 raise KinfolkError(called, have, f"y has {count} rows; give as many of each")
             if leaf.dtype.kind not in ("buif" if field == "x" or isinstance(rows, dict) else "buifU"):
-                raise KinfolkError(called, str(leaf.dtype), "give numbers")
+                raise KinfolkError(called, *no_numbers(leaf))
             if leaf.dtype.kind == "f" and field == "x" and np.isinf(leaf).any():
                 raise KinfolkError(called, "infinity", "correct it or leave the row out")
 

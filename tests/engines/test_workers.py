@@ -35,6 +35,7 @@ from kinfolk.engines import workers
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.choose import arithmetic
 from kinfolk.engines.coordinator import Coordinator
+from kinfolk.engines.heartbeat import Heartbeat
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.engines.workers import Workers
@@ -64,8 +65,8 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 @contextmanager
-def engine(table: Any, memories: Any = None, processes: int = 2) -> Iterator[Workers]:
-    made = Workers(DATA, table, empty() if memories is None else memories, processes)
+def engine(table: Any, memories: Any = None, processes: int = 2, **more: Any) -> Iterator[Workers]:
+    made = Workers(DATA, table, empty() if memories is None else memories, processes, **more)
     try:
         with at_most(300):
             yield made
@@ -80,7 +81,7 @@ def children() -> set[int]:
 
 
 def pids(made: Workers) -> list[int]:
-    return [process.pid for process in made._running]
+    return [channel.process.pid for channel in made._channels]
 
 
 def doing(act: Any, value: float = 1.0) -> Task:
@@ -90,6 +91,16 @@ def doing(act: Any, value: float = 1.0) -> Task:
         if int(facts.rows) == SIZES["cat"]:
             act()
         return {"v": facts.rows * value}
+
+    return Task(start, lambda carry: (carry, None))
+
+
+def sleeping(seconds: float) -> Task:
+    """Everybody takes so long over what they are told."""
+
+    def start(message: Message, memory: Message, facts: Any) -> Message:
+        time.sleep(seconds)
+        return {"v": facts.rows * message["v"].sum() if message else facts.rows}
 
     return Task(start, lambda carry: (carry, None))
 
@@ -198,30 +209,77 @@ def test_an_error_names_the_client_and_what_happened():
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_worker_that_is_killed_is_an_error_and_no_hang(processes):
+def test_a_second_worker_that_is_killed_is_an_error_and_no_hang(processes):
     before = children()
     with engine({"t": doing(lambda: os.kill(os.getpid(), signal.SIGKILL))}, processes=processes) as made:
-        with pytest.raises(KinfolkError, match="a worker process ended unexpectedly"):
+        with pytest.raises(KinfolkError, match=r"worker process \d+ was killed \(signal 9\)") as caught:
             together(made, Ask("t", DATA.clients), context(DATA))
+        assert "\n" not in str(caught.value)
         assert children() == before
 
 
-def test_a_worker_killed_while_idle_is_an_error_and_no_hang():
-    with engine({"t": doing(lambda: None)}) as made:
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("busy", [False, True])
+def test_one_worker_that_is_lost_is_named_and_replaced_and_the_bits_stay(busy, way, large):
+    """Stopped or killed, idle or at work, after a message in a pipe or in memory that all share."""
+    shared = {"v": torch.ones(20_000 if large else 2)}
+    before = children()
+
+    slow = sleeping(0.3 if busy else 0.0)
+    watch = lambda: Heartbeat(600, beat=0.1, missed=30)  # noqa: E731
+    with engine({"t": slow}, heartbeat=watch) as made:
+        made._start()
+        whole = together(made, Ask("t", DATA.clients, shared), context(DATA))
+        assert made.take_warnings() == []
+        lost = pids(made)[0]
+        harm = threading.Timer(0.1 if busy else 0.0, lambda: os.kill(lost, way))
+        harm.start()
+        if not busy:
+            harm.join()
+        again = together(made, Ask("t", DATA.clients, shared), context(DATA))
+        assert again.clients == whole.clients
+        assert again.tensor("v").equal(whole.tensor("v"))
+        (line,) = made.take_warnings()
+        assert line.startswith(f"worker process {lost} ")
+        told = "no processor time for 3 s" if way == signal.SIGSTOP else "was killed (signal 9)"
+        assert told in line
+        assert lost not in pids(made)
+        assert len(pids(made)) == 2
+    assert children() == before
+
+
+def test_a_worker_whose_task_never_ends_is_ended_at_its_deadline():
+    def forever():
+        while True:
+            pass
+
+    watch = lambda: Heartbeat(0.3, beat=0.05, missed=1000)  # noqa: E731
+    with (
+        engine({"t": doing(forever)}, heartbeat=watch) as made,
+        pytest.raises(KinfolkError, match=r"worked for more than 0.3 s on a client \(see engine.timeout\)"),
+    ):
         together(made, Ask("t", DATA.clients), context(DATA))
-        os.kill(pids(made)[0], signal.SIGKILL)
-        made._running[0].join()
-        with pytest.raises(KinfolkError, match="a worker process ended unexpectedly"):
-            together(made, Ask("t", DATA.clients), context(DATA))
-        assert together(made, Ask("t", DATA.clients), context(DATA)).clients == DATA.clients, "it starts anew"
 
 
-def test_a_worker_killed_from_outside_while_it_works():
-    with engine({"t": doing(lambda: time.sleep(600))}) as made:
+def test_memory_that_runs_out_in_a_worker_is_one_line():
+    def large():
+        raise MemoryError
+
+    with (
+        engine({"t": doing(large)}) as made,
+        pytest.raises(KinfolkError, match="ran out of memory") as caught,
+    ):
+        together(made, Ask("t", DATA.clients), context(DATA))
+    assert "smaller engine.chunk" in str(caught.value)
+
+
+def test_workers_killed_from_outside_while_they_work():
+    with engine({"t": sleeping(600)}) as made:
         made._start()
         everyone = pids(made)
         threading.Timer(0.2, lambda: [os.kill(pid, signal.SIGKILL) for pid in everyone]).start()
-        with pytest.raises(KinfolkError, match="a worker process ended unexpectedly"):
+        with pytest.raises(KinfolkError, match=r"was killed \(signal 9\)"):
             together(made, Ask("t", DATA.clients), context(DATA))
 
 

@@ -126,6 +126,9 @@ def pack_error(error: Exception, request: Header) -> bytes:
         return encode({}, {"error": str(error)})
     who = json.loads(request.get("to", "[]"))
     names = "" if not who else f" at client {who[0]}" + (f" or {len(who) - 1} others" if who[1:] else "")
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        remedy = "use fewer processes, a smaller engine.chunk or smaller batches"
+        return encode({}, {"error": f"ran out of memory{names}; {remedy}"})
     line = f"failed{names}: {type(error).__name__}: {error}"
     return encode({}, {"error": line, "trace": "".join(traceback.format_exception(error))})
 

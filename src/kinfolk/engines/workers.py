@@ -15,8 +15,9 @@ import multiprocessing
 import os
 import signal
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -28,6 +29,7 @@ from kinfolk.engines import rpc
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.coordinator import Engine, Part
 from kinfolk.engines.fast import keep_large_blocks, warm
+from kinfolk.engines.heartbeat import Heartbeat
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import InProcess, Memories
 from kinfolk.engines.rpc import Header, Packed
@@ -40,14 +42,18 @@ from kinfolk.streams import RoundContext
 from kinfolk.task import Table
 from kinfolk.types import Client, Stack
 
-_ENDED = "a worker process ended unexpectedly (out of memory?); use fewer processes"
 # A message up to this size fits into a pipe; a larger one goes through memory that both sides see, up to
 # as much as that holds. Pages that are never written cost nothing.
 _SMALL, _SHARED = 1 << 15, 1 << 29
 # A fold has at least this many parts, so that the sums have the same bits by one, two or four processes.
 PARTS = 4
 
+# Seconds that a process whose pipe has closed has to be gone.
+LAST_WORDS = 5.0
+
 Inner = Callable[[Memories], Engine]
+# Which job it is, its request and for how many clients it is.
+Job = tuple[int, tuple[bytes, int]]
 
 
 def cores() -> int:
@@ -73,6 +79,7 @@ class Channel:
 
     def __init__(self, pipe: Connection, out: mmap.mmap, into: mmap.mmap) -> None:
         self.pipe, self.out, self.into = pipe, out, into
+        self.process: Any = None  # at the other end, as the parent sees it
 
     def put(self, data: bytes) -> None:
         """Send to the parent, which has read what was sent before."""
@@ -106,6 +113,7 @@ class Workers(InProcess):
         processes: int = 0,
         inner: Inner | None = None,
         together: int = 1,
+        heartbeat: Callable[[], Heartbeat] = lambda: Heartbeat(EngineSpec.timeout),
     ) -> None:
         self.federation, self.table, self.memories = federation, table, memories
         self.device = torch.device("cpu")
@@ -114,16 +122,21 @@ class Workers(InProcess):
         self.inner: Inner = inner or (lambda memories: Loop(self.federation, self.table, memories))
         self.note = f"workers: {self.processes} single-threaded processes, {together} clients at a time"
         self._channels: list[Channel] = []
-        self._running: list[Any] = []
         self._warnings = rpc.Warnings()
+        self._heartbeat = heartbeat  # makes the watch on the processes of one request
+        self._pulse = heartbeat()
+        self._down: mmap.mmap | None = None  # what all processes read
+        self._told = b""  # where the processes find what the requests of now have in common
+        self._lost = 0  # processes that had to be replaced
 
     @classmethod
     def make(cls, spec: EngineSpec, federation: Federation, table: Table, memories: Memories) -> Workers:
         """The engine that a filled-in `[engine]` table describes; without a chunk, each process loops."""
+        watch = lambda: Heartbeat(spec.timeout)  # noqa: E731
         if not spec.chunk:
-            return cls(federation, table, memories, spec.processes)
+            return cls(federation, table, memories, spec.processes, heartbeat=watch)
         inner: Inner = lambda held: Batched(federation, table, held, spec.chunk)  # noqa: E731
-        return cls(federation, table, memories, spec.processes, inner, spec.chunk)
+        return cls(federation, table, memories, spec.processes, inner, spec.chunk, watch)
 
     def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """The replies to a request, in order of names whatever the order of arrival."""
@@ -144,23 +157,24 @@ class Workers(InProcess):
         """End the processes, even amid a task: they hold nothing that is not here as well."""
         for channel in self._channels:
             channel.pipe.close()
-        for process in self._running:
-            process.kill()
-        for process in self._running:
-            process.join()
-            process.close()
-        self._channels, self._running = [], []
+            channel.process.kill()
+        for channel in self._channels:
+            channel.process.join()
+            channel.process.close()
+        self._channels = []
 
     def _all(
         self, request: Ask[Any], context: RoundContext, fold: Header, some: list[list[Client]]
     ) -> Iterator[Packed]:
         """What the processes answer, job after job."""
         self._start()
-        finished = False
+        finished, self._told = False, b""
         try:
-            if request.shared:
-                self._spread(encode(request.shared, {"do": "shared"}))
-            yield from self._served(self._job(request, context, who, fold) for who in some)
+            with self._heartbeat() as self._pulse:
+                if request.shared:
+                    self._spread(encode(request.shared, {"do": "shared"}))
+                jobs = ((self._job(request, context, who, fold), len(who)) for who in some)
+                yield from self._served(jobs)
             finished = True
         finally:
             if not finished:  # answers may be on their way still; they must not be taken for later ones
@@ -171,23 +185,34 @@ class Workers(InProcess):
         held, named = rpc.pack_several((c, self.memories[c]) for c in who)
         return encode({**own, **held}, {**header, **named})
 
-    def _served(self, jobs: Iterator[bytes]) -> Iterator[Packed]:
+    def _served(self, jobs: Iterator[tuple[bytes, int]]) -> Iterator[Packed]:
         """The answers, in the order of the jobs, which each go to the next process that is idle."""
-        idle, busy = list(self._channels), dict[Connection, tuple[Channel, int]]()
+        idle, busy = list(self._channels), dict[Connection, tuple[Channel, Job]]()
         numbered, done, shown = enumerate(jobs), dict[int, Packed](), 0
+        again = deque[Job]()  # jobs of processes that were lost
         while True:
-            while idle and (job := next(numbered, None)) is not None:
+            while idle and (job := again.popleft() if again else next(numbered, None)) is not None:
                 channel = idle.pop()
-                with _noticing():  # by the pipe: others may still read the memory that all share
-                    channel.pipe.send_bytes(b"p" + job[1])
-                busy[channel.pipe] = channel, job[0]
+                try:  # by the pipe: others may still read the memory that all share
+                    self._pulse.begin(channel.process.pid, job[1][1])
+                    channel.pipe.send_bytes(b"p" + job[1][0])
+                except OSError:
+                    idle.append(self._replaced(channel))
+                    again.append(job)
+                else:
+                    busy[channel.pipe] = channel, job
             if not busy:
                 return
             for pipe in wait(list(busy)):
-                channel, number = busy.pop(pipe)  # type: ignore[call-overload]
-                with _noticing():
+                channel, job = busy.pop(pipe)  # type: ignore[call-overload]
+                try:
                     data = channel.take()
-                done[number] = self._opened(data)
+                except (EOFError, OSError):
+                    idle.append(self._replaced(channel))
+                    again.append(job)
+                    continue
+                self._pulse.end(channel.process.pid)
+                done[job[0]] = self._opened(data)
                 idle.append(channel)
             # In order of names, the sums have the same bits whoever is fastest.
             while shown in done:
@@ -207,12 +232,59 @@ class Workers(InProcess):
         small = not _SMALL < len(data) <= _SHARED
         if not small:
             self._channels[0].out[: len(data)] = data
-        told = b"p" + data if small else b"a" + len(data).to_bytes(8, "little")
-        with _noticing():
-            for channel in self._channels:
-                channel.pipe.send_bytes(told)
-            for channel in () if small else self._channels:
+        self._told = b"p" + data if small else b"a" + len(data).to_bytes(8, "little")
+        told = dict[Connection, Channel]()
+        for channel in list(self._channels):
+            if self._tell(channel):
+                told[channel.pipe] = channel
+            else:
+                self._replaced(channel)  # which is told at once
+        if small:
+            self._pulse.end(*(channel.process.pid for channel in told.values()))
+            return
+        while told:  # whoever has read may rest, however long others take
+            for pipe in wait(list(told)):
+                channel = told.pop(pipe)  # type: ignore[call-overload]
+                if not self._heard(channel):
+                    self._replaced(channel)
+
+    def _tell(self, channel: Channel) -> bool:
+        """Send what the requests have in common; whether that went well."""
+        self._pulse.begin(channel.process.pid)
+        with suppress(OSError):
+            channel.pipe.send_bytes(self._told)
+            return True
+        return False
+
+    def _heard(self, channel: Channel) -> bool:
+        """Wait until it was read, where that matters; whether that went well."""
+        with suppress(EOFError, OSError):
+            if self._told[:1] == b"a":
                 channel.pipe.recv_bytes()
+            self._pulse.end(channel.process.pid)
+            return True
+        return False
+
+    def _replaced(self, channel: Channel) -> Channel:
+        """Another process in the place of one that is gone; one loss in a run is a mishap, two are not."""
+        process, pid = channel.process, channel.process.pid
+        channel.pipe.close()
+        process.join(LAST_WORDS)
+        why = self._pulse.why.get(pid) or _ended(process.exitcode)
+        self._pulse.end(pid)
+        if self._lost:
+            raise KinfolkError("engine.name", "workers", f"worker process {pid} {why}; use fewer processes")
+        self._lost += 1
+        self._warnings.hear([f"worker process {pid} {why}; another one takes its place"])
+        process.kill()
+        process.join()
+        process.close()
+        place = self._channels.index(channel)
+        del self._channels[place]
+        self._channels.insert(place, new := self._fork())
+        if self._told and not (self._tell(new) and self._heard(new)):
+            return self._replaced(new)
+        return new
 
     def _start(self) -> None:
         if self._channels:
@@ -221,31 +293,34 @@ class Workers(InProcess):
             raise KinfolkError(
                 "engine.name", "workers", "this system cannot fork processes; use 'loop' or 'batched'"
             )
-        forking = multiprocessing.get_context("fork")
         warm()
-        down = mmap.mmap(-1, _SHARED)
+        self._down = mmap.mmap(-1, _SHARED)
         for _ in range(self.processes):
-            ours, theirs = forking.Pipe()
-            up = mmap.mmap(-1, _SHARED)
-            others = [*(channel.pipe for channel in self._channels), ours]
-            given = Channel(theirs, up, down), others, self.inner, self.federation.clients
-            process = forking.Process(target=_work, args=given, daemon=True)
-            with warnings.catch_warnings():
-                # Python 3.12 warns of forking beside threads; the child runs with one thread of its own.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process.start()
-            theirs.close()
-            self._channels.append(Channel(ours, down, up))
-            self._running.append(process)
+            self._channels.append(self._fork())
+
+    def _fork(self) -> Channel:
+        """One more process, and the way to it."""
+        assert self._down is not None
+        forking = multiprocessing.get_context("fork")
+        ours, theirs = forking.Pipe()
+        up = mmap.mmap(-1, _SHARED)
+        others = [*(channel.pipe for channel in self._channels), ours]
+        given = Channel(theirs, up, self._down), others, self.inner, self.federation.clients
+        channel = Channel(ours, self._down, up)
+        channel.process = forking.Process(target=_work, args=given, daemon=True)
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forking beside threads; the child runs with one thread of its own.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            channel.process.start()
+        theirs.close()
+        return channel
 
 
-@contextmanager
-def _noticing() -> Iterator[None]:
-    """An error for people where a worker is gone."""
-    try:
-        yield
-    except (EOFError, OSError) as end:
-        raise KinfolkError("engine.name", "workers", _ENDED) from end
+def _ended(code: int | None) -> str:
+    """How a process went that nobody here has ended."""
+    if code == -signal.SIGKILL:
+        return "was killed (signal 9), as systems do that run out of memory"
+    return "does not answer" if code is None else f"ended unexpectedly (exit code {code})"
 
 
 def _work(channel: Channel, others: list[Connection], inner: Inner, clients: tuple[Client, ...]) -> None:

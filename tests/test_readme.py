@@ -7,23 +7,10 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
-
-ROOT = Path(__file__).parents[1]
-
-
-def blocks(document: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
-
-
-def commands(document: str) -> list[str]:
-    lines = [
-        line.partition("  #")[0].strip() for block in blocks(document, "bash") for line in block.splitlines()
-    ]
-    return [line for line in lines if line.startswith("kinfolk ")]
+from pages import ROOT, blocks, commands
 
 
 @pytest.fixture(scope="module")
@@ -165,13 +152,6 @@ def test_the_records_example_reads_the_readme_run(room, typed, python):
 def test_the_guide_shows_the_example_as_it_is():
     (shown,) = blocks("docs/extend/add-an-algorithm.md", "python")
     assert shown == (ROOT / "examples/towards_the_median.py").read_text()
-
-
-def test_links_lead_somewhere():
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
-            if "://" not in target:
-                assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
 def test_the_demo_table_in_the_readme_has_what_the_demo_compares():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
@@ -34,11 +35,17 @@ def algorithms_page() -> str:
     intro = "Options are set as `-a fesem,k=4` or `algorithm.k = 4`, and in Python as `kinfolk.FeSEM(k=4)`."
     parts = ["# Algorithms and options", intro]
     for name, kind in ALGORITHMS.items():
-        parts += [f"## {name}", docstring(kind)]
+        parts += [f"## {name}", docstring(kind), _paper(kind)]
         rows = [f"| `{option}` | `{default}` | {note} |" for option, default, note in _options(kind)]
         if rows:
             parts.append("\n".join(["| option | default | |", "| --- | --- | --- |", *rows]))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _paper(kind: type[Any]) -> str:
+    """Where the method is from: what its file says first, where that names a year."""
+    said = inspect.getdoc(inspect.getmodule(kind)) or ""
+    return "\n\n".join(part for part in said.split("\n\n")[1:] if re.search(r"\b(19|20)\d\d\b", part))
 
 
 def _options(kind: type[Any]) -> Iterator[tuple[str, str, str]]:

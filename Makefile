@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo readme test test-slow check mutants bench bench-peers format clean
+.PHONY: demo readme docs test test-slow check mutants bench bench-peers format clean
 
 # The demo: five methods on rotated digits until they have converged, three seeds, one table and one figure.
 DEMO := local fedavg fedavg_tuned ifca,k=4 fesem,k=4
@@ -15,6 +15,10 @@ demo: $(READY)
 # Runs the demo and puts its table and figure into the README.
 readme: demo
 	$(BIN)/python benchmarks/readme.py runs/demo
+
+# The documentation as a site in build/site, strictly and without a network; docstrings and notebooks become pages.
+docs: $(READY)
+	$(BIN)/python docs/site/build_site.py
 
 # Style, types, tests, doctests, README commands, configs. loadgroup: what a module's fixture makes is made in
 # one process.

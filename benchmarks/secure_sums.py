@@ -1,7 +1,7 @@
 """What hiding models costs SLFed: requests that are served, and the accuracy that comes of it.
 
 With plain sums every request is served. With a scheme that hides, a model is part of one sum in a round; a
-sum is passed on to its members (docs/secret-shares.md).
+sum is passed on to its members (docs/privacy/secret-shares.md).
 
     python benchmarks/secure_sums.py digits --seeds 0 1 2 --set algorithm.images.kind=means
 """

@@ -12,7 +12,7 @@ from kinfolk.learning.optim import OPTIMISERS
 from kinfolk.learning.row_metrics import METRICS
 from kinfolk.learning.schedules import SCHEDULES
 
-PAGE = (Path(__file__).parents[1] / "docs/losses-and-metrics.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs/your-network/losses-and-metrics.md").read_text()
 
 
 def test_the_blocks_run_one_after_another(capsys, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kinfolk.experiment.callbacks import TOLD, WHICH
 
-PAGE = (Path(__file__).parents[1] / "docs/python.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs/your-network/python.md").read_text()
 
 
 def test_the_blocks_run_one_after_another(capsys, tmp_path, monkeypatch):

@@ -7,23 +7,10 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
-
-ROOT = Path(__file__).parents[1]
-
-
-def blocks(document: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
-
-
-def commands(document: str) -> list[str]:
-    lines = [
-        line.partition("  #")[0].strip() for block in blocks(document, "bash") for line in block.splitlines()
-    ]
-    return [line for line in lines if line.startswith("kinfolk ")]
+from pages import ROOT, blocks, commands
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +66,15 @@ def test_the_command_that_is_installed_starts():
 
 
 def test_data_commands_run_one_after_another(typed):
-    for command in commands("docs/data.md"):  # one reads what another has written
+    for command in commands("docs/your-data/data.md"):  # one reads what another has written
         typed(command)
 
 
 def test_group_commands_run_and_print_what_is_shown(typed, python):
-    (example,) = blocks("docs/groups.md", "python")
+    (example,) = blocks("docs/methods/groups.md", "python")
     python(example)
-    shown = blocks("docs/groups.md", "text")
-    choose, train, place, *members = commands("docs/groups.md")
+    shown = blocks("docs/methods/groups.md", "text")
+    choose, train, place, *members = commands("docs/methods/groups.md")
     printed = typed(f"{choose} --k 2 --rounds 1 --seeds 1")
     assert printed.splitlines()[0].split() == shown[0].splitlines()[0].split()
     typed(train)
@@ -98,9 +85,9 @@ def test_group_commands_run_and_print_what_is_shown(typed, python):
 
 
 def test_commands_that_take_models_home_run_one_after_another(typed, python):
-    for command in commands("docs/models.md"):  # all use what the first has made
+    for command in commands("docs/results/models.md"):  # all use what the first has made
         typed(command)
-    (example,) = blocks("docs/models.md", "python")
+    (example,) = blocks("docs/results/models.md", "python")
     said, shape = python(example).splitlines()
     assert said.endswith("('no', 'yes')")
     assert shape == "(40, 2)"
@@ -108,23 +95,23 @@ def test_commands_that_take_models_home_run_one_after_another(typed, python):
 
 def test_the_first_model_is_had_by_the_commands_of_its_page(typed, python):
     """Up to a file that torch alone opens, whose answers are those of `kinfolk predict`."""
-    for command in commands("docs/first-model.md"):
+    for command in commands("docs/your-data/first-model.md"):
         typed(command)
-    (example,) = blocks("docs/first-model.md", "python")
+    (example,) = blocks("docs/your-data/first-model.md", "python")
     said = pd.read_csv("predictions.csv")["prediction"]
     assert python(example).strip() == f"tensor({[int(one == 'yes') for one in said[:5]]})"
 
 
 @pytest.mark.slow
 def test_commands_on_comparing_run_one_after_another(room, command_line, python):
-    for command in commands("docs/comparing.md"):
+    for command in commands("docs/methods/comparing.md"):
         code, out, err = command_line(*shlex.split(command)[1:])
         assert code == 0, out + err
-    (example,) = blocks("docs/comparing.md", "python")
+    (example,) = blocks("docs/methods/comparing.md", "python")
     assert "chosen settings" in python(example)
 
 
-@pytest.mark.parametrize("command", commands("docs/add-an-algorithm.md"))
+@pytest.mark.parametrize("command", commands("docs/extend/add-an-algorithm.md"))
 def test_guide_commands_run(command, typed):
     typed(command)
 
@@ -146,7 +133,9 @@ def test_the_python_example_is_short_and_prints_a_table(python):
 
 
 def test_the_data_examples_print_what_they_say(python):
-    found, tokens, prices, columns = (python(example) for example in blocks("docs/data.md", "python"))
+    found, tokens, prices, columns = (
+        python(example) for example in blocks("docs/your-data/data.md", "python")
+    )
     assert found == "{'0': 20, '1': 20} ('ann', 'bob')\n"
     assert tokens == "mask 12 (bool), tokens 12 (int16) 2 rounds done\n"
     assert prices == "True\n[400000.]\n"
@@ -154,22 +143,15 @@ def test_the_data_examples_print_what_they_say(python):
 
 
 def test_the_records_example_reads_the_readme_run(room, typed, python):
-    (example,) = blocks("docs/run-folders.md", "python")
+    (example,) = blocks("docs/results/run-folders.md", "python")
     if not (room / "runs/first").exists():
         typed("kinfolk run digits --out runs/first --set run.rounds=2")
     assert "centre" in python(example)
 
 
 def test_the_guide_shows_the_example_as_it_is():
-    (shown,) = blocks("docs/add-an-algorithm.md", "python")
+    (shown,) = blocks("docs/extend/add-an-algorithm.md", "python")
     assert shown == (ROOT / "examples/towards_the_median.py").read_text()
-
-
-def test_links_lead_somewhere():
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
-            if "://" not in target:
-                assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
 def test_the_demo_table_in_the_readme_has_what_the_demo_compares():
@@ -181,9 +163,9 @@ def test_the_demo_table_in_the_readme_has_what_the_demo_compares():
 
 
 def test_pretrained_commands_run_one_after_another(typed, python):
-    for command in commands("docs/pretrained.md"):  # all use what the first has made
+    for command in commands("docs/your-network/pretrained.md"):  # all use what the first has made
         typed(command)
-    (example,) = blocks("docs/pretrained.md", "python")
+    (example,) = blocks("docs/your-network/pretrained.md", "python")
     trained, layer = python(example).splitlines()
     adapters, head = 2 * (4 + 16) + 2 * (16 + 16), 16 * 3 + 3
     assert trained == f"{adapters + head} of {4 * 16 + 16 + 16 * 16 + 16 + head}"

@@ -8,7 +8,7 @@ from kinfolk.algorithms import ALGORITHMS
 from kinfolk.contract import toy
 from kinfolk.task import FloatSpec, IntSpec
 
-PAGE = Path(__file__).parents[2] / "docs" / "messages.md"
+PAGE = Path(__file__).parents[2] / "docs" / "privacy" / "messages.md"
 
 
 def test_the_page_has_the_table_that_the_tasks_declare():

@@ -23,7 +23,7 @@ from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
 from kinfolk.types import Stack
 
-PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "extend" / "recipes.md"
 
 
 def block(heading: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What the clients of each algorithm send, out of the replies that its tasks declare: a table for the docs.
 
-`python tests/helpers/message_table.py` prints it; a test holds `docs/messages.md` to it.
+`python tests/helpers/message_table.py` prints it; a test holds `docs/privacy/messages.md` to it.
 """
 
 from __future__ import annotations

@@ -160,8 +160,8 @@ def test_a_name_in_the_registry_is_made_with_its_own_options():
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 def test_the_recipe_adds_an_optimiser_in_one_place(tmp_path, engine):
-    """As docs/recipes.md has it: every weight moves by the learning rate or not at all."""
-    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    """As docs/extend/recipes.md has it: every weight moves by the learning rate or not at all."""
+    page = (Path(__file__).parents[2] / "docs" / "extend" / "recipes.md").read_text()
     code = re.search(r"```python\n(.*?)```", page.split("## An optimiser")[1], re.DOTALL)
     try:
         exec(code[1], {})

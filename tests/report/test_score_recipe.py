@@ -1,4 +1,4 @@
-"""A score that is written down in two places, as docs/recipes.md shows, is everywhere."""
+"""A score that is written down in two places, as docs/extend/recipes.md shows, is everywhere."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from kinfolk.report.read import load_runs
 from kinfolk.report.tables import comparison_table, run_table
 from kinfolk.scores import SCORES
 
-PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "extend" / "recipes.md"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The recipe for a share scheme, as it stands in docs/recipes.md: a class and a line are enough."""
+"""The recipe for a share scheme, as it stands in docs/extend/recipes.md: a class and a line are enough."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from film import EASY, Film, check_pams, learner, nine, slfed
 
 from kinfolk.shares import SCHEMES
 
-PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "extend" / "recipes.md"
 
 
 @pytest.fixture

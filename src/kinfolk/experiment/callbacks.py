@@ -11,7 +11,7 @@ from kinfolk.experiment.run import Watch
 Facts = dict[str, Any]
 Callback = Callable[[Facts], Any]
 
-# What each callback is told, where a run has it; docs/python.md says what it means.
+# What each callback is told, where a run has it; docs/your-network/python.md says what it means.
 WHICH = ("title", "seed", "folder", "round", "rounds")
 TOLD = {
     "on_round": ("cohort", "answered", "unheard", "void", "info", "groups", "bytes", "trained", "seconds"),

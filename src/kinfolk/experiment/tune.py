@@ -1,7 +1,8 @@
 """Every method at settings of its own: searched on validation rows, with the same budget for each.
 
 Test rows play no part: trials are scored on validation rows alone. A budget is rounds' worth of training over
-all trials of a method: starts count (docs/run-folders.md, "Budgets"), and so do trials of fine-tuning.
+all trials of a method: starts count ("Budgets" in docs/results/run-folders.md), and so do trials of
+fine-tuning.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Sums of models out of shares: from no secrecy, through the published scheme, to shares that hide.
 
-What each protects and what not is in docs/secret-shares.md. A new scheme is a new file and a line here.
+What each protects and what not is in docs/privacy/secret-shares.md. A new scheme is a new file and a line
+here.
 """
 
 from __future__ import annotations

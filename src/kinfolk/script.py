@@ -213,6 +213,25 @@ class Spends(Protocol):
         ...
 
 
+# Where a round's info may hold what it has made anyway, of any type, for `Shows`; it goes nowhere else.
+MADE = "made"
+
+
+@runtime_checkable
+class Shows(Protocol):
+    """An algorithm with something to look at that no score tells, for people alone.
+
+    Only a simulation calls it: it sees what no server is sent. Nothing may follow from it. The arrays are
+    those of one round, at most a megabyte together: a few of many clients will do (`streams.Few`).
+    """
+
+    def shows(
+        self, state: Any, memories: Mapping[Client, Message], made: Any, context: RoundContext
+    ) -> Mapping[str, Tensor]:
+        """Arrays by name after a round: `made` is what its info holds under MADE, or None."""
+        ...
+
+
 def client_tasks(algorithm: Algorithm[Any]) -> Table:
     """Everything a client must have installed: the tasks, and the scoring tasks as `score.<kind>`."""
     return {**algorithm.tasks(), **{f"score.{kind}": task for kind, task in algorithm.eval_tasks().items()}}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -71,6 +72,30 @@ class Seed:
         finally:
             for generator, state in zip(lent, before, strict=True):
                 generator.set_state(state)
+
+
+@dataclass(frozen=True)
+class Few:
+    """The same few of many clients whenever somebody asks: those first in an order that the seed gives.
+
+    >>> few = Few(Seed(0), (Client("a"), Client("b"), Client("c"), Client("d")))
+    >>> few.of(few.clients, 2), few.of([Client("d"), Client("b")], 2)
+    (('a', 'c'), ('b', 'd'))
+    """
+
+    seed: Seed
+    clients: tuple[Client, ...]
+
+    @cached_property
+    def _rank(self) -> dict[Client, int]:
+        order = self.seed.numpy("few").permutation(len(self.clients))
+        return {self.clients[i]: rank for rank, i in enumerate(order.tolist())}
+
+    def of(self, who: Sequence[Client], most: int) -> tuple[Client, ...]:
+        """At most so many of `who`, sorted by name."""
+        if len(who) <= most:
+            return tuple(sorted(who))
+        return tuple(sorted(sorted(who, key=self._rank.__getitem__)[:most]))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -29,6 +30,7 @@ from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.checkpoint import load_latest
+from kinfolk.experiment.picture_files import read_sketches
 from kinfolk.experiment.record import read_audit, read_rounds, read_scores
 from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import parse
@@ -226,6 +228,9 @@ def agrees_with_the_loop(room: Path, name: str) -> None:
     assert difference <= (1e-5 if folds else 0), difference
     assert told(room / name) == told(alone)
     pd.testing.assert_frame_equal(read_scores(room / name), read_scores(alone), rtol=0, atol=1e-5)
+    seen, known = (read_sketches(folder) for folder in (room / name, alone))
+    assert seen[["round", "client", "kind"]].equals(known[["round", "client", "kind"]])
+    assert all(np.allclose(*pair, atol=1e-3) for pair in zip(seen["sketch"], known["sketch"], strict=True))
 
 
 def test_what_a_turn_says_of_its_cohort_reaches_every_rank():

@@ -20,7 +20,7 @@ from kinfolk.experiment.run import run
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
 from kinfolk.papers.trust_figure import read_trust, trust_figure, trust_table
-from kinfolk.papers.trust_record import look, pictured, round_facts, trace_trust, with_direct
+from kinfolk.papers.trust_record import pictured, round_facts, trace_trust, with_direct
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Peer
 from kinfolk.types import Client
@@ -74,9 +74,8 @@ def method(**options):
 
 def test_an_opinion_after_one_contact_and_the_list_of_the_more_alike():
     trust = add_contacts(no_evidence(3), {1: torch.tensor(0.25), 2: torch.tensor(0.75)})
-    seen = look(
-        {Client("a"): {"trust": trust}}, RoundContext(Seed(0), 0, ABC), method(shares__scheme="plain")
-    )
+    plain = method(shares__scheme="plain")
+    seen = plain.look({Client("a"): {"trust": trust}}, RoundContext(Seed(0), 0, ABC))
     np.testing.assert_allclose(seen["s"][0], [0, 1.25 / 5, 1.75 / 5])
     np.testing.assert_allclose(seen["u"], [[1, 0.4, 0.4], [1, 1, 1], [1, 1, 1]])
     assert seen["listed"].tolist() == [[False, False, True], [False] * 3, [False] * 3]
@@ -95,11 +94,11 @@ def test_lists_that_could_not_be_sent_are_not_counted(options, round, participat
     trust = add_contacts(no_evidence(3), {1: torch.tensor(0.25), 2: torch.tensor(0.75)})
     memories, context = {Client("a"): {"trust": trust}}, RoundContext(Seed(0), round, ABC, participation)
     assert participation == 1 or "a" not in context.cohort
-    seen = look(memories, context, method(**options))
+    seen = method(**options).look(memories, context)
     assert not seen["listed"].any()
     facts = round_facts(seen, [0, 1, 0])
     assert (facts["listed"], facts["sent"], facts["listed_same"]) == (0, 0, None)
-    usual = look(memories, RoundContext(Seed(0), 5, ABC), method(shares__scheme="plain"))
+    usual = method(shares__scheme="plain").look(memories, RoundContext(Seed(0), 5, ABC))
     assert usual["listed"].any(), "nothing was there to be left out"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kinfolk.engines.guard import EXPLODED, Cohort, inspect
 from kinfolk.engines.memory import Memories
+from kinfolk.engines.sketched import Sketches
 from kinfolk.engines.work import Work, trained_by
 from kinfolk.federation.federation import Federation
 from kinfolk.fold import Mergeable
@@ -133,6 +134,7 @@ class Coordinator:
         self.engine, self.log, self.warn, self.absent = engine, log, warn, absent
         self.federation, self.afford = federation, afford
         self.ledger, self.folding = Ledger(), 0.0
+        self.sketches: Sketches | None = None  # who looks at the models that are replied, if anybody does
         self.excluded: set[Client] = set()  # who has no part in rounds any more, and is scored all the same
         self.begin()
 
@@ -161,6 +163,10 @@ class Coordinator:
                 return self._exchange(request, present, context)
             return self._ask(request, present, context)
         finally:
+            looked = self.sketches.take_seconds() if self.sketches is not None else 0.0
+            if looked:
+                self.folding += looked
+                self.ledger.add_seconds("pictures", looked)
             # What is made of replies is the server's work, not that of those who were asked.
             self.ledger.add_seconds(name, time.perf_counter() - began - self.folding)
             for text in warnings_of(self.engine):
@@ -176,9 +182,9 @@ class Coordinator:
         sent = nbytes(request.shared) * len(present)
         sent += request.each.nbytes(present) if request.each else 0
         self.ledger.add_bytes(request.task, "down", sent)
-        request = Ask(request.task, present, request.shared, request.each, request.fold)
-        chunks = self._checked(request, task, context) if present else iter(())
         fold: Any = request.fold
+        request = Ask(request.task, present, request.shared, request.each, fold)
+        chunks = self._looked_at(request, task, context) if present else iter(())
         if fold is None:
             replies = list(chunks)
             return Stack.join(replies) if replies else _nobody(task.reply)
@@ -193,6 +199,13 @@ class Coordinator:
         made = step(*given)
         self.folding += time.perf_counter() - began
         return made
+
+    def _looked_at(self, request: Ask[Any], task: Task, context: RoundContext) -> Iterator[Any]:
+        """The replies that may pass; if somebody looks at models, they are sketched on their way."""
+        if self.sketches is None:
+            return self._checked(request, task, context)
+        sketching = replace(request, fold=self.sketches.around(request.fold, request.to))
+        return self.sketches.seen(self._checked(sketching, task, context), request.to)
 
     def _checked(self, request: Ask[Any], task: Task, context: RoundContext) -> Iterator[Any]:
         """The replies that may pass, chunk by chunk, or folded in parts; last those that had to wait."""

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from kinfolk.codec import decode, encode
 from kinfolk.engines.coordinator import Engine, Part, fold_part, warnings_of
+from kinfolk.engines.sketched import fold_from
 from kinfolk.errors import KinfolkError
-from kinfolk.fold import from_spec
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Client, Message, Stack, map_leaves
@@ -221,7 +221,7 @@ class Server:
             engine.memories.clear()
             engine.memories.update(visits)
         if fold:
-            yield _with_kept(pack_part(fold_part(engine, request, from_spec(fold), context)), engine, visits)
+            yield _with_kept(pack_part(fold_part(engine, request, fold_from(fold), context)), engine, visits)
         elif visits is not None:
             whole = Stack.join(list(engine.replies(request, context)))
             yield _with_kept(pack_stack(whole), engine, visits)

@@ -27,7 +27,7 @@ from kinfolk.types import Message
 
 FORMAT = 1
 # What may differ when a run is resumed: how long it goes on, and on what machinery.
-_FREE = re.compile(r"(run\.(rounds|target|checkpoint_every|keep|patience)|engine\.\w+):")
+_FREE = re.compile(r"(run\.(rounds|target|checkpoint_every|keep|patience|pictures)|engine\.\w+):")
 # A folder ends in ".old" while a newer one of the same round takes its place.
 _FOLDER = re.compile(r"round-(\d{6,})(\.old)?")
 _TEMPORARY = re.compile(r"\.round-\d{6,}\.tmp")

@@ -43,7 +43,9 @@ OPTIONAL = ("group", "margin")
 CLIENT_FACTS = "clients.parquet"
 MODELS = ("centre", "personal", "fine-tuned")
 FORMAT = 1  # of a run folder; a newer one is refused
-_FILE = re.compile(r"round-(\d{6,})\.parquet")
+# Folders with a file for every round that is recorded there, and the end of these files' names.
+BY_ROUND = {"records": "parquet", "sketches": "parquet", "pictures": "safetensors"}
+_FILE = re.compile(r"round-(\d{6,})\.(\w+)")
 
 
 def readable(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -235,11 +237,12 @@ class Records:
     def rewind(self, last: int) -> None:
         """Forget everything after round `last`, and a line that was torn. The audit trail stays."""
         with disk_errors("run", self.run):
-            for number, path in _score_files(self.run):
-                if number > last:
-                    path.unlink()
-            for leftover in (self.run / "records").glob(".round-*.tmp"):
-                leftover.unlink()
+            for kind in BY_ROUND:
+                for number, path in round_files(self.run, kind):
+                    if number > last:
+                        path.unlink()
+                for leftover in (self.run / kind).glob(".round-*.tmp"):
+                    leftover.unlink()
         path = self.run / "rounds.jsonl"
         if path.exists():
             kept = [line for line, fact in _lines(path) if fact["round"] <= last]
@@ -257,7 +260,7 @@ def read_scores(run: Path) -> pd.DataFrame:
     [[3, 'ann', 0.5]]
     """
     tables = [SCHEMA.empty_table()]
-    for _, path in _score_files(_folder(run)):
+    for _, path in round_files(_folder(run), "records"):
         try:
             table = pq.read_table(path, partitioning=None)
         except (pa.ArrowException, OSError) as error:
@@ -323,6 +326,17 @@ def read_audit(run: Path) -> list[dict[str, Any]]:
     return trail
 
 
+def round_files(run: Path, kind: str) -> list[tuple[int, Path]]:
+    """(round, file) in order of rounds of one of BY_ROUND; anything else in the folder is not ours.
+
+    >>> round_files(Path("nowhere"), "records")
+    []
+    """
+    folder, ending = Path(run) / kind, BY_ROUND[kind]
+    found = map(_FILE.fullmatch, os.listdir(folder) if folder.is_dir() else [])
+    return sorted((int(m[1]), folder / m[0]) for m in found if m and m[2] == ending)
+
+
 def _folder(run: Path) -> Path:
     if not Path(run).is_dir():
         raise KinfolkError("run", str(run), "is not a folder; name the folder of a run")
@@ -352,13 +366,6 @@ def _check_scores(table: pa.Table, round: int) -> None:
         raise KinfolkError("scores", sorted(strange), f"a model is one of {', '.join(MODELS)}")
     if set(table["round"].unique().to_pylist()) - {round}:
         raise KinfolkError("scores", round, "holds rows of another round")
-
-
-def _score_files(run: Path) -> list[tuple[int, Path]]:
-    """(round, file) in order of rounds; anything else in the folder is not ours."""
-    folder = run / "records"
-    names = os.listdir(folder) if folder.is_dir() else []
-    return sorted((int(m[1]), folder / m[0]) for m in map(_FILE.fullmatch, names) if m)
 
 
 def _line(head: Mapping[str, Any], facts: Mapping[str, Any]) -> str:

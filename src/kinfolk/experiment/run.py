@@ -33,6 +33,7 @@ from kinfolk.experiment.finalize import finalize, go_on
 from kinfolk.experiment.health import Evaluation
 from kinfolk.experiment.outline import FILE as OUTLINE
 from kinfolk.experiment.outline import check_frozen, write_outline
+from kinfolk.experiment.pictures import Pictures
 from kinfolk.experiment.privacy import after_void, prepare, tell_spending, tell_statistics
 from kinfolk.experiment.ranks import follow, table_of
 from kinfolk.experiment.record import Records, check_place, read_rounds, write_json, write_text
@@ -168,6 +169,7 @@ class Running:
         self.served_at = -1  # after how many rounds that was
         self.best, self.valid = Best(), dict[str, Any]()  # by validation rows
         self.unheard = set(self.clients)  # who has had no part in any round
+        self.pictures = Pictures(self)
 
     def _here(self, message: Message) -> Message:
         return map_leaves(lambda t: t.to(self.choice.device), message)
@@ -226,7 +228,8 @@ class Running:
         before, extra = self.state, self.budget.extra
         self.memories.snapshot()
         try:
-            after, info = self.played(self.algorithm.round(before, cohort, context), context)
+            with self.pictures.watching():
+                after, info = self.played(self.algorithm.round(before, cohort, context), context)
         except Spent as spent:
             self._stop_short(spent, extra)
             return
@@ -275,7 +278,9 @@ class Running:
         if "summary" not in line:
             chosen = self.score()
             line = with_choices(line, chosen, self.groups(self.state, self.served, self.clients))
-            line = {**line, **self.judged(), **divergence.react(self)}
+            line |= self.judged()
+            self.pictures.draw(ends=True)
+            line |= divergence.react(self)
             self.records.amend_round(self.done, line)
             self.saved = -1
             self.tell("evaluate", **{**line, "rounds": self.done})
@@ -292,6 +297,7 @@ class Running:
         began = time.perf_counter()
         asked_before = sum(self.coordinator.ledger.seconds.values())
         found = play(script, lambda request: self.coordinator.perform(request, context))
+        self.pictures.note(found[1])
         waited = sum(self.coordinator.ledger.seconds.values()) - asked_before
         self.coordinator.ledger.add_seconds("server", time.perf_counter() - began - waited)
         return found
@@ -319,6 +325,7 @@ class Running:
             chosen = self.score()
             now = self.groups(self.state, self.served, self.clients)
             facts = {**with_choices(facts, chosen, now), **self.judged()}
+            self.pictures.draw(ends=bool(self._end()))
         facts |= divergence.react(self)
         sent, seconds, trained = self.spent()
         for name, spent in (("bytes", sent), ("trained", trained)):
@@ -398,6 +405,7 @@ class Running:
         write_text(self.folder / "spec.toml", dump(self.spec))
         write_outline(self.folder, self.parts.federation, self.parts.learner)
         write_client_facts(self.parts.federation, self.folder)
+        self.pictures.begin_folder()
         self.describe("running", "", **more)
         note = self.coordinator.engine.note
         self.records.audit("start", engine=note, why=self.choice.why, kept=told(self))

@@ -138,6 +138,8 @@ class RunSpec:
     metrics: list[str] = field(default_factory=list)
     # The score that the best round, patience, tune and choose-k go by; "auto": accuracy, mse or the loss.
     monitor: str = "auto"
+    # What is written down to look at: "none"; sketches of "models"; also "rows", a few of them, if images.
+    pictures: str = "models"
     # Fraction of the cohort that must answer, else the round is void.
     quorum: float = 0.0
     # Probability that a client does not answer, to simulate drop-outs.
@@ -174,6 +176,7 @@ CHOICES: dict[str, Collection[str]] = {
     "run.keep": ("last", "best", "all"),
     "run.split": ("test", "valid"),
     "run.models": ("all", "first"),
+    "run.pictures": ("none", "models", "rows"),
     "run.on_divergence": ("warn", "stop", "rollback", "exclude"),
     "run.attack": ("none", "sign_flip", "scaled", "noise", "label_flip"),
 }

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kinfolk.algorithms import find_algorithm
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
+from kinfolk.algorithms.mdicfl.output_distance import confidences
 from kinfolk.algorithms.mdicfl.pseudo import PseudoRows
 from kinfolk.algorithms.mdicfl.state import State
 from kinfolk.engines.choose import arithmetic
@@ -31,6 +32,7 @@ from kinfolk.experiment.spec import dump, load
 from kinfolk.experiment.state import from_message
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
+from kinfolk.learning.image_bytes import are_images, image_bytes
 from kinfolk.learning.inputs import probabilities
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import plain_rows
@@ -124,20 +126,6 @@ def _tested(federation: Federation) -> Tensor:
     return rows[:: -(-len(rows) // MOST_HELD_OUT)]
 
 
-def confidences(said: Tensor, y: Tensor) -> Tensor:
-    """[J, K, C]: the mean probability for the class that was asked for, by model, cluster of the rows, class.
-
-    `said` [J, K, rows, C] are model j's probabilities on the rows of cluster k; `y` [rows] what these are to
-    be, class after class, equally many of each.
-
-    >>> said = torch.tensor([[0.75, 0.25], [0.5, 0.5]])[None, None]
-    >>> confidences(said, torch.tensor([0, 1]))
-    tensor([[[0.7500, 0.5000]]])
-    """
-    meant = said.gather(-1, y.expand(said.shape[:-1])[..., None])[..., 0]
-    return meant.reshape(*meant.shape[:-1], said.shape[-1], -1).mean(-1)
-
-
 def _sure(algorithm: MDICFL, state: State, x: Tensor) -> dict[str, Tensor]:
     """How sure models are: of rows of all clusters, and each of its own, class by class."""
     classes = algorithm.learner.outputs
@@ -221,13 +209,12 @@ def pictures(x: Tensor, count: int, classes: int, range_: tuple[float, float]) -
     >>> pictures(torch.tensor([[[[[-9.0, 1.0]]]]]), 3, 1, (-1.0, 1.0))
     [[[[[0, 255]]]]]
     """
-    if x.dim() != 5 or x.shape[2] not in (1, 3):
+    if not are_images(x.flatten(0, 1)):
         return []
-    by_class = x.reshape(len(x), classes, -1, *x.shape[2:])
-    shown = by_class[:, :, :count].movedim(3, -1)
-    grey = ((shown - range_[0]) / max(range_[1] - range_[0], 1e-12)).clamp(0, 1) * 255
-    bytes_: list[Any] = (grey[..., 0] if x.shape[2] == 1 else grey).round().to(torch.uint8).tolist()
-    return bytes_
+    shown = x.reshape(len(x), classes, -1, *x.shape[2:])[:, :, :count]
+    bytes_ = image_bytes(shown.flatten(0, 2), *range_, longest=max(x.shape[3:]))
+    told: list[Any] = bytes_.reshape(*shown.shape[:3], *bytes_.shape[1:]).tolist()
+    return told
 
 
 def write_facts(folder: str | Path, facts: dict[str, Any]) -> Path:

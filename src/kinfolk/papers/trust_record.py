@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms.slfed.slfed import SLFed
-from kinfolk.algorithms.slfed.trust import known, no_evidence, opinions
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.asking import one_process
 from kinfolk.experiment.build import build_parts, title
@@ -26,7 +25,6 @@ from kinfolk.experiment.sections import AlgorithmSpec, Experiment
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
 from kinfolk.streams import RoundContext, Seed
-from kinfolk.task import Peer
 from kinfolk.types import Client, Message
 
 KINDS = ("slfed", "slfed_similar")
@@ -64,7 +62,7 @@ def trace_trust(
 
     def note(number: int, memories: Mapping[Client, Message]) -> None:
         context = RoundContext(Seed(spec.run.seed), number - 1, rows.clients, spec.run.participation)
-        seen = look(memories, context, algorithm)
+        seen = algorithm.look(memories, context)
         facts["rounds"].append({"round": number, **round_facts(seen, facts["groups"])})
         if number in pictured(spec.run.rounds):
             facts["pictures"][str(number)] = {"s": seen["s"].tolist(), "listed": seen["listed"].tolist()}
@@ -113,25 +111,6 @@ def pictured(rounds: int) -> tuple[int, ...]:
     ((1, 3, 10, 20), (1, 2))
     """
     return tuple(sorted({one for one in (1, 3, rounds // 2, rounds) if 1 <= one <= rounds}))
-
-
-def look(memories: Mapping[Client, Message], context: RoundContext, algorithm: SLFed) -> dict[str, Tensor]:
-    """[clients, clients] each: s and u of the row's client about the column's, whom it knows and asks.
-
-    A list that was too short to be sent counts as empty, as do those of a round alone, and of those who were
-    not in the round's cohort.
-    """
-    clients, cohort = context.clients, set(context.cohort)
-    rows: dict[str, list[Tensor]] = {"s": [], "u": [], "known": [], "listed": []}
-    for who in clients:
-        held = memories.get(who, {}).get("trust")
-        trust = no_evidence(len(clients)) if held is None else {key: t.cpu() for key, t in held.items()}
-        s, _, u = opinions(trust, algorithm.trust.conflict_aware)
-        asked = algorithm.would_ask(trust, Peer(who, context)) if who in cohort else ()
-        mask = torch.tensor([c in asked for c in clients])
-        for key, row in (("s", s), ("u", u), ("known", known(trust)), ("listed", mask)):
-            rows[key].append(row)
-    return {key: torch.stack(found) for key, found in rows.items()}
 
 
 def round_facts(seen: Mapping[str, Tensor], groups: list[int] | None) -> dict[str, float | None]:

@@ -402,7 +402,7 @@ def epochs_per_client(run: Run) -> float:
 def is_training(kind: str) -> bool:
     """Whether a kind of message, or a phase of a round, belongs to training.
 
-    >>> [is_training(kind) for kind in ("update", "server", "score.centre", "checkpoint")]
-    [True, True, False, False]
+    >>> [is_training(kind) for kind in ("update", "server", "score.centre", "checkpoint", "pictures")]
+    [True, True, False, False, False]
     """
-    return not kind.startswith("score.") and kind != "checkpoint"
+    return not kind.startswith("score.") and kind not in ("checkpoint", "pictures")

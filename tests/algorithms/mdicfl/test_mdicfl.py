@@ -26,7 +26,7 @@ from kinfolk.experiment.score import score_everyone
 from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.losses import find_loss
-from kinfolk.script import Ask, play
+from kinfolk.script import MADE, Ask, play
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Stack, leaves, nbytes
 
@@ -37,6 +37,7 @@ def one_round(method, state, federation, number=0, wrap=lambda engine: engine, e
     with toy.coordinated(method, federation, engine, wrap=wrap) as coordinator:
         script = method.round(state, tuple(cohort or federation.clients), context)
         new, info = play(script, lambda request: coordinator.perform(request, context))
+        info.pop(MADE, None)  # what is only to be looked at
         return new, info, coordinator.ledger.take()[0]
 
 

@@ -36,6 +36,7 @@ from kinfolk.algorithms.mdicfl.merging import merged
 from kinfolk.algorithms.mdicfl.output_distance import Probe, cluster_cost
 from kinfolk.algorithms.mdicfl.pseudo import PseudoRows
 from kinfolk.algorithms.mdicfl.randomised_response import choose_task, coin_tasks, no_coin
+from kinfolk.algorithms.mdicfl.shown import shown
 from kinfolk.algorithms.mdicfl.start import HeldStart
 from kinfolk.algorithms.mdicfl.state import State
 from kinfolk.algorithms.mdicfl.written_text import WrittenText
@@ -43,7 +44,7 @@ from kinfolk.clustering.margin import margins
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.norm import by_the_batch
-from kinfolk.script import Request, Script, ask, exchange, fold
+from kinfolk.script import MADE, Request, Script, ask, exchange, fold
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Info, Table, Task
 from kinfolk.types import Client, Message, Stack, Tree
@@ -118,6 +119,7 @@ class MDICFL:
         if self.k > 1 and new.begun:  # clusters that were drawn stand for one round
             new, probe = self.probe(new, context)
             info["confidence"] = sure = probe.least_confidence(new.member)
+            info[MADE] = new.centres, probe
             compared = None if self.start.stands(sure) else probe
         new, centres, member = yield from self.assigned(new, able, compared)
         info |= {"epsilon": max(self.spent(new).values())} if self.epsilon and compared else {}
@@ -221,6 +223,15 @@ class MDICFL:
         choices = dict(zip(told.clients, choice.tolist(), strict=True))
         chosen = lambda chunk: where({c: choices[c] for c in chunk.clients})  # noqa: E731
         return state, self.aggregate.of(got.at(told.clients), state.centres, chosen), choices
+
+    def shows(
+        self, state: State, memories: Mapping[Client, Message], made: Any, context: RoundContext
+    ) -> dict[str, Tensor]:
+        """How sure models are of the round's pseudo rows, and some of these where they are images."""
+        if made is None:
+            return {}
+        centres, probe = made
+        return shown(self.learner, self.pseudo.labels(self.learner.outputs), centres, probe)
 
     def finalize(self, state: State, context: RoundContext) -> Script[State] | None:
         """Everyone in the cluster that a round of all would put it into, once there are clusters."""

@@ -94,6 +94,20 @@ def nearest_cluster(distances: Tensor, labels: Tensor) -> Tensor:
     return cluster_cost(distances, labels).argmin(-1)
 
 
+def confidences(said: Tensor, y: Tensor) -> Tensor:
+    """[J, K, C]: the mean probability for the class that was asked for, by model, cluster of the rows, class.
+
+    `said` [J, K, rows, C] are model j's probabilities on the rows of cluster k; `y` [rows] what these are to
+    be, class after class, equally many of each.
+
+    >>> said = torch.tensor([[0.75, 0.25], [0.5, 0.5]])[None, None]
+    >>> confidences(said, torch.tensor([0, 1]))
+    tensor([[[0.7500, 0.5000]]])
+    """
+    meant = said.gather(-1, y.expand(said.shape[:-1])[..., None])[..., 0]
+    return meant.reshape(*meant.shape[:-1], said.shape[-1], -1).mean(-1)
+
+
 def confidence(own: Tensor) -> Tensor:
     """How confident models are of rows made of them: [K] from the outputs of each on its own [K, rows, C].
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from kinfolk.algorithms.slfed.comparison import Comparison
 from kinfolk.algorithms.slfed.gan import Gan
 from kinfolk.algorithms.slfed.hearsay import HearsayExchange
+from kinfolk.algorithms.slfed.look import look, shown
 from kinfolk.algorithms.slfed.peer_lists import PeerLists
 from kinfolk.algorithms.slfed.personal_models import begin_round, local_training
 from kinfolk.algorithms.slfed.probe_images import ImageOptions, ProbeImages
@@ -146,9 +147,15 @@ class SLFed:
         """Whose messages a client could not use in this round, and why, out of its memory."""
         return reasons(memory, clients) if "reasons" in memory else {}
 
-    def would_ask(self, trust: Tree, me: Peer) -> tuple[Client, ...]:
-        """Whom a client with this evidence asks in this round."""
-        return self._lists().choose(trust, me)
+    def look(self, memories: Mapping[Client, Message], context: RoundContext) -> dict[str, Tensor]:
+        """What clients think of one another after a round, and whom they ask: see `look.look`."""
+        return look(memories, context, self._lists())
+
+    def shows(
+        self, state: State, memories: Mapping[Client, Message], made: Any, context: RoundContext
+    ) -> dict[str, Tensor]:
+        """Uncertainty, the sizes of lists, and the opinions of a few about one another."""
+        return shown(self.look(memories, context), context)
 
     def _begin(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
         mixes_pam = self.mixes == "pam" and me.context.round > self.local_rounds

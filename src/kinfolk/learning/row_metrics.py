@@ -268,7 +268,8 @@ def balanced_accuracy(out: Tensor, y: Tensor) -> float:
     from sklearn.metrics import recall_score
 
     said = (out.reshape(-1) > 0).long() if out.dim() == 1 or out.shape[-1] == 1 else out.argmax(-1)
-    truth = (y.argmax(1) if y.is_floating_point() and y.dim() > 1 else y).long().reshape(-1)
+    truth = (y.argmax(1) if y.dim() > 1 else y > 0.5) if y.is_floating_point() else y
+    truth = truth.long().reshape(-1)
     labelled = truth >= 0
     own, told = truth[labelled].numpy(), said.reshape(-1)[labelled].numpy()
     if not len(own):  # all its positions are left out

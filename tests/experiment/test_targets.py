@@ -192,6 +192,20 @@ def test_bce_takes_probabilities_as_pytorch_does(outputs, tmp_path):
         assert value["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(likelier, out > 0))
 
 
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [(lambda out, y: "high", "gives a str"), (lambda out, y: 1 / 0, "failed: ZeroDivisionError")],
+)
+def test_a_metric_that_gives_no_number_ends_a_run_before_anything_is_written(says, words, tmp_path):
+    metric = kinfolk.Metric(says, name="mine")
+    rows = clients(KINDS["class"][1])
+    with pytest.raises(KinfolkError, match=rf"run.metrics = 'mine': {words}"):
+        kinfolk.run(
+            nn.Linear(4, 3), rows, metrics=[metric], rounds=1, folder=tmp_path / "run", progress=False
+        )
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_is_guessed_is_said():
     name, target, said = note("labels")
     assert (name, target) == ("bce", "labels")
@@ -221,6 +235,11 @@ def test_what_is_guessed_is_said():
         ),
         ("class", {"run.monitor": "acuracy"}, r"run.monitor = 'acuracy': did you mean 'accuracy'"),
         ("class", {"run.metrics": ["aurok"]}, "run.metrics = 'aurok': did you mean 'auroc'"),
+        (
+            "class",
+            {"run.metrics": ["auroc,a:b"]},
+            r"several names are a list: run.metrics=\[\"auroc\", \"a:b\"\]",
+        ),
         ("class", {"local.loss": "torch.nn:MSELoss"}, "failed|gives"),
         ("class", {"local.optimiser": "torch.optim:SGD"}, "holds the weights of one network; use sgd, adam"),
         (

@@ -518,9 +518,10 @@ def _rows(clients: Given | Federation, test: Given | None, spec: Experiment, see
     if isinstance(clients, Federation):
         return clients
     data = spec.data
-    for name in ("columns", "categorical", "dates", "resize"):
+    for name in ("columns", "categorical", "dates"):
         if value := getattr(data, name):
             remedy = "arrays have no names; use kinfolk.read_frame(..., columns=kinfolk.Columns(...))"
             raise KinfolkError(f"data.{name}", value, remedy)
     held: Any = {"valid": data.valid, "test_fraction": data.test_fraction, "fill": data.fill}
+    held["resize"] = data.resize
     return from_arrays(clients, test=test, seed=seed, **held)

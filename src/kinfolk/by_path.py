@@ -23,6 +23,9 @@ def by_path(field: str, path: str) -> Any:
     """
     if path in _GIVEN:
         return _GIVEN[path]
+    if "," in path:
+        listed = ", ".join(f'"{one.strip()}"' for one in path.split(","))
+        raise KinfolkError(field, path, f"several names are a list: {field}=[{listed}]")
     module, _, name = path.partition(":")
     if not module or not name or module.startswith("."):
         raise KinfolkError(field, path, "an import path is 'package.module:Class'")

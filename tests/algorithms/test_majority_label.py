@@ -46,5 +46,5 @@ def test_a_client_never_asked_knows_nothing():
 
 def test_numbers_are_refused():
     learner = Learner(toy.learner("mlp", toy.ragged()).module, find_loss("mse"), 1)
-    with pytest.raises(KinfolkError, match=r"no majority class"):
+    with pytest.raises(KinfolkError, match=r"counts one class a row"):
         MajorityLabel(learner)

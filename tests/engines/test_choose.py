@@ -117,7 +117,16 @@ def test_batched_falls_back_to_the_loop_and_says_which_layer_is_to_blame():
     assert BLOCKED in choice.why
     # Nobody asked for batching: nothing to warn of, but the reason is told.
     assert choose(EngineSpec(), SMALL, 20, 24, BLOCKED).warning == ""
-    assert BLOCKED in choose(EngineSpec(), SMALL, 20, 24, BLOCKED).why
+    assert choose(EngineSpec(), SMALL, 20, 24, BLOCKED).why.startswith(
+        f"not batched: {BLOCKED}, up to 10 times"
+    )
+    large = replace(SMALL, flops=int(SMALL_STEP))
+    assert choose(EngineSpec(), large, 20, 24, BLOCKED).why == f"not batched: {BLOCKED}", (
+        "a core is busy anyway"
+    )
+    asked = choose(EngineSpec("workers", chunk=2), SMALL, 20, 24, BLOCKED)
+    assert asked.engine.chunk == 0
+    assert asked.why.startswith(f"as asked; not batched: {BLOCKED}")
 
 
 def test_a_large_lstm_is_trained_alone_on_a_cpu(machine):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import Tensor, nn
 
 import kinfolk
@@ -154,6 +154,58 @@ def note(kind: str, **settings: Any) -> tuple[str, str, str]:
     return parts.learner.loss.name, parts.learner.loss.target, parts.note
 
 
+def test_whole_numbers_of_several_columns_are_numbers_if_the_loss_says_so():
+    y = torch.randint(0, 5, (9, 4), generator=torch.Generator().manual_seed(0))
+    rows = {"ann": (torch.randn(9, 2), y), "bob": (torch.randn(9, 2), y)}
+    spec = override(Experiment(), {"local.loss": "mse", "model.name": "logistic"})
+    learner = build_parts(spec, from_arrays(rows)).learner
+    assert (learner.loss.target, learner.outputs) == ("numbers", 4)
+    assert learner.apply(learner.first, torch.zeros(2, 2)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_bce_takes_probabilities_as_pytorch_does(outputs, tmp_path):
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(12, 4, generator=draw)
+    y = torch.rand(12, outputs, generator=draw)
+    y = y[:, 0] if outputs == 1 else y
+    settings = {"local.loss": "bce", "local.batch": 12, "local.epochs": 1, "local.lr": 0.5}
+    network = nn.Linear(4, outputs)
+    start = [p.detach().clone() for p in network.parameters()]
+    given = {"test": {"ann": (x, y)}, "rounds": 1, "settings": settings, "progress": False}
+    more = ["auroc", *(["balanced_accuracy"] if outputs == 1 else [])]
+    kinfolk.run(network, {"ann": (x, y)}, folder=tmp_path / "run", metrics=more, **given)
+    found = kinfolk.load(tmp_path / "run", network=network)
+    by_hand = nn.Linear(4, outputs)
+    by_hand.load_state_dict(dict(zip(("weight", "bias"), start, strict=True)))
+    loss = nn.functional.binary_cross_entropy_with_logits(by_hand(x).reshape(y.shape), y)
+    slopes = torch.autograd.grad(loss, list(by_hand.parameters()))
+    after = found.model()
+    for got, p, slope in zip(after.parameters(), start, slopes, strict=True):
+        torch.testing.assert_close(got.detach(), p - 0.5 * slope, rtol=1e-5, atol=1e-6)
+    value = found.scores.query("round == 1").set_index("score")["value"]
+    out, likelier = after(x).detach().reshape(y.shape), y > 0.5
+    assert value["accuracy"] == pytest.approx(float(((out > 0) == likelier).double().mean()))
+    columns = [(likelier, out)] if outputs == 1 else [(likelier[:, c], out[:, c]) for c in range(3)]
+    assert value["auroc"] == pytest.approx(sum(roc_auc_score(a, b) for a, b in columns) / outputs)
+    if outputs == 1:
+        assert value["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(likelier, out > 0))
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [(lambda out, y: "high", "gives a str"), (lambda out, y: 1 / 0, "failed: ZeroDivisionError")],
+)
+def test_a_metric_that_gives_no_number_ends_a_run_before_anything_is_written(says, words, tmp_path):
+    metric = kinfolk.Metric(says, name="mine")
+    rows = clients(KINDS["class"][1])
+    with pytest.raises(KinfolkError, match=rf"run.metrics = 'mine': {words}"):
+        kinfolk.run(
+            nn.Linear(4, 3), rows, metrics=[metric], rounds=1, folder=tmp_path / "run", progress=False
+        )
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_is_guessed_is_said():
     name, target, said = note("labels")
     assert (name, target) == ("bce", "labels")
@@ -174,7 +226,7 @@ def test_what_is_guessed_is_said():
         ("numbers", {"local.loss": "bce"}, r"local.loss = 'bce': the data have numbers.*float32 \[rows, 3\]"),
         ("numbers", {"local.loss": "cross_entropy"}, "it takes whole numbers.*probabilities"),
         ("class", {"local.loss": "bce"}, r"the data have 3 classes \(int64 \[rows\]\); it takes 0 or 1"),
-        ("class", {"local.loss": "mse"}, "the data have 3 classes.*it takes numbers"),
+        ("class", {"local.loss": "mse"}, "the data have 3 classes.*it takes numbers.*; write y as floats"),
         ("any", {}, r"targets of several parts \(time, event\) need a loss of your own"),
         (
             "binary",
@@ -183,8 +235,68 @@ def test_what_is_guessed_is_said():
         ),
         ("class", {"run.monitor": "acuracy"}, r"run.monitor = 'acuracy': did you mean 'accuracy'"),
         ("class", {"run.metrics": ["aurok"]}, "run.metrics = 'aurok': did you mean 'auroc'"),
+        (
+            "class",
+            {"run.metrics": ["auroc,a:b"]},
+            r"several names are a list: run.metrics=\[\"auroc\", \"a:b\"\]",
+        ),
         ("class", {"local.loss": "torch.nn:MSELoss"}, "failed|gives"),
-        ("class", {"local.optimiser": "torch.optim:SGD"}, "local.optimiser = 'torch.optim:SGD'"),
+        ("class", {"local.optimiser": "torch.optim:SGD"}, "holds the weights of one network; use sgd, adam"),
+        (
+            "class",
+            {"local.optimiser": "adam", "local.optimiser_options": {"betas": [0.9]}},
+            "give two numbers",
+        ),
+        (
+            "class",
+            {"local.optimiser": "adamw", "local.optimiser_options": {"betas": [0.9, 1.0]}},
+            "give two numbers",
+        ),
+        (
+            "class",
+            {"local.optimiser": "rmsprop", "local.optimiser_options": {"alpha": 1.0}},
+            r"alpha = 1.0: give",
+        ),
+        (
+            "class",
+            {"local.schedule": "cosine", "local.schedule_options": {"warmup": -1}},
+            "warmup = -1: give 0 or",
+        ),
+        (
+            "class",
+            {"local.schedule": "step", "local.schedule_options": {"factor": -0.5}},
+            "factor = -0.5: give 0",
+        ),
+        (
+            "class",
+            {"local.loss_options": {"class_weights": [1.0, 2.0]}},
+            "'2 numbers': give one for each of 3 cla",
+        ),
+        (
+            "class",
+            {"local.loss_options": {"class_weights": [1.0] * 4}},
+            "'4 numbers': give one for each of 3 class",
+        ),
+        (
+            "class",
+            {"local.loss_options": {"class_weights": [1.0, -1, 1]}},
+            "class_weights = -1: give numbers of 0",
+        ),
+        (
+            "labels",
+            {"local.loss_options": {"pos_weight": [1.0, 2.0]}},
+            "'2 numbers': give one for each of 3 labels",
+        ),
+        (
+            "binary",
+            {"local.loss_options": {"pos_weight": [1.0, 2.0]}},
+            "'2 numbers': give one for each of 1 labels",
+        ),
+        (
+            "labels",
+            {"local.loss": "focal", "local.loss_options": {"class_weights": [1.0, 1, 1]}},
+            "labels have no classes; leave it out",
+        ),
         (
             "class",
             {"local.optimiser_options.nesterov": True},

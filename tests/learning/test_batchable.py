@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -86,6 +87,7 @@ def between(layer: nn.Module) -> nn.Module:
         (nn.RReLU(), "layer 1 (RReLU): "),
         (Centred(), "layer 1 (Centred) lets one row of a batch change another"),
         (Own(4), "layer 1 (Own) lets one row of a batch change another"),
+        (nn.utils.spectral_norm(nn.Linear(4, 4)), "layer 1 (Linear): "),
         (Channels(), "layer 1.norm (InstanceNorm1d) lets one row of a batch change another"),
     ],
     ids=lambda v: "" if isinstance(v, str) else type(v).__name__,
@@ -99,7 +101,27 @@ def test_a_bare_network_in_the_way_is_named_too():
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x)[:, :3]
 
-    assert why(Net(late=True)).startswith("layer the network (Net): ")
+    assert why(Net(late=True)).startswith("the network (Net): vmap: It looks like")
+    assert why(Net(late=True)).endswith("data-dependent control flow")
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.LSTM(2, 3, batch_first=True), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = nn.utils.rnn.pack_padded_sequence(
+            x.reshape(-1, 2, 2), torch.full((len(x),), 2), batch_first=True
+        )
+        return self.head(self.inner(rows)[1][0][-1])
+
+
+def test_of_what_fails_nothing_else_is_said():
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        assert why(Packed()).startswith("layer inner (LSTM): packed sequences")
+    assert heard == []
 
 
 def frozen() -> nn.Module:

@@ -110,6 +110,14 @@ def test_bce_huber_and_l1_are_those_of_torch():
     assert find_loss("bce").row_loss(far, torch.tensor([1, 0])).tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("name", ["mse", "l1", "huber"])
+def test_numbers_may_be_stored_as_truth_values_or_whole(name):
+    out, y = _normal(7, 3), torch.arange(21).reshape(7, 3) % 2
+    expected = find_loss(name).row_loss(out, y.double())
+    for stored in (y, y.bool(), y.to(torch.uint8)):
+        torch.testing.assert_close(find_loss(name).row_loss(out, stored), expected)
+
+
 def test_the_focal_loss_by_its_definition():
     out, y = _normal(9, 4), torch.arange(9) % 4
     p = out.softmax(1).gather(1, y[:, None])[:, 0]

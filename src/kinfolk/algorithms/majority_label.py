@@ -50,7 +50,9 @@ class MajorityLabel:
     def __post_init__(self) -> None:
         if not self.learner.loss.classification:
             raise KinfolkError(
-                "algorithm.name", "majority_label", "numbers have no majority class; use 'local'"
+                "algorithm.name",
+                "majority_label",
+                "counts one class a row, of networks with an output for each; use 'local'",
             )
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:

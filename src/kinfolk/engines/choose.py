@@ -99,30 +99,31 @@ def choose(spec: EngineSpec, cost: Cost, batch: int, clients: int, obstacle: str
     device = _device(spec)
     processes = min(spec.processes or cores(), clients)
     name, why, warning, alone = spec.name, "as asked", "", ""
+    slower = _slower(cost, batch, clients, device) if obstacle else ""
+    told = f"{obstacle}; it cannot be batched over clients, so 'loop' is used: one after another{slower}"
     if name == "batched" and obstacle:
-        name, why = "loop", f"not batched: {obstacle}"
-        warning = _alone(cost, batch, clients, device, obstacle)
+        name, why, warning = "loop", f"not batched: {obstacle}", told
+    elif name == "workers" and obstacle:
+        why = f"as asked; not batched: {obstacle}{slower}"
     elif name == "auto":
         step = 3 * cost.flops * batch
-        alone = obstacle or _faster_alone(cost, step, device)
+        alone = f"{obstacle}{slower}" or _faster_alone(cost, step, device)
         name, why = _auto(device, processes, step, steps * clients, alone)
-        # On a CPU other engines are hardly slower, so there is nothing to warn of.
-        warning = _alone(cost, batch, clients, device, obstacle) if device.type == "cuda" else ""
+        warning = told if obstacle and device.type == "cuda" else ""
     kind = ENGINES[name]
     chunk, lanes = _together(spec, kind, cost, batch, device, obstacle or alone)
     found = replace(spec, name=name, device=str(device), chunk=chunk, lanes=lanes)
     return Choice(replace(found, processes=1 if kind.in_process else processes), why, warning)
 
 
-def _alone(cost: Cost, batch: int, clients: int, device: torch.device, obstacle: str) -> str:
-    """What it costs that clients cannot share calls, by sizes; nothing if they can."""
-    if not obstacle:
-        return ""
-    # As many clients at a time as would fill the device; on a CPU one fills a core.
-    room = LARGE_LAYER * cost.layers / max(3 * cost.flops * batch, 1) if device.type == "cuda" else 1
-    times = int(min(clients, MOST_SLOWER, room))
-    slower = f", about {times} times slower" if times > 1 else ""
-    return f"{obstacle}; it cannot be batched over clients, so 'loop' is used: one after another{slower}"
+def _slower(cost: Cost, batch: int, clients: int, device: torch.device) -> str:
+    """What it costs that clients cannot share calls, by sizes; nothing if that is little."""
+    step = max(3 * cost.flops * batch, 1)
+    if device.type == "cpu":  # networks have been 2 to 10 times as fast there when clients shared calls
+        return ", up to 10 times slower for a network this small" if step < SMALL_STEP and clients > 1 else ""
+    # As many clients at a time as would fill the device.
+    times = int(min(clients, MOST_SLOWER, LARGE_LAYER * cost.layers / step))
+    return f", about {times} times slower" if times > 1 else ""
 
 
 def _faster_alone(cost: Cost, step: float, device: torch.device) -> str:

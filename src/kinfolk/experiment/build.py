@@ -229,7 +229,11 @@ def _tried(module: nn.Module, spec: Experiment, federation: Federation, x: Rows)
 def _check_training(spec: Experiment, learner: Learner) -> None:
     """What would otherwise show in the first round only."""
     if not learner.names:
-        raise KinfolkError("model.name", spec.model.name, "has no parameters that require a gradient")
+        raise KinfolkError(
+            "model.name",
+            spec.model.name,
+            "has no parameters that require a gradient; name some in model.train",
+        )
     if learner.plan.drop_single and spec.local.batch == 1:
         raise KinfolkError("local.batch", 1, "this network has BatchNorm, which needs batches of 2 or more")
 

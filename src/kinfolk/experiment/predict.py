@@ -16,6 +16,7 @@ from kinfolk.experiment.outline import Outline
 from kinfolk.experiment.structured_input import structured_input
 from kinfolk.federation.own_data.cells import column_kind
 from kinfolk.federation.own_data.columns import Recipe
+from kinfolk.federation.own_data.images import resized
 from kinfolk.learning.losses import logits_last
 from kinfolk.learning.network import run
 from kinfolk.types import Rows, map_rows, row_count, row_leaves
@@ -40,6 +41,8 @@ def rows_for(x: Any, outline: Outline, client: str | None = None) -> Rows:
     """
     if outline.inputs:
         return structured_input(x, outline)
+    if outline.recipe and outline.recipe.resize and not isinstance(x, pd.DataFrame):
+        x = resized([_array(row) for row in x], outline.recipe.resize, "x")
     values = _frame(x, outline) if isinstance(x, pd.DataFrame) else _array(x)
     if tuple(values.shape[1:]) != tuple(outline.shape) or values.ndim < 1:
         wanted = ", ".join(map(str, ("rows", *outline.shape)))

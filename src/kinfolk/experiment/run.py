@@ -39,7 +39,7 @@ from kinfolk.experiment.ranks import follow, table_of
 from kinfolk.experiment.record import Records, check_place, read_rounds, write_json, write_text
 from kinfolk.experiment.result_text import result_html, result_line
 from kinfolk.experiment.saving import told, write_checkpoint
-from kinfolk.experiment.score import Columns, reached, score_everyone, score_groups
+from kinfolk.experiment.score import Columns, reached, score_everyone, score_groups, try_metrics
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump, run_id
 from kinfolk.experiment.state import from_message, memories_from_message
@@ -103,6 +103,8 @@ def run(
             if lack:
                 watch("warning", {"text": lack})
             check_place(where, resume)
+            if not resume:
+                try_metrics(parts)
             return _led(parts, where, resume, watch, link)
 
     return together(spec, folder, federation, network, lead)

@@ -11,17 +11,44 @@ from torch import Tensor
 
 from kinfolk.clustering.agreement import agreement, sizes, switch_fraction
 from kinfolk.engines.coordinator import Coordinator
+from kinfolk.experiment.build import Parts
 from kinfolk.experiment.health import Evaluation
 from kinfolk.federation.federation import Split
 from kinfolk.learning import metrics
+from kinfolk.learning.network import run
+from kinfolk.learning.row_metrics import METRICS, metric_value
 from kinfolk.scores import about, summary
 from kinfolk.script import Algorithm, Ask, Groups, Margins
 from kinfolk.streams import RoundContext
 from kinfolk.task import Task
 from kinfolk.types import Client, Message, PerClient, Stack, map_leaves, tensor_of
 
+# Rows that a user's metric is tried on.
+FEW = 256
 Columns = dict[str, list[Any]]
 Groupings = dict[str, Any]
+
+
+def try_metrics(parts: Parts) -> None:
+    """Call a user's metrics once, with a few rows of a client, before anything is written.
+
+    >>> from kinfolk.experiment.build import build_parts
+    >>> from kinfolk.experiment.sections import Experiment
+    >>> try_metrics(build_parts(Experiment()))
+    """
+    own = [metric for metric in parts.learner.metrics if metric.name not in METRICS]
+    if not own:
+        return
+    federation, split = parts.federation, parts.spec.run.split
+    who = next(c for i, c in enumerate(federation.clients) if federation.splits[split].count(i))
+    held = federation.among([who])
+    x, y = held.take(held.splits[split].rows(held.place(who))[:FEW])
+    with torch.no_grad():
+        out = run(parts.learner.plain_network().eval(), x, parts.spec.model.output).float()
+    if isinstance(y, Tensor):
+        out, y = parts.learner.in_units(out), parts.learner.in_units(y)
+    for metric in own:
+        metric_value(metric, out, y)
 
 
 def score_everyone(

@@ -33,11 +33,28 @@ class Target:
 
     def made(self, options: Mapping[str, Any]) -> Loss:
         """The loss itself."""
+        if self.loss in LOSSES:
+            self._check_weights(options)
         mark = ignored_label(options)
         if mark != IGNORED and self.loss in LOSSES and self.kind not in ("class", "positions"):
             remedy = f"targets here are {TARGETS[self.kind]}, of which none is left out; leave the option out"
             raise KinfolkError("local.loss_options.ignore_index", mark, remedy)
         return find_loss(self.loss, options, self.kind, self.class_axis)
+
+    def _check_weights(self, options: Mapping[str, Any]) -> None:
+        """As many weights as classes or labels; one weight of what is there may serve all labels."""
+        for name in ("class_weights", "pos_weight"):
+            given, fits = options.get(name), {self.outputs, 1} if name == "pos_weight" else {self.outputs}
+            if not isinstance(given, list | tuple) or not given:
+                continue
+            where = f"local.loss_options.{name}"
+            if name == "class_weights" and self.kind in ("labels", "binary"):
+                raise KinfolkError(where, list(given), "labels have no classes; leave it out")
+            if len(given) not in fits:
+                what = "classes" if name == "class_weights" else "labels"
+                raise KinfolkError(
+                    where, f"{len(given)} numbers", f"give one for each of {self.outputs} {what}"
+                )
 
 
 def wanted(name: str, federation: Federation, sample: Any) -> Target:
@@ -60,12 +77,8 @@ def wanted(name: str, federation: Federation, sample: Any) -> Target:
     loss = name if name != AUTO else _USUAL[kind]
     if kind not in LOSSES[loss].takes:
         raise _misfit(loss, sample, federation)
-    outputs = _width(federation, sample)
-    if kind in ("class", "positions"):
-        outputs = federation.classes
-    elif kind == "binary":
-        outputs = 1
-    return Target(loss, kind, outputs, note)
+    by_class = kind in ("class", "positions")
+    return Target(loss, kind, federation.classes if by_class else int(sample[0].numel()), note)
 
 
 _USUAL = {
@@ -79,13 +92,14 @@ def _kind(name: str, federation: Federation, y: Tensor) -> tuple[str, str]:
     whole, several = bool(federation.classes), y.dim() > 1
     binary = _is_binary(federation, y)
     by_label = name in ("bce", "focal")
+    chances = binary or (name == "bce" and not whole and _are_chances(federation, y))
     if not several:
         if name == "bce" or (name == "focal" and not whole):
-            if not binary:
+            if not chances:
                 raise _misfit(name, y, federation)
             return "binary", ""
         return ("class" if whole else "numbers"), ""
-    if binary and name in (AUTO, "bce", "focal"):
+    if chances and name in (AUTO, "bce", "focal"):
         note = f"targets {_shape(y)} are all 0 or 1: taken as labels with loss 'bce'; "
         return "labels", note + "local.loss='mse' makes them numbers" if name == AUTO else ""
     if whole and "numbers" not in LOSSES.get(name, LOSSES["cross_entropy"]).takes:
@@ -102,8 +116,17 @@ def _kind(name: str, federation: Federation, y: Tensor) -> tuple[str, str]:
 
 
 def _is_binary(federation: Federation, sample: Tensor) -> bool:
-    y = federation.y if federation.maker is None and isinstance(federation.y, Tensor) else sample
+    y = _known(federation, sample)
     return bool(torch.logical_or(y == 0, y == 1).all())
+
+
+def _are_chances(federation: Federation, sample: Tensor) -> bool:
+    y = _known(federation, sample)
+    return bool(torch.logical_and(y >= 0, y <= 1).all())
+
+
+def _known(federation: Federation, sample: Tensor) -> Tensor:
+    return federation.y if federation.maker is None and isinstance(federation.y, Tensor) else sample
 
 
 def _width(federation: Federation, y: Tensor) -> int:
@@ -122,7 +145,8 @@ def _misfit(loss: str, y: Tensor, federation: Federation) -> KinfolkError:
     takes = "; or ".join(TARGETS[kind] for kind in LOSSES[loss].takes)
     kind = "numbers to predict" if not federation.classes else f"{federation.classes} classes"
     seen = f"{str(y.dtype).removeprefix('torch.')} {_shape(y)}"
-    remedy = f"the data have {kind} ({seen}); it takes {takes}; or use 'auto'"
+    whole = "; write y as floats" if federation.classes and "numbers" in LOSSES[loss].takes else ""
+    remedy = f"the data have {kind} ({seen}); it takes {takes}{whole}; or use 'auto'"
     return KinfolkError("local.loss", loss, remedy)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,16 +40,19 @@ def obstacle(learner: Learner, x: Rows, y: Rows) -> str:
     inside: list[str] = []  # the layers that were entered and not left: the last one is where it failed
     for name, layer in network.named_modules():
         called = _called(name, kinds.get(name, type(layer).__name__))
-        layer.register_forward_pre_hook(lambda _, __, called=called: inside.append(called))
+        # Before hooks of the layer's own, which may be what fails.
+        layer.register_forward_pre_hook(lambda _, __, called=called: inside.append(called), prepend=True)
         layer.register_forward_hook(lambda _, __, ___: inside.pop() and None)
     try:
-        _slopes(learner, network, x, y)
+        with warnings.catch_warnings(record=True) as heard:
+            _slopes(learner, network, x, y)
     except Exception as error:  # whatever a user's layer raises under vmap, the answer is the same
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        reason = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0][:120]
         where = inside[-1] if inside else _called("", kinds[""])
-        return f"layer {where} draws random numbers" if _RANDOM in reason else f"layer {where}: {reason}"
-    other = _otherwise(learner, network, x, y) or _mixing(learner, x)
-    return f"layer {other}" if other else ""
+        return f"{where} draws random numbers" if _RANDOM in reason else f"{where}: {reason}"
+    for one in heard:  # of what fails there is no more to say
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    return _otherwise(learner, network, x, y) or _mixing(learner, x)
 
 
 def _slopes(learner: Learner, network: nn.Module, x: Rows, y: Rows, alone: bool = False) -> list[Tree]:
@@ -103,7 +107,7 @@ def _kinds(learner: Learner) -> dict[str, str]:
 
 
 def _called(name: str, kind: str) -> str:
-    return f"{name or 'the network'} ({kind})"
+    return f"layer {name} ({kind})" if name else f"the network ({kind})"
 
 
 def _mixing(learner: Learner, x: Rows) -> str:

@@ -6,6 +6,7 @@ and `row_loss(out, y)` gives one value per row. It is added to LOSSES and nowher
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -24,8 +25,8 @@ TARGETS = {
     "class": "whole numbers [rows], a class each",
     "soft": "probabilities of classes [rows, classes]",
     "positions": "whole numbers [rows, positions...], a class per position",
-    "binary": "0 or 1 [rows], for a network with one output",
-    "labels": "0 or 1 [rows, labels], several labels",
+    "binary": "0 or 1 (for bce also between) [rows], for a network with one output",
+    "labels": "0 or 1 (for bce also between) [rows, labels], several labels",
     "numbers": "numbers [rows, ...], as many as the network gives",
     "any": "anything",
 }
@@ -69,7 +70,7 @@ def _paired(out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raise KinfolkError(
             "model outputs", tuple(out.shape), f"the targets are {tuple(y.shape)}; both must be of one shape"
         )
-    return out, y
+    return out, y if y.is_floating_point() else y.to(out.dtype)
 
 
 @lru_cache(maxsize=32)
@@ -95,6 +96,12 @@ def _counted(y: Tensor, ignore_index: int) -> Tensor:
     """Which labels count: what pads a sequence never does."""
     keep = y != IGNORED
     return keep if ignore_index == IGNORED else keep & (y != ignore_index)
+
+
+def _check_weights(name: str, values: tuple[float, ...]) -> None:
+    wrong = [one for one in values if not isinstance(one, int | float) or not 0 <= one < math.inf]
+    if wrong:
+        raise KinfolkError(name, wrong[0], "give numbers of 0 or more")
 
 
 def _row_mean(values: Tensor, keep: Tensor) -> Tensor:
@@ -126,6 +133,7 @@ class CrossEntropy:
         if not 0 <= self.label_smoothing < 1:
             raise KinfolkError("label_smoothing", self.label_smoothing, "give a number from 0 to below 1")
         _check_axis(self.class_axis)
+        _check_weights("class_weights", self.class_weights)
 
     def row_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """One value per row."""
@@ -171,9 +179,12 @@ class BCE:
 
     takes: ClassVar[tuple[str, ...]] = ("labels", "binary")
 
+    def __post_init__(self) -> None:
+        _check_weights("pos_weight", self.pos_weight)
+
     def row_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """One value per row."""
-        z, y = _paired(out, y.to(out.dtype))
+        z, y = _paired(out, y)
         # log(1 + exp(-z)), of which nothing overflows.
         there, not_there = F.softplus(-z), F.softplus(z)
         weight = _weights(self.pos_weight, z) if self.pos_weight else 1.0
@@ -202,11 +213,12 @@ class Focal:
         if not self.gamma >= 0:
             raise KinfolkError("gamma", self.gamma, "give 0 or more")
         _check_axis(self.class_axis)
+        _check_weights("class_weights", self.class_weights)
 
     def row_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """One value per row."""
         if self.each or y.is_floating_point():
-            z, y = _paired(out, y.to(out.dtype))
+            z, y = _paired(out, y)
             nll = y * F.softplus(-z) + (1 - y) * F.softplus(z)
             return ((1 - torch.exp(-nll)) ** self.gamma * nll).mean(1)
         logp = logits_last(out, self.class_axis or -1).log_softmax(-1)

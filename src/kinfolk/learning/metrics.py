@@ -43,7 +43,7 @@ class Outcome:
         ignored: int = IGNORED,
     ) -> None:
         if target == "binary":
-            z, y = out.reshape(len(out), 1), y.reshape(len(out)).long()
+            z, y = out.reshape(len(out), 1), (y.reshape(len(out)) > 0.5).long()
             out = torch.cat([torch.zeros_like(z), z], 1)
         elif target == "soft":
             y = y.argmax(1)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kinfolk.by_path import made_by_name
+from kinfolk.by_path import by_path, made_by_name
 from kinfolk.errors import KinfolkError
 from kinfolk.task import Count, Number, Optimiser
 from kinfolk.types import Message, Tree
@@ -33,6 +33,15 @@ def _decayed(params: Tree, grads: Tree, weight_decay: float) -> list[Tensor]:
     if not weight_decay:
         return g
     return list(torch._foreach_add(g, list(params.values()), alpha=weight_decay))
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1
+
+
+def _check_eps(eps: float) -> None:
+    if not 0 <= eps < math.inf:
+        raise KinfolkError("eps", eps, "give a small number of 0 or more")
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,12 @@ class Adam:
 
     client_rates: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        right = len(self.betas) == 2 and all(_is_share(beta) for beta in self.betas)
+        if not right:
+            raise KinfolkError("betas", list(self.betas), "give two numbers from 0 to below 1")
+        _check_eps(self.eps)
+
     def init(self, params: Tree) -> Message:
         """Both moments zero."""
         return {"first": _zeros(params), "second": _zeros(params)}
@@ -154,6 +169,9 @@ class Adagrad:
 
     client_rates: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        _check_eps(self.eps)
+
     def init(self, params: Tree) -> Message:
         """A sum of zero."""
         return {"squares": _zeros(params)}
@@ -178,6 +196,11 @@ class RMSprop:
     weight_decay: float = 0.0
 
     client_rates: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not _is_share(self.alpha):
+            raise KinfolkError("alpha", self.alpha, "give a number from 0 to below 1")
+        _check_eps(self.eps)
 
     def init(self, params: Tree) -> Message:
         """A mean of zero."""
@@ -234,6 +257,12 @@ def build_optimiser(
     >>> build_optimiser("sgd", {"momentum": 0.9, "batch": 20})
     SGD(momentum=0.9, weight_decay=0.0, nesterov=False)
     """
+    if ":" in name:
+        given = by_path("local.optimiser", name)
+        if isinstance(given, type) and issubclass(given, torch.optim.Optimizer):
+            known = ", ".join(OPTIMISERS)
+            remedy = f"holds the weights of one network; use {known}, or see `An optimiser` in the recipes"
+            raise KinfolkError("local.optimiser", name, remedy)
     found: Optimiser = made_by_name("local.optimiser", name, OPTIMISERS, options or {}, settings)
     for part in ("init", "update"):
         if not callable(getattr(found, part, None)):

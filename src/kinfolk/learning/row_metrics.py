@@ -170,7 +170,7 @@ class Scoring:
         out = kept.pop("out")
         if metric.name in METRICS and self.target == "positions":
             out = logits_last(out, self.class_axis)
-        return _number(metric, out, _targets(kept))
+        return metric_value(metric, out, _targets(kept))
 
     @property
     def expected(self) -> Message:
@@ -196,8 +196,13 @@ def _targets(kept: Mapping[str, Tensor]) -> Any:
     return kept["y"] if "y" in kept else {name.removeprefix("y."): t for name, t in kept.items()}
 
 
-def _number(metric: Metric, out: Tensor, y: Any) -> float:
-    """What a metric says, if that is one number."""
+def metric_value(metric: Metric, out: Tensor, y: Any) -> float:
+    """What a metric says, if that is one number.
+
+    >>> metric_value(Metric(lambda out, y: "high", name="mine"), torch.zeros(1), torch.zeros(1))
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: run.metrics = 'mine': gives a str ('high'); give one number
+    """
     try:
         value = metric(out, y)
     except Exception as error:  # whatever a user's function raises
@@ -268,7 +273,8 @@ def balanced_accuracy(out: Tensor, y: Tensor) -> float:
     from sklearn.metrics import recall_score
 
     said = (out.reshape(-1) > 0).long() if out.dim() == 1 or out.shape[-1] == 1 else out.argmax(-1)
-    truth = (y.argmax(1) if y.is_floating_point() and y.dim() > 1 else y).long().reshape(-1)
+    truth = (y.argmax(1) if y.dim() > 1 else y > 0.5) if y.is_floating_point() else y
+    truth = truth.long().reshape(-1)
     labelled = truth >= 0
     own, told = truth[labelled].numpy(), said.reshape(-1)[labelled].numpy()
     if not len(own):  # all its positions are left out

@@ -26,6 +26,12 @@ class Constant:
 
     warmup: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("warmup", "end", "factor"):
+            value = getattr(self, name, 0)
+            if not 0 <= value < math.inf:
+                raise KinfolkError(name, value, "give 0 or more")
+
     def __call__(self, at: int, of: int) -> float:
         """The factor of round or step number `at` among `of`."""
         if at < self.warmup:
@@ -80,6 +86,7 @@ class Staircase(Constant):
     factor: float = 0.1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.every < 1:
             raise KinfolkError("every", self.every, "give 1 or more")
 

@@ -177,7 +177,7 @@ CSV_FAULTS = {
     ),
     "date": (
         {"ann": "day,y\n2020-01-31,0\n2020-02-01,1\n"},
-        r"data\.ann\.day = .*row 1 is a date; --date day",
+        r"data\.ann\.day = '2020-01-31': row 1 is a date; --date day",
     ),
     "missing": (
         {"ann": CSV, "bob": "a,b,y\n1,2,0\n3,,1\n,NA,1\n"},

@@ -2,9 +2,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
+import kinfolk
 from kinfolk.errors import KinfolkError
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.own_data.folder import read_folder
+from kinfolk.federation.own_data.load import load_own
 from kinfolk.federation.own_data.loaded import federate
 
 
@@ -148,3 +152,66 @@ def test_deep_colours_and_a_label_are_refused(tmp_path):
     save(path)
     with pytest.raises(KinfolkError, match="label = 'y': the class folders are the labels"):
         read_folder(tmp_path, "y")
+
+
+def by_pillow(image, size):
+    """A picture resized as a whole, [height, width, channels]."""
+    return np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR))
+
+
+@pytest.mark.parametrize("size", ["5x7", (5, 7)])
+def test_images_of_differing_size_in_python_are_brought_to_one(size):
+    pictures = [noise(i, 4 + i, 9 - i, 3) for i in range(4)]
+    x = [p.transpose(2, 0, 1) for p in pictures]
+    f = from_arrays({"ann": (x[:2], [0, 1]), "bob": (x[2:], [1, 0])}, test={}, resize=size)
+    assert (f.x.dtype, f.x.shape) == (torch.uint8, (4, 3, 5, 7))
+    for row, picture in zip(f.x, pictures, strict=True):
+        assert (row.numpy().transpose(1, 2, 0) == by_pillow(picture, (5, 7))).all()
+    grey = [torch.from_numpy(noise(i, 3 + i, 4)).float() / 255 for i in range(2)]
+    floats = from_arrays({"ann": (grey, [0, 1])}, test={}, resize="4x4").x
+    assert (floats.dtype, floats.shape) == (torch.float32, (2, 4, 4))
+    assert torch.equal(floats[1], grey[1]), "what has the size stays as it is"
+    assert np.allclose(floats[0], by_pillow(grey[0].numpy(), (4, 4)), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        ([np.zeros((8, 8, 3))] * 2, r"data\.ann\.x = \[8, 8, 3\]: row 1 is no image .*\[channels, height"),
+        ([np.zeros(4)] * 2, r"data\.ann\.x = \[4\]: row 1 is no image"),
+        (np.zeros((2, 4, 4), dtype=int), "'int64': images are resized as bytes"),
+        ({"a": np.zeros((2, 4, 4)), "b": np.zeros(2)}, "of several inputs none is resized"),
+    ],
+)
+def test_what_is_no_image_is_not_resized(x, message):
+    with pytest.raises(KinfolkError, match=message):
+        from_arrays({"ann": (x, [0, 1])}, resize="3x3")
+
+
+def test_a_run_resizes_new_images_as_its_own(tmp_path):
+    x = [noise(i, 1, 6 + i % 3, 6) for i in range(20)]
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    settings = {"data.resize": "4x4"}
+    folder = tmp_path / "run"
+    kinfolk.run(
+        network, {"ann": (x, [0, 1] * 10)}, rounds=1, folder=folder, settings=settings, progress=False
+    )
+    run = kinfolk.load(folder, network=network)
+    small = torch.from_numpy(np.stack([by_pillow(p[0], (4, 4))[None] for p in x]))
+    assert (run.predict(x) == run.model()(small.float()).argmax(1).numpy()).all()
+    for who, high in (("ann", 6), ("bob", 8)):
+        (tmp_path / "sites").mkdir(exist_ok=True)
+        np.savez(
+            tmp_path / "sites" / f"{who}.npz",
+            x=np.stack([noise(i, 1, high, 6) for i in range(4)]),
+            y=[0, 1] * 2,
+        )
+    rows, _ = load_own(tmp_path / "sites", columns=kinfolk.Columns(resize=(4, 4)))
+    assert rows.x.shape == (8, 1, 4, 4)
+    assert rows.recipe.resize == (4, 4)
+
+
+def test_images_have_no_gaps_to_fill(tmp_path):
+    save(tmp_path / "ann" / "a" / "1.png")
+    with pytest.raises(KinfolkError, match="fill = 'mean': images have no missing values"):
+        load_own(tmp_path, columns=kinfolk.Columns(fill="mean"))

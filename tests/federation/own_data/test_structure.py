@@ -151,7 +151,9 @@ def test_lists_of_python_keep_what_they_hold():
 def test_sequences_that_fit_no_rule_are_named():
     with pytest.raises(KinfolkError, match=r"row 2 of shape \[2, 3\]'.* first axis alone"):
         from_arrays({"ann": ([np.zeros((3, 2)), np.zeros((2, 3))], [0, 1])})
-    with pytest.raises(KinfolkError, match=r"images of differing size .* --resize"):
+    with pytest.raises(
+        KinfolkError, match=r"images of differing size; data.resize='HxW' .*brings all to one"
+    ):
         from_arrays({"ann": (Items((np.zeros((1, 8, 8)), 0), (np.zeros((1, 9, 8)), 1)))})
     with pytest.raises(KinfolkError, match=r"data\.ann\.y = 'floats of differing length'"):
         from_arrays({"ann": (np.zeros((2, 2)), [np.zeros(2), np.zeros(3)])})

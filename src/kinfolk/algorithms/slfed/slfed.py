@@ -75,7 +75,7 @@ class SLFed:
         at_least("algorithm.local_rounds", self.local_rounds, 0)
         if not self.learner.loss.classification:
             raise KinfolkError(
-                "algorithm.name", "slfed", "compares predicted classes; use a classification loss"
+                "algorithm.name", "slfed", "compares predicted classes: one a row, with an output for each"
             )
         if self.images.kind == "text":
             writes(self.learner, "algorithm.images.kind", "text")

@@ -11,11 +11,13 @@ from torch.utils.data import Dataset
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.federation import Federation, client_names
-from kinfolk.federation.own_data.columns import Columns
+from kinfolk.federation.own_data.columns import Columns, Recipe
 from kinfolk.federation.own_data.gather import check_present, client_rows, gather, kind_of
+from kinfolk.federation.own_data.images import Size, resized
 from kinfolk.federation.own_data.loaded import Array, Arrays, ClientRows, LoadedClients, array_rows, federate
 from kinfolk.federation.own_data.structure import (
     OneClient,
+    Sequences,
     from_items,
     gather_structured,
     joined,
@@ -41,6 +43,7 @@ def from_arrays(
     classes: int | None = None,
     missing: str = "refuse",
     fill: str | float = "",
+    resize: str | Size = "",
     seed: Seed = Seed(0),  # noqa: B008 - a Seed never changes
 ) -> Federation:
     """A federation of your own: a pair (x, y) or a map-style `Dataset` per client, in a list or by name.
@@ -50,6 +53,7 @@ def from_arrays(
     client's rows are held out; `valid` is the fraction of the remaining rows held out as well.
     Rows with missing values (NaN) are refused, dropped (`missing="drop"`) or filled: by the client's
     `"median"`, or `fill`, the `"mean"` or `"median"` of all clients' training rows or a number.
+    Images of several sizes are brought to one by `resize`, `"28x32"` or (height, width).
 
     >>> f = from_arrays({"ann": (np.zeros((5, 2)), np.array([0, 1, 2, 1, 0])), "bob": (np.ones((1, 2)), [2])})
     >>> f.clients, f.classes, f.splits["train"].counts(), f.splits["test"].counts()
@@ -59,11 +63,14 @@ def from_arrays(
     tests = {who: _read(item, f"{who}.test", seed) for who, item in _tests(test, read).items()}
     if not read:
         check_present({})
+    size = (Columns.parse(resize=resize) if isinstance(resize, str) else Columns(resize=resize)).resize
+    if size:
+        read, tests = ({w: (_resized(x, size, w), y) for w, (x, y) in part.items()} for part in (read, tests))
     x, y = (
         settled({**_part(read, k), **{f"{who}.test": one for who, one in _part(tests, k).items()}}, "xy"[k])
         for k in (0, 1)
     )
-    options: dict[str, Any] = {"kind": "arrays", "missing": missing}
+    options: dict[str, Any] = {"kind": "arrays", "missing": missing, "recipe": Recipe(resize=size)}
     rule = Columns(fill=fill).fill_rule
     if any(isinstance(rows, dict) for rows in (*x.values(), *y.values())):
         if rule != "":
@@ -72,6 +79,13 @@ def from_arrays(
     else:
         loaded = _plain(x, y, [*read], test is not None, classes, {**options, "fill": rule})
     return federate(loaded, test_fraction=test_fraction, valid=valid, seed=seed)
+
+
+def _resized(x: OneClient, size: Size, who: str) -> OneClient:
+    if isinstance(x, dict):
+        remedy = "of several inputs none is resized; bring the images among them to one size yourself"
+        raise KinfolkError(f"data.{who}.x", [*x], remedy)
+    return resized(x.rows if isinstance(x, Sequences) else list(x), size, f"data.{who}.x")
 
 
 def _part(read: Mapping[str, tuple[OneClient, OneClient]], k: int) -> dict[str, OneClient]:

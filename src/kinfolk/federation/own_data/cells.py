@@ -100,7 +100,7 @@ def numbers(column: pd.Series, field: str, row: NDArray[np.int64]) -> Floats:
     place, value = _first_strange(column)
     name = field.rpartition(".")[2]
     if kind in ("date", "datetime", "datetime64"):
-        remedy = f"row {row[place]} is a date; --date {name} counts its days"
+        value, remedy = str(value), f"row {row[place]} is a date; --date {name} counts its days"
     elif kind == "text":
         remedy = (
             f"row {row[place]} is text; give numbers, or an empty cell where a value is missing; "

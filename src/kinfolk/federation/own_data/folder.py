@@ -14,9 +14,9 @@ from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.datasets.files import reading, short
 from kinfolk.federation.datasets.formats import npz_names, read_npz
 from kinfolk.federation.own_data.cells import column_kind
-from kinfolk.federation.own_data.columns import Columns, FillRule, Recipe, fitted
+from kinfolk.federation.own_data.columns import Columns, Recipe, fitted
 from kinfolk.federation.own_data.gather import check_name, client_rows, gather
-from kinfolk.federation.own_data.images import inside, read_images
+from kinfolk.federation.own_data.images import inside, read_images, resized
 from kinfolk.federation.own_data.loaded import Array, Arrays, LoadedClients
 from kinfolk.federation.own_data.missing import listed
 from kinfolk.federation.own_data.structure import gather_structured, structured_rows
@@ -56,12 +56,13 @@ def read_folder(
     clients, kind, left_out = _clients(Path(path))
     if kind == ".npz" or (kind == "folder" and _of_arrays(clients)):
         columns.check_no_names("arrays")
-        columns.check_no_images()
-        return _arrays(clients, label or "y", missing, columns.fill_rule, left_out)
+        return _arrays(clients, label or "y", missing, columns, left_out)
     if kind == "folder":
         if label is not None:
             raise KinfolkError("label", label, "the class folders are the labels of images; leave label out")
         columns.check_no_names("images")
+        if columns.fill_rule != "":
+            raise KinfolkError("fill", columns.fill_rule, "images have no missing values; leave it out")
         return read_images(clients, columns.resize)
     return _tables(clients, label, missing, columns, left_out)
 
@@ -123,8 +124,9 @@ def _read_arrays(path: Path, names: Sequence[str]) -> dict[str, Array]:
 
 
 def _arrays(
-    clients: Mapping[str, Path], label: str, missing: str, fill: FillRule, left_out: Counter[str]
+    clients: Mapping[str, Path], label: str, missing: str, columns: Columns | Recipe, left_out: Counter[str]
 ) -> LoadedClients:
+    fill, size = columns.fill_rule, columns.resize
     first = next(iter(clients.values()))
     names = _array_names(first)
     inputs = ["x"] if "x" in names or set(names) <= {label} else [n for n in names if n != label]
@@ -142,9 +144,14 @@ def _arrays(
     facts: dict[str, Any] = {"kind": "npz" if first.is_file() else "npy", "label": label, "missing": missing}
     facts |= {"types": told, "left_out": left_out}
     if inputs == ["x"]:
+        if size:
+            facts["recipe"] = Recipe(resize=size)
+            for who, arrays in read.items():
+                arrays["x"] = resized(list(arrays["x"]), size, f"data.{who}.x")
         parts = {who: client_rows(who, arrays["x"], arrays[label]) for who, arrays in read.items()}
         notes = ["x holds bytes: kept as they are, not scaled as images are"] if told["x"] == "uint8" else []
         return gather(parts, notes=notes, whole=True, fill=fill, **facts)
+    columns.check_no_images()
     if fill != "":
         raise KinfolkError("fill", fill, "rows of several arrays are not filled; leave it out")
     pairs: dict[str, tuple[Arrays, Arrays]] = {}

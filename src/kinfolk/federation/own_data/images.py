@@ -16,7 +16,7 @@ from kinfolk.federation.datasets.files import reading, short
 from kinfolk.federation.datasets.formats import planes
 from kinfolk.federation.own_data.columns import Recipe
 from kinfolk.federation.own_data.gather import gather, in_order
-from kinfolk.federation.own_data.loaded import ClientRows, LoadedClients
+from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -85,6 +85,40 @@ def pixels(image: Image.Image, mode: str, size: Size | None = None) -> NDArray[n
 
         image = image.resize(size[::-1], images.Resampling.BILINEAR)
     return planes(image)
+
+
+def resized(rows: Sequence[Array], size: Size, field: str) -> Array:
+    """Images as arrays, [height, width] or [channels, height, width], brought to one size, plane by plane.
+
+    As `pixels` does it: by Pillow, bilinear. Bytes stay bytes, floats become float32.
+
+    >>> resized([np.zeros((2, 3), np.uint8), np.zeros((5, 4), np.uint8)], (4, 4), "x").shape
+    (2, 4, 4)
+    """
+    return np.stack([_resized(row, size, field, place) for place, row in enumerate(rows, 1)])
+
+
+def _resized(image: Array, size: Size, field: str, place: int) -> Array:
+    from PIL import Image as images
+
+    if (
+        image.ndim not in (2, 3)
+        or 0 in image.shape
+        or (image.ndim == 3 and image.shape[0] > 4 >= image.shape[2])
+    ):
+        remedy = (
+            f"row {place} is no image [channels, height, width] or [height, width]; only images have a size"
+        )
+        raise KinfolkError(field, list(image.shape), remedy)
+    if image.dtype != np.uint8 and image.dtype.kind != "f":
+        remedy = "images are resized as bytes (uint8) or floats; give one of these"
+        raise KinfolkError(field, str(image.dtype), remedy)
+    plain = image if image.dtype == np.uint8 else image.astype(np.float32)
+    if plain.shape[-2:] == size:
+        return plain
+    layers = plain.reshape(-1, *plain.shape[-2:])
+    made = [images.fromarray(one).resize(size[::-1], images.Resampling.BILINEAR) for one in layers]
+    return np.stack([np.asarray(one) for one in made]).reshape(*plain.shape[:-2], *size)
 
 
 def inside(folder: Path) -> tuple[list[Path], int]:

@@ -182,7 +182,7 @@ def _one_form(parts: Mapping[str, Leaf], field: str, name: str) -> dict[str, dic
 def _check_sequence(field: str, place: int, row: Array, other: tuple[int, ...]) -> None:
     if row.ndim not in (1, 2):
         sizes = f"{list(row.shape)} and {list(other)}"
-        remedy = "images of differing size have no one shape; bring them to one (for files: --resize)"
+        remedy = "images of differing size; data.resize='HxW' (for files --resize HxW) brings all to one"
         raise KinfolkError(field, sizes, remedy)
     if row.shape[1:] != other[1:]:
         remedy = f"others have {list(other)}; sequences may differ in their first axis alone"

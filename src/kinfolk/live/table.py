@@ -218,4 +218,4 @@ def _mean(values: Iterable[float]) -> float:
 def _short(seconds: float) -> str:
     if not math.isfinite(seconds):
         return "-"
-    return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.2g}"
+    return f"{seconds:.0f}" if 100 <= seconds < 1e5 else f"{seconds:.2g}"

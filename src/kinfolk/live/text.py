@@ -19,21 +19,22 @@ def score_text(value: float | None, score: str, unit: bool = True) -> str:
     """
     if value is None or math.isnan(value):
         return "-"
-    return f"{100 * value:.1f}" + "%" * unit if about(score).percent else f"{value:.4g}"
+    percent = about(score).percent and abs(value) < 100
+    return f"{100 * value:.1f}" + "%" * unit if percent else f"{value:.4g}"
 
 
 def clock(seconds: float) -> str:
     """A time that passes, as a clock shows it.
 
-    >>> clock(7), clock(754.6), clock(5025), clock(200_000), clock(float("nan"))
-    ('0:07', '12:35', '1:23:45', '2 d 7 h', '-')
+    >>> clock(7), clock(754.6), clock(5025), clock(200_000), clock(4e9), clock(float("nan"))
+    ('0:07', '12:35', '1:23:45', '2 d 7 h', '4.6e+04 d', '-')
     """
     if not math.isfinite(seconds):
         return "-"
     whole = round(seconds)
     hours, minutes = whole // 3600, whole // 60 % 60
     if hours >= 48:
-        return f"{hours // 24} d {hours % 24} h"
+        return f"{hours // 24} d {hours % 24} h" if hours < 2400 else f"{hours / 24:.2g} d"
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 

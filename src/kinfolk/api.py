@@ -290,7 +290,8 @@ def compare(
     where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="kinfolk-"))
     names, numbers = [written(one) for one in algorithms], seed_numbers(seeds, spec.run.seed)
     total = rounds * len(names) * len(numbers)
-    with watched(spec, total, progress, log, on_round, on_evaluate, on_checkpoint) as watch:
+    runs = comparing.planned(spec, names, numbers)
+    with watched(spec, total, progress, log, on_round, on_evaluate, on_checkpoint, runs) as watch:
         results = comparing.compare(
             spec,
             names,

@@ -1,15 +1,29 @@
-"""Progress: a bar with the time left on a terminal, a changing line in notebooks, plain lines elsewhere."""
+"""Progress: on a terminal a bar with the time left, of several runs a table; in notebooks a changing line,
+plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+
+from kinfolk.live.standing import Standing, groups_text, main_score
+from kinfolk.live.table import RunsTable
+from kinfolk.live.text import score_text
 
 # Plain lines come at most this often, in seconds.
 PAUSE = 5.0
@@ -24,14 +38,18 @@ class ProgressReporter:
         self.done, self.began, self.spoke = 0, time.monotonic(), time.monotonic()
         self.bar: Progress | None = None
         self.task: Any = None
+        self.table: RunsTable | None = None
         self.line = 0  # in a notebook, the length of the line that is written again and again
         self.said: set[str] = set()
 
     def watch(self, name: str, rounds: int = 0) -> Any:
         """A listener for the run called `name`; of all rounds so many are its own, else its `run.rounds`."""
         seen, own = [0], [rounds]
+        hear = self.table.listener() if self.table is not None else None
 
         def listen(event: str, facts: dict[str, Any]) -> None:
+            if hear is not None:
+                hear(event, facts)
             if event == "engine":
                 own[0] = own[0] or facts["rounds"]
                 self._once(f"engine: {facts['note']} ({facts['why']})")
@@ -56,7 +74,10 @@ class ProgressReporter:
 
     def _forward(self, rounds: int, name: str, facts: dict[str, Any]) -> None:
         self.done += rounds
-        score = headline(facts.get("summary") or {})
+        if self.table is not None:
+            return
+        told = headline(facts.get("summary") or {}, model=self.bar is None)  # which a bar has no room for
+        score = ", ".join(filter(None, [told, groups_text(facts.get("groups") or {})]))
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done, total=self.total, description=name, score=score)
             return
@@ -81,8 +102,8 @@ class ProgressReporter:
     def _say(self, text: str) -> None:
         if self.quiet and not text.startswith("warning"):
             return
-        if self.bar is not None:
-            self.bar.console.print(text, markup=False, highlight=False)
+        if self.bar is not None or self.table is not None:
+            self.console.print(text, markup=False, highlight=False)
         else:
             print("\n" * bool(self.line) + text, file=sys.stderr, flush=True)
             self.line = 0
@@ -100,23 +121,37 @@ def interactive() -> bool:
 
 
 @contextmanager
-def telling(total: int, quiet: bool = False) -> Iterator[ProgressReporter]:
-    """Tell of `total` rounds; a bar appears only on a terminal."""
+def telling(
+    total: int, quiet: bool = False, runs: Sequence[tuple[str, int]] = ()
+) -> Iterator[ProgressReporter]:
+    """Tell of `total` rounds; on a terminal by a bar, or by a table of `runs`, each a title and a seed."""
     teller = ProgressReporter(total, quiet)
     if quiet or not teller.console.is_terminal:
         with closing(teller):
             yield teller
-        return
-    columns = (
+    elif runs:
+        teller.table = RunsTable(Standing(title, seed) for title, seed in runs)
+        with Live(teller.table, console=teller.console, refresh_per_second=2, transient=True) as live:
+            try:
+                yield teller
+            except BaseException:
+                live.transient = False  # no better table will take its place
+                raise
+    else:
+        with Progress(*_columns(teller.console.width), console=teller.console) as bar:
+            teller.bar, teller.task = bar, bar.add_task("starting", total=total, score="")
+            yield teller
+
+
+def _columns(width: int) -> tuple[ProgressColumn, ...]:
+    """A bar and what stands beside it; where it is narrow, the score is cut, and not the numbers."""
+    return (
         TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[score]}"),
+        BarColumn(bar_width=20 if width >= 80 else 8),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TextColumn("{task.fields[score]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, console=teller.console) as bar:
-        teller.bar, teller.task = bar, bar.add_task("starting", total=total, score="")
-        yield teller
 
 
 def _drawn(done: int, total: int, width: int = 20) -> str:
@@ -129,19 +164,15 @@ def _drawn(done: int, total: int, width: int = 20) -> str:
     return f"{done}/{total} [{'#' * filled}{'.' * (width - filled)}]"
 
 
-def headline(summary: dict[str, Any]) -> str:
-    """The main score of the main model, in a few words.
+def headline(summary: dict[str, Any], model: bool = True) -> str:
+    """The main score of the main model, in a few words; with its name, or without.
 
-    >>> headline({"centre": {"accuracy": {"macro": 0.871}}})
-    'accuracy 87.1% (centre)'
+    >>> summary = {"centre": {"accuracy": {"macro": 0.871}}}
+    >>> headline(summary), headline(summary, model=False)
+    ('accuracy 87.1% (centre)', 'accuracy 87.1%')
     """
-    for kind, scores in summary.items():
-        for score in ("accuracy", "mse", "loss"):
-            if score in scores and scores[score]["macro"] is not None:
-                value = scores[score]["macro"]
-                return (
-                    f"{score} {value:.1%} ({kind})"
-                    if score == "accuracy"
-                    else f"{score} {value:.4g} ({kind})"
-                )
-    return ""
+    found = main_score(summary)
+    if found is None:
+        return ""
+    kind, score, over = found
+    return f"{score} {score_text(over['macro'], score)}" + f" ({kind})" * model

@@ -128,7 +128,7 @@ def compare(
     """Compare algorithms over several seeds: one table, mean ± sample std, and one figure."""
     from kinfolk.engines.link import follows
     from kinfolk.experiment.callbacks import all_of
-    from kinfolk.experiment.compare import DEFAULT
+    from kinfolk.experiment.compare import DEFAULT, planned
     from kinfolk.experiment.compare import compare as compare_all
     from kinfolk.experiment.loggers import logged
     from kinfolk.experiment.seeds import seed_numbers
@@ -149,7 +149,8 @@ def compare(
         if not json_:
             show_search(first)
     total = experiment.run.rounds * len(names) * len(numbers)
-    with telling(total, quiet=json_ or serves) as teller, logged(log) as logger:
+    runs = planned(experiment, names, numbers)
+    with telling(total, quiet=json_ or serves, runs=runs) as teller, logged(log) as logger:
         results = compare_all(
             experiment,
             names,

@@ -264,8 +264,10 @@ def _with_launcher(link: Link) -> Iterator[None]:
             return
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=look, daemon=True).start()
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
     try:
         yield
     finally:
         over.set()
+        looking.join()  # a thread that is still there when Python ends may abort the process

@@ -22,7 +22,7 @@ from kinfolk.federation.sources import build
 from kinfolk.lock import writing
 from kinfolk.streams import Seed
 
-__all__ = ["DEFAULT", "compare", "parse_algorithm", "parse_methods"]
+__all__ = ["DEFAULT", "compare", "parse_algorithm", "parse_methods", "planned"]
 
 # Who is compared if nobody is named: no training together, one model, models of one's own, models of groups.
 # Each takes any data and network; `kinfolk list` has all, among them methods for classes alone and baselines
@@ -87,6 +87,16 @@ def _all(
     if not results:
         raise broken[0]
     return results
+
+
+def planned(spec: Experiment, algorithms: Sequence[str], seeds: Seeds) -> list[tuple[str, int]]:
+    """The title and the seed of every run of a comparison, in order.
+
+    >>> planned(Experiment(), ["local", "fesem,k=2"], 2)
+    [('local', 0), ('local', 1), ('fesem k=2', 0), ('fesem k=2', 1)]
+    """
+    numbers = seed_numbers(seeds, spec.run.seed)
+    return [(title, k) for title in parse_methods(spec, algorithms or DEFAULT) for k in numbers]
 
 
 def parse_methods(spec: Experiment, algorithms: Sequence[str]) -> dict[str, Method]:

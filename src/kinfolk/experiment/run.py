@@ -200,7 +200,7 @@ class Running:
         finalize(self)
         tell_spending(self.algorithm, self.state, self.records, self.done)
         self.describe("diverged" if self.health.stopped else "finished", reason)
-        self.watch("end", {"reason": reason, "folder": self.folder})
+        self.watch("end", {"reason": reason, "folder": self.folder, "status": self.status})
         if self.served is None:  # a run that had ended before
             self.served, _ = self._chosen()
         held = self.memories.everyones()
@@ -463,7 +463,7 @@ class Running:
         write_text(self.folder / "spec.toml", dump(self.spec))
         self.describe("running", "")
         self.records.audit("resume", round=self.done, engine=self.coordinator.engine.note)
-        self.watch("resume", {"round": self.done, "memories": self.memories})
+        self.watch("resume", {"round": self.done, "memories": self.memories, "summary": self.summary})
         if not self._end():
             if not (self.folder / OUTLINE).exists():  # an older version began it
                 write_outline(self.folder, self.parts.federation, self.parts.learner)

@@ -27,9 +27,9 @@ def with_groups(runs: Sequence[Run]) -> list[Run]:
     [('ifca', 3)]
     """
     best = roles(runs, judged_by(runs).name).get("best")
-    first = {title: min(same, key=lambda run: run.seed) for title, same in by_title(runs).items()}
-    found = [run for run in first.values() if run.has_groups]
-    return sorted(found, key=lambda run: best is None or run.title != best.title)
+    grouped = {title: [run for run in same if run.has_groups] for title, same in by_title(runs).items()}
+    first = [min(same, key=lambda run: run.seed) for same in grouped.values() if same]
+    return sorted(first, key=lambda run: best is None or run.title != best.title)
 
 
 def over_rounds(runs: Sequence[Run]) -> list[Chart]:

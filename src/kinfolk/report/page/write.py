@@ -1,0 +1,188 @@
+"""The report as one HTML file that needs nothing else: no network, no other file, no server."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from kinfolk.experiment.record import disk_errors, write_bytes
+from kinfolk.report.groups import members
+from kinfolk.report.page import facts, html, theme
+from kinfolk.report.page.charts.membership import with_groups
+from kinfolk.report.page.charts.scores import MOST_CLIENTS
+from kinfolk.report.page.load import Material, load
+from kinfolk.report.page.sections import Filled, Section, fill
+from kinfolk.report.page.store import Store, as_json
+
+NAME = "report.html"
+# The order matters: a script uses what stands before it.
+SCRIPTS = ("vendor/vega.min.js", "vendor/vega-lite.min.js", "vendor/vega-interpreter.js",
+           "data.js", "tables.js", "charts.js", "page.js")  # fmt: skip
+
+
+def write_report(folders: Sequence[str | Path], path: str | Path, score: str | None = None) -> Path:
+    """Write the report of some run folders, comparison folders and choices of K into one HTML file.
+
+    >>> write_report(["nowhere"], "report.html")
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: run = 'nowhere': holds no run; name a run folder or a comparison folder
+    """
+    material = load(folders, score)
+    return save(page(material, list(fill(material))), path)
+
+
+def save(text: str, path: str | Path) -> Path:
+    """Write a page, whole or not at all."""
+    path = Path(path)
+    with disk_errors("report", path.parent):
+        write_bytes(path, text.encode("utf-8", "replace"))
+    return path
+
+
+def page(material: Material, filled: Sequence[tuple[Section, list[Filled]]]) -> str:
+    """The whole page."""
+    store = Store()
+    runs, line = material.runs, _headline(material)
+    parts = [_verdict(material)]
+    for number, (section, entries) in enumerate(filled):
+        body = "".join(html.group(one, f"s{number}-{place}", store) for place, one in enumerate(entries))
+        name = _anchor(section)
+        parts.append(f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{section.title}</h2>{body}</section>')
+    links = [("verdict", "Verdict")] * bool(parts[0])
+    links += [*((_anchor(section), section.title) for section, _ in filled)]
+    nav = "".join(f'<li><a href="#{name}">{html.text(title)}</a></li>' for name, title in links)
+    warnings = "".join(f"<li>{html.text(one)}</li>" for one in facts.unfinished(runs))
+    shared = {
+        "columns": store.columns, "members": _members(material), "clients": _clients(material),
+        "light": theme.config(), "dark": theme.config(dark=True), "darker": theme.DARK, "rows": html.ROWS,
+    }  # fmt: skip
+    style, script = _asset("page.css"), "\n".join(map(_asset, SCRIPTS))
+    body = _BODY.format(
+        line=html.text(line), nav=nav, parts="\n".join(parts), version=html.text(version("kinfolk")),
+        warnings=f'<ul class="warnings" aria-label="Unfinished runs">{warnings}</ul>' if warnings else "",
+        find="" if shared["clients"] else " hidden",
+    )  # fmt: skip
+    data = f'<script type="application/json" id="shared-data">{as_json(html.plain(shared))}</script>'
+    head = _HEAD.format(policy=_policy(style, script), title=html.text(f"{line} – Kinfolk report"), style=style)
+    return f"{head}{body}{data}\n<script>{script}</script>\n</body>\n</html>\n"
+
+
+def _anchor(section: Section) -> str:
+    return "section-" + re.sub(r"[^a-z]+", "-", section.title.lower())
+
+
+def _headline(material: Material) -> str:
+    if material.runs:
+        return facts.headline(material.runs)
+    return "; ".join(str(choice.get("federation", "")) for choice in material.choices)
+
+
+def _policy(style: str, script: str) -> str:
+    """What the browser lets the page do: nothing but run its own script; no request can leave it."""
+    return (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _asset(name: str) -> str:
+    """A file that comes with the package; modules and maps of sources are for other places than a page."""
+    found = files("kinfolk.report.page").joinpath("assets", *name.split("/")).read_text(encoding="utf-8")
+    found = re.sub(r"^//# sourceMappingURL=.*$", "", found, flags=re.MULTILINE)
+    found = re.sub(r"^import (\{[^}]*\}) from 'vega-util';$", r"const \1 = vega;", found, flags=re.MULTILINE)
+    if name.endswith("interpreter.js"):
+        export = "export { expression as expressionInterpreter };"
+        found = f"const vegaInterpreter = (() => {{\n{found.replace(export, 'return expression;')}\n}})();"
+    return found.strip()
+
+
+def _verdict(material: Material) -> str:
+    """The verdict in words, as far as its rules are there."""
+    if not (material.runs and material.score):
+        return '<section id="verdict"><h2>Verdict</h2><p>There are no scores yet.</p></section>' if material.runs else ""
+    try:
+        verdict: Any = import_module("kinfolk.report.page.verdict").verdict(material.runs)
+    except ModuleNotFoundError as missing:
+        if missing.name != "kinfolk.report.page.verdict":
+            raise
+        return ""
+    words = {"good": "Good", "warning": "Warning", "plain": ""}
+    lines = "".join(
+        f'<li class="{html.text(one.weight)}" data-rule="{html.text(one.rule)}">'
+        f'{f"<span class=weight>{words[one.weight]}:</span> " if words.get(one.weight) else ""}{html.text(one.text)}</li>'
+        for one in verdict.sentences
+    )
+    return (
+        f'<section id="verdict" aria-labelledby="verdict-h"><h2 id="verdict-h">Verdict</h2>'
+        f'<p class="headline">{html.text(verdict.headline)}</p><ul class="sentences">{lines}</ul></section>'
+    )
+
+
+def _members(material: Material) -> dict[str, dict[str, list[str]]]:
+    """Of every method with groups its clients by group, in its first seed: what a click on a group picks."""
+    if not material.score:
+        return {}
+    return {
+        run.title: {str(group): list(map(str, part.index)) for group, part in members(run).groupby("group")}
+        for run in with_groups(material.runs)
+        if run.scores["client"].nunique() <= MOST_CLIENTS
+    }
+
+
+def _clients(material: Material) -> list[str]:
+    """The names of the clients, by which a reader finds one; none where charts do not show each."""
+    names: dict[str, None] = {}
+    for run in material.runs:
+        names |= dict.fromkeys(map(str, run.scores["client"].unique()))
+    return sorted(names) if len(names) <= MOST_CLIENTS else []
+
+
+_HEAD = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+"""
+_BODY = """<body>
+<a class="skip" href="#main">Skip to the report</a>
+<header>
+<p class="brand">Kinfolk report</p>
+<h1>{line}</h1>
+{warnings}
+</header>
+<div class="bar" role="region" aria-label="Tools">
+<nav aria-label="Sections"><ul>{nav}</ul></nav>
+<div class="tools">
+<form class="find" role="search"{find}><label for="find">Find a client</label>
+<input id="find" list="client-names" autocomplete="off" spellcheck="false"><datalist id="client-names"></datalist>
+<button type="submit">Pick</button></form>
+<p class="picked" id="picked" hidden><span id="picked-names"></span> <button type="button" id="clear">Clear</button></p>
+<p class="sr" id="spoken" role="status" aria-live="polite"></p>
+<div class="theme"><label for="theme">Theme</label>
+<select id="theme"><option value="auto">as the system</option><option>light</option><option>dark</option></select></div>
+</div>
+</div>
+<main id="main" tabindex="-1">
+{parts}
+</main>
+<footer>
+<p>Written by Kinfolk {version} from records alone. The page holds all its data and sends nothing.
+Charts: Vega and Vega-Lite, University of Washington Interactive Data Lab, BSD-3-Clause.</p>
+</footer>
+"""

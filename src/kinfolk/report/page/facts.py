@@ -10,6 +10,7 @@ import pandas as pd
 from rich.text import Text
 
 from kinfolk.report.diverged import divergences
+from kinfolk.report.groups import named
 from kinfolk.report.page.chart import Chart
 from kinfolk.report.read import Run, human_bytes, training_seconds
 from kinfolk.report.tables import comparison_table
@@ -28,7 +29,10 @@ def comparison(runs: Sequence[Run]) -> Chart | None:
     if not any(len(run.scores) for run in runs):
         return None
     table, notes = comparison_table(runs)
-    columns = {_plain(column.header).replace("\n", " "): [_plain(cell) for cell in column.cells] for column in table.columns}
+    columns = {
+        _plain(column.header).replace("\n", " "): [_plain(cell) for cell in column.cells]
+        for column in table.columns
+    }
     first, *others = notes or [""]
     return Chart(
         "comparison", _plain(table.title), {}, pd.DataFrame(columns), first[:1].upper() + first[1:],
@@ -48,13 +52,27 @@ def every_run(runs: Sequence[Run]) -> Chart:
     """
     rows = [_of(run) for run in runs]
     ended = sum(row["status"] == "finished" for row in rows)
-    says = f"{len(runs)} runs, {ended} of them finished." if len(runs) > 1 else f"One run, {rows[0]['status']}."
-    return Chart("runs", "The runs", {}, pd.DataFrame(rows), says)
+    says = (
+        f"{len(runs)} runs, {ended} of them finished." if len(runs) > 1 else f"One run, {rows[0]['status']}."
+    )
+    frame = pd.DataFrame(rows).replace("", None).dropna(axis="columns", how="all")
+    return Chart("runs", "The runs", {}, frame, says, tuple(_versions(runs)))
+
+
+def _versions(runs: Sequence[Run]) -> list[str]:
+    """A line for each set of versions, and whose it is where there are several."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        text = ", ".join(f"{name} {version}" for name, version in (run.facts.get("versions") or {}).items())
+        found.setdefault(text or "not recorded", []).append(f"{run.title} seed {run.seed}")
+    return [
+        f"Versions{f' of {named(who, 4)}' if len(found) > 1 else ''}: {text}." for text, who in found.items()
+    ]
 
 
 def _of(run: Run) -> dict[str, Any]:
     facts, done = run.facts, run.rounds
-    model, versions = facts.get("model") or {}, facts.get("versions") or {}
+    model = facts.get("model") or {}
     sent = sum(sum(ways.values()) for fact in done for ways in (fact.get("bytes") or {}).values())
     return {
         "algorithm": run.title,
@@ -68,7 +86,6 @@ def _of(run: Run) -> dict[str, Any]:
         "model": model.get("name") or "",
         "parameters": model.get("parameters"),
         "engine": facts.get("engine") or "",
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
 
 
@@ -95,18 +112,22 @@ def settings(runs: Sequence[Run]) -> Chart | None:
     return Chart("settings", "Settings", {}, pd.DataFrame(rows).drop_duplicates(), says)
 
 
-def headline(runs: Sequence[Run]) -> str:
-    """In one line, on what these runs were.
+def headline(runs: Sequence[Run]) -> tuple[str, str]:
+    """(the federation, how much of everything there is).
 
     >>> facts = {"title": "local", "seed": 0, "federation": {"name": "digits", "clients": 24, "rows": 1440}}
     >>> headline([Run.of(facts, {"value": []})])
-    'digits; 24 clients, 1,440 training rows; 1 method, 1 seed'
+    ('digits', '24 clients, 1,440 training rows, 1 method, 1 seed')
     """
     data = next((run.facts["federation"] for run in runs if run.facts.get("federation")), {})
-    counts = [f"{data[key]:,} {words}" for key, words in (("clients", "clients"), ("rows", "training rows")) if data.get(key)]
+    counts = [
+        f"{data[key]:,} {words}"
+        for key, words in (("clients", "clients"), ("rows", "training rows"))
+        if data.get(key)
+    ]
     many = [(len({run.title for run in runs}), "method"), (len({run.seed for run in runs}), "seed")]
     counted = ", ".join(f"{number} {word}{'s' if number != 1 else ''}" for number, word in many)
-    return "; ".join(filter(None, [str(data.get("name") or ""), ", ".join(counts), counted]))
+    return str(data.get("name") or "Runs"), ", ".join([*counts, counted])
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:
@@ -121,7 +142,11 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
         status, reason = run.facts.get("status", "finished"), run.facts.get("reason")
         if status == "finished":
             continue
-        why = "it runs still or was killed" if status == "running" else f"{status}{f' ({reason})' if reason else ''}"
+        why = (
+            "it runs still or was killed"
+            if status == "running"
+            else f"{status}{f' ({reason})' if reason else ''}"
+        )
         rounds = int(run.rounds[-1]["round"]) if run.rounds else 0
         lines.append(f"{run.title} seed {run.seed} has not finished: {why}; {rounds} rounds are recorded.")
     return lines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
@@ -17,7 +16,8 @@ from kinfolk.report.page.store import Store, as_json
 
 # Rows of a table that stand in the page as they are; a script shows others, and the file has all.
 ROWS = 100
-_NUMBER = re.compile(r"[<=+\-−±–\s]*\d|-?$|best$|=$|inf$|-?\d+\.\d+e[+-]?\d+$")
+# What stands in a column of numbers: signs, ranges and deviations too, and the words of a comparison.
+_NUMERIC, _WORDS = frozenset("0123456789.,+-−±–=<%e "), frozenset(("", "-", "=", "best", "inf", "diverged"))
 
 
 def text(value: object) -> str:
@@ -56,7 +56,7 @@ def table(frame: pd.DataFrame, label: str) -> str:
     """
     shown = frame.head(ROWS)
     columns = [[number(value) for value in frame[name].head(ROWS)] for name in shown]
-    right = [all(_NUMBER.match(cell) for cell in cells) and any(cells) for cells in columns]
+    right = [any(cells) and all(map(_numeric, cells)) for cells in columns]
     classes = [' class="number"' if one else "" for one in right]
     heads = "".join(
         f'<th scope="col"{kind}>{text(name)}</th>' for name, kind in zip(shown, classes, strict=True)
@@ -70,6 +70,10 @@ def table(frame: pd.DataFrame, label: str) -> str:
         f'<div class="scroll" role="region" tabindex="0" aria-label="{text(label)}">'
         f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _numeric(cell: str) -> bool:
+    return cell in _WORDS or (not set(cell) - _NUMERIC and any(letter.isdigit() for letter in cell))
 
 
 def figure(chart: Chart, store: Store) -> str:
@@ -175,6 +179,8 @@ def differing(titles: Sequence[str]) -> list[str]:
     """
     words = [title.split() for title in titles]
     front = len(list(takewhile(lambda same: len(set(same)) == 1, zip(*words, strict=False))))
-    back = len(list(takewhile(lambda same: len(set(same)) == 1, zip(*(one[::-1] for one in words), strict=False))))
+    back = len(
+        list(takewhile(lambda same: len(set(same)) == 1, zip(*(one[::-1] for one in words), strict=False)))
+    )
     short = [" ".join(one[front : len(one) - back]) for one in words]
     return short if all(short) else list(titles)

@@ -47,7 +47,9 @@ def _score(runs: Sequence[Run], wanted: str | None) -> str:
     """The score asked for, or the most telling one; from what rounds tell, so that no record is read for it."""
     known: dict[str, None] = {}
     for run in runs:
-        told = {name: None for fact in run.rounds for by in (fact.get("summary") or {}).values() for name in by}
+        told = {
+            name: None for fact in run.rounds for by in (fact.get("summary") or {}).values() for name in by
+        }
         known |= told or dict.fromkeys(run.metrics)
     if wanted is not None and known and wanted not in known:
         raise KinfolkError("score", wanted, near(wanted, known))
@@ -65,7 +67,9 @@ def _same_federation(runs: Iterable[Run]) -> None:
     by_seed: dict[int, Run] = {}
     for run in runs:
         first = by_seed.setdefault(run.seed, run)
-        mine, its = (str((one.facts.get("federation") or {}).get("fingerprint") or "") for one in (run, first))
+        mine, its = (
+            str((one.facts.get("federation") or {}).get("fingerprint") or "") for one in (run, first)
+        )
         if mine and its and mine != its:
             _refuse(first, run, f"clients and rows (fingerprints {its[:8]} and {mine[:8]}) of the same seed")
 

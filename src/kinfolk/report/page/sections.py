@@ -39,7 +39,7 @@ SECTIONS = (
     Section("Comparison", (Entry((facts.comparison,)),)),
     Section(
         "Training",
-        (Entry((convergence.by_rounds, convergence.by_bytes, convergence.by_seconds), choose="Drawn"),),
+        (Entry((convergence.by_rounds, convergence.by_bytes, convergence.by_seconds), choose="By"),),
     ),
     Section(
         "Clients",

@@ -24,6 +24,11 @@ RAMP = (["#eef4fa", "#9cc4e2", "#3788bf", "#083a63"], ["#1c2a36", "#235a86", "#3
 SIDES = (["#D55E00", "#f0b48a", "#ececec", "#8dbfe0", "#0072B2"],
          ["#FF8A47", "#8a4d2a", "#2b2f33", "#2c5f85", "#4DA3E0"])  # fmt: skip
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
+# The axis of finished rounds.
+ROUNDS: dict[str, Any] = {
+    "type": "quantitative", "title": "finished rounds", "scale": {"nice": False, "zero": False},
+    "axis": {"format": "d", "tickMinStep": 1},
+}  # fmt: skip
 # A figure of a paper: two columns wide; its dots an inch as printers want them.
 PAPER_WIDTH, PAPER_DPI = 520, 300
 
@@ -44,10 +49,10 @@ def config(dark: bool = False, font: str = FONT) -> dict[str, Any]:
         "padding": 5,
         "view": {"stroke": None},
         "axis": {**words, **lines, "titlePadding": 8, "labelLimit": 150},
-        "axisX": {"grid": False},
+        "axisX": {"grid": False, "tickCount": 8},
         "axisBand": {"grid": False},
         "legend": {**words, "orient": "top", "titleFontWeight": "normal", "labelLimit": 220, "columns": 4,
-                   "symbolStrokeWidth": 2},
+                   "symbolStrokeWidth": 2, "symbolOpacity": 1},
         "header": {**words, "titleFontWeight": "normal"},
         "title": {"color": ink, "fontSize": 13, "anchor": "start"},
         "text": {"color": ink, "fontSize": 11},

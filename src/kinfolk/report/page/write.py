@@ -6,17 +6,21 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import disk_errors, write_bytes
 from kinfolk.report.groups import members
 from kinfolk.report.page import facts, html, theme
+from kinfolk.report.page.chart import Chart
 from kinfolk.report.page.charts.membership import with_groups
 from kinfolk.report.page.charts.scores import MOST_CLIENTS
+from kinfolk.report.page.export import FORMATS, write_figures
 from kinfolk.report.page.load import Material, load
 from kinfolk.report.page.sections import Filled, Section, fill
 from kinfolk.report.page.store import Store, as_json
@@ -27,34 +31,63 @@ SCRIPTS = ("vendor/vega.min.js", "vendor/vega-lite.min.js", "vendor/vega-interpr
            "data.js", "tables.js", "charts.js", "page.js")  # fmt: skip
 
 
-def write_report(folders: Sequence[str | Path], path: str | Path, score: str | None = None) -> Path:
+@dataclass(frozen=True)
+class Report:
+    """A report that has been made and can be written: as a page, and as figures."""
+
+    material: Material
+    filled: tuple[tuple[Section, list[Filled]], ...]
+    place: Path  # where the page goes if nobody says otherwise
+
+    @staticmethod
+    def of(folders: Sequence[str | Path], score: str | None = None) -> Report:
+        """Read the folders and make every chart."""
+        material = load(folders, score)
+        return Report(material, tuple(fill(material)), Path(folders[0]) / NAME)
+
+    @property
+    def charts(self) -> list[Chart]:
+        """All charts, in the order of the page."""
+        return [chart for _, entries in self.filled for one in entries for chart in one.charts]
+
+    def write(self, path: str | Path | None = None) -> Path:
+        """Write the page, whole or not at all."""
+        path = self.place if path is None else Path(path)
+        if path.suffix.lower() not in (".html", ".htm"):
+            raise KinfolkError("--out", str(path), "give a name that ends in .html")
+        text = page(self.material, self.filled).encode("utf-8", "replace")
+        with disk_errors("report", path.parent):
+            write_bytes(path, text)
+        return path
+
+    def write_figures(self, folder: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+        """Write every chart as a file in each of the formats; needs the extra `report`."""
+        return write_figures(self.charts, folder, formats)
+
+
+def write_report(
+    folders: Sequence[str | Path], path: str | Path | None = None, score: str | None = None
+) -> Path:
     """Write the report of some run folders, comparison folders and choices of K into one HTML file.
 
     >>> write_report(["nowhere"], "report.html")
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: run = 'nowhere': holds no run; name a run folder or a comparison folder
     """
-    material = load(folders, score)
-    return save(page(material, list(fill(material))), path)
-
-
-def save(text: str, path: str | Path) -> Path:
-    """Write a page, whole or not at all."""
-    path = Path(path)
-    with disk_errors("report", path.parent):
-        write_bytes(path, text.encode("utf-8", "replace"))
-    return path
+    return Report.of(folders, score).write(path)
 
 
 def page(material: Material, filled: Sequence[tuple[Section, list[Filled]]]) -> str:
     """The whole page."""
     store = Store()
-    runs, line = material.runs, _headline(material)
+    runs, (line, amounts) = material.runs, _headline(material)
     parts = [_verdict(material)]
     for number, (section, entries) in enumerate(filled):
         body = "".join(html.group(one, f"s{number}-{place}", store) for place, one in enumerate(entries))
         name = _anchor(section)
-        parts.append(f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{section.title}</h2>{body}</section>')
+        parts.append(
+            f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{section.title}</h2>{body}</section>'
+        )
     links = [("verdict", "Verdict")] * bool(parts[0])
     links += [*((_anchor(section), section.title) for section, _ in filled)]
     nav = "".join(f'<li><a href="#{name}">{html.text(title)}</a></li>' for name, title in links)
@@ -65,12 +98,14 @@ def page(material: Material, filled: Sequence[tuple[Section, list[Filled]]]) -> 
     }  # fmt: skip
     style, script = _asset("page.css"), "\n".join(map(_asset, SCRIPTS))
     body = _BODY.format(
-        line=html.text(line), nav=nav, parts="\n".join(parts), version=html.text(version("kinfolk")),
+        line=html.text(line), amounts=html.text(amounts), nav=nav, parts="\n".join(parts), version=html.text(version("kinfolk")),
         warnings=f'<ul class="warnings" aria-label="Unfinished runs">{warnings}</ul>' if warnings else "",
         find="" if shared["clients"] else " hidden",
     )  # fmt: skip
     data = f'<script type="application/json" id="shared-data">{as_json(html.plain(shared))}</script>'
-    head = _HEAD.format(policy=_policy(style, script), title=html.text(f"{line} – Kinfolk report"), style=style)
+    head = _HEAD.format(
+        policy=_policy(style, script), title=html.text(f"{line} – Kinfolk report"), style=style
+    )
     return f"{head}{body}{data}\n<script>{script}</script>\n</body>\n</html>\n"
 
 
@@ -78,10 +113,11 @@ def _anchor(section: Section) -> str:
     return "section-" + re.sub(r"[^a-z]+", "-", section.title.lower())
 
 
-def _headline(material: Material) -> str:
+def _headline(material: Material) -> tuple[str, str]:
     if material.runs:
         return facts.headline(material.runs)
-    return "; ".join(str(choice.get("federation", "")) for choice in material.choices)
+    first = material.choices[0]
+    return str(first.get("federation", "")), f"{first['clients']} of {first['of']} clients, a choice of K"
 
 
 def _policy(style: str, script: str) -> str:
@@ -110,7 +146,11 @@ def _asset(name: str) -> str:
 def _verdict(material: Material) -> str:
     """The verdict in words, as far as its rules are there."""
     if not (material.runs and material.score):
-        return '<section id="verdict"><h2>Verdict</h2><p>There are no scores yet.</p></section>' if material.runs else ""
+        return (
+            '<section id="verdict"><h2>Verdict</h2><p>There are no scores yet.</p></section>'
+            if material.runs
+            else ""
+        )
     try:
         verdict: Any = import_module("kinfolk.report.page.verdict").verdict(material.runs)
     except ModuleNotFoundError as missing:
@@ -120,7 +160,7 @@ def _verdict(material: Material) -> str:
     words = {"good": "Good", "warning": "Warning", "plain": ""}
     lines = "".join(
         f'<li class="{html.text(one.weight)}" data-rule="{html.text(one.rule)}">'
-        f'{f"<span class=weight>{words[one.weight]}:</span> " if words.get(one.weight) else ""}{html.text(one.text)}</li>'
+        f"{f'<span class=weight>{words[one.weight]}:</span> ' if words.get(one.weight) else ''}{html.text(one.text)}</li>"
         for one in verdict.sentences
     )
     return (
@@ -164,6 +204,7 @@ _BODY = """<body>
 <header>
 <p class="brand">Kinfolk report</p>
 <h1>{line}</h1>
+<p class="amounts">{amounts}</p>
 {warnings}
 </header>
 <div class="bar" role="region" aria-label="Tools">

@@ -29,9 +29,15 @@ function specOf(name, width) {
   const narrow = width < 480;
   const legend = { ...theme.legend, columns: Math.max(1, Math.floor(width / (narrow ? 150 : 190))), labelLimit: narrow ? 120 : 170 };
   const axis = { ...theme.axis, labelLimit: narrow ? 80 : 150, titleLimit: width };
-  found.config = { ...theme, background: null, legend, axis, ...(spec.config || {}) };
+  const axisX = { ...theme.axisX, tickCount: Math.max(3, Math.floor(width / 110)) };
+  found.config = { ...theme, background: null, legend, axis, axisX, ...(spec.config || {}) };
   return found;
 }
+
+// Vega-Lite warns of every chart that is as wide as its place and as high as its bars; that is as it should be.
+const logger = vega.logger(vega.Warn);
+const warn = logger.warn.bind(logger);
+logger.warn = (...words) => (/^Dropping "fit-/.test(words[0]) ? logger : warn(...words));
 
 // No request leaves the page: pictures are in it.
 function loader() {
@@ -55,7 +61,7 @@ function draw(figure) {
   if (old) old.view.finalize();
   place.replaceChildren();
   const rows = Object.values(spec.datasets).reduce((sum, one) => sum + one.length, 0);
-  const runtime = vega.parse(vegaLite.compile(spec).spec, null, { ast: true });
+  const runtime = vega.parse(vegaLite.compile(spec, { logger }).spec, null, { ast: true });
   const view = new vega.View(runtime, {
     expr: vegaInterpreter, loader: loader(), logLevel: vega.Warn, tooltip: showTip,
     renderer: rows > MANY && !printing ? "canvas" : "svg", hover: true,

@@ -54,7 +54,9 @@ def honest(runs: Sequence[Run]) -> Chart | None:
              "encoding": {"x": {**axis, "field": "median"}}},
         ],
     }  # fmt: skip
-    kinds = sorted({str(one.get("attack")) for run in runs if (one := run.spec.get("run") or {}).get("attack")})
+    kinds = sorted(
+        {str(one.get("attack")) for run in runs if (one := run.spec.get("run") or {}).get("attack")}
+    )
     says = (
         f"{len(of(runs))} clients attacked{' (' + ', '.join(kinds) + ')' if kinds else ''}. Honest clients do best "
         f"with {names[0]}: half of them have at least {rows[0]['median']:.3g}, the worst {rows[0]['lowest']:.3g}."
@@ -83,7 +85,9 @@ def rejected(runs: Sequence[Run]) -> Chart | None:
     known = of(runs)
     frame = pd.DataFrame(lines).groupby(["method", "client", "reason"]).size().rename("replies").reset_index()
     frame["who"] = np.where(frame["client"].isin(known), "attacker", "honest")
-    most = frame.groupby("client")["replies"].sum().sort_values(ascending=False, kind="stable").index[:MOST_BARS]
+    most = (
+        frame.groupby("client")["replies"].sum().sort_values(ascending=False, kind="stable").index[:MOST_BARS]
+    )
     told = ", ".join(
         f"{method} {part['replies'].sum()}, of which {part.loc[part['who'] == 'attacker', 'replies'].sum()} "
         "were attackers'"

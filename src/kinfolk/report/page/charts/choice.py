@@ -18,7 +18,9 @@ Facts = Mapping[str, Any]
 
 def choices(found: Sequence[Facts]) -> list[Chart]:
     """Charts of every choice: score on validation rows, silhouette, agreement of the seeds, each by K."""
-    return [chart for number, facts in enumerate(found, 1) for chart in _of(facts, number if found[1:] else 0)]
+    return [
+        chart for number, facts in enumerate(found, 1) for chart in _of(facts, number if found[1:] else 0)
+    ]
 
 
 def _of(facts: Facts, number: int) -> list[Chart]:
@@ -55,7 +57,9 @@ def _dots(facts: Facts, key: str, name: str, title: str, axis: str, factor: floa
                                           {"field": "value", "title": axis, "format": ".4~g"}]}},
     ]  # fmt: skip
     says = f"{facts['reason']} Means by K: {', '.join(f'{k}: {mean:.3g}' for k, mean in means.items())}."
-    return Chart(name, title, _spec(facts, rows, layers), pd.DataFrame(rows), says, tuple(facts.get("notes", ())))
+    return Chart(
+        name, title, _spec(facts, rows, layers), pd.DataFrame(rows), says, tuple(facts.get("notes", ()))
+    )
 
 
 def _stability(facts: Facts, name: str) -> Chart | None:
@@ -75,7 +79,9 @@ def _stability(facts: Facts, name: str) -> Chart | None:
     y = {"field": "agreement", "type": "quantitative", "title": "adjusted Rand index between seeds"}
     layers = [{"mark": {"type": "line", "point": True}, "encoding": {"y": y, "color": colour}}]
     table = pd.DataFrame(points).pivot(index="k", columns="groups", values="agreement").reset_index()
-    says = "Agreement of the seeds' groups by K: " + ", ".join(f"{row['k']}: {row['stability']:.2f}" for row in rows)
+    says = "Agreement of the seeds' groups by K: " + ", ".join(
+        f"{row['k']}: {row['stability']:.2f}" for row in rows
+    )
     return Chart(name, "Agreement of the seeds by K", _spec(facts, points, layers), table, f"{says}.")
 
 

@@ -37,11 +37,15 @@ def sorted_scores(runs: Sequence[Run]) -> Chart | None:
         return None
     many = max(len(one.clients) for one in shown) > MOST_CLIENTS
     rows = [row for one in shown for row in (_spread(one, score) if many else _each(one, score))]
-    notes = ["Each client: the mean over its seeds. Left: those with least; every method is sorted by itself."]
+    notes = [
+        "Each client: the mean over its seeds. Left: those with least; every method is sorted by itself."
+    ]
     if many:
         notes.append(f"More than {MOST_CLIENTS:,} clients: drawn at {STEPS} places, not one by one.")
     frame = pd.DataFrame({one.title: score.factor * one.clients for one in shown}).rename_axis("client")
-    table = frame.describe(percentiles=[0.1, 0.25, 0.5, 0.75, 0.9]).rename_axis("of clients") if many else frame
+    table = (
+        frame.describe(percentiles=[0.1, 0.25, 0.5, 0.75, 0.9]).rename_axis("of clients") if many else frame
+    )
     return Chart(
         "clients-sorted", f"{score.word.capitalize()} of every client, sorted",
         _sorted_spec(rows, shown, runs, score), table.reset_index(), " ".join(_span(one, score) for one in shown),
@@ -81,7 +85,13 @@ def _sorted_spec(rows: list[Row], shown: Sequence[Role], runs: Sequence[Run], sc
     layers: list[Row] = [{"mark": {"type": "line", "strokeWidth": 1.2}, "encoding": line}]
     if "client" in rows[0]:
         layers.append({"mark": {"type": "circle", "size": _size(len(rows))}, "encoding": dots})
-    return {"width": "container", "height": 300, "params": [PICKED], "data": {"values": rows}, "layer": layers}
+    return {
+        "width": "container",
+        "height": 300,
+        "params": [PICKED],
+        "data": {"values": rows},
+        "layer": layers,
+    }
 
 
 def colours(titles: Sequence[str], runs: Sequence[Run]) -> list[str]:
@@ -108,7 +118,9 @@ def _size(points: int) -> int:
 
 def _span(one: Role, score: Shown) -> str:
     values = one.clients
-    worst, best = (values.idxmax(), values.idxmin()) if score.lower_is_better else (values.idxmin(), values.idxmax())
+    worst, best = (
+        (values.idxmax(), values.idxmin()) if score.lower_is_better else (values.idxmin(), values.idxmax())
+    )
     half = "at most" if score.lower_is_better else "at least"
     return (
         f"With {one.title} clients have between {score.text(values[worst])} ({worst}) and "
@@ -181,7 +193,12 @@ VERDICTS = {"domain": ["gains", "as before", "loses"], "range": [GAIN, QUIET, LO
 
 def _gain_spec(rows: list[Row], title: str) -> Row:
     named = len(rows) <= NAMED
-    x: Row = {"field": "client", "type": "nominal", "sort": None, "title": None if named else "clients, by gain"}
+    x: Row = {
+        "field": "client",
+        "type": "nominal",
+        "sort": None,
+        "title": None if named else "clients, by gain",
+    }
     x["axis"] = {"labelAngle": -60, "labelLimit": 90} if named else {"labels": False, "ticks": False}
     y = {"field": "gain", "type": "quantitative", "title": title}
     colour = {"field": "verdict", "type": "nominal", "title": None, "scale": VERDICTS}
@@ -190,8 +207,7 @@ def _gain_spec(rows: list[Row], title: str) -> Row:
     return {
         "width": "container", "height": 260, "params": [PICKED], "data": {"values": rows},
         "layer": [
-            {"mark": {"type": "rule"}, "encoding": {**dots, "y": {**y, "datum": 0} | {"field": "gain"},
-                                                    "y2": {"datum": 0}}},
+            {"mark": {"type": "rule"}, "encoding": {**dots, "y2": {"datum": 0}}},
             {"mark": {"type": "circle", "size": _size(len(rows))}, "encoding": dots},
         ],
     }  # fmt: skip
@@ -233,7 +249,9 @@ def everyone(runs: Sequence[Run]) -> Chart | None:
     score = judged_by(runs)
     shown = list(roles(runs, score.name).values())
     columns: dict[str, pd.Series] = {one.title: score.factor * one.clients for one in shown}
-    grouped = next((run for one in shown[::-1] for run in runs if run.title == one.title and run.has_groups), None)
+    grouped = next(
+        (run for one in shown[::-1] for run in runs if run.title == one.title and run.has_groups), None
+    )
     groups = {"group": grouped.groups["group"].astype("Int64")} if grouped is not None else {}
     facts = runs[0].client_facts
     rows = {"training rows": facts["rows"].astype("Int64")} if "rows" in facts else {}

@@ -12,9 +12,9 @@ import pandas as pd
 
 from kinfolk.report.diverged import divergence_rounds
 from kinfolk.report.figures import COLOURS, STYLES, look
-from kinfolk.report.page.chart import PICKED, Chart
+from kinfolk.report.page.chart import IS_PICKED, PICKED, Chart
 from kinfolk.report.page.charts.scores import MOST_CLIENTS, Role, Shown, best_models, judged_by
-from kinfolk.report.page.theme import CONTEXT
+from kinfolk.report.page.theme import CONTEXT, ROUNDS
 from kinfolk.report.read import Run, by_title, history, is_training, sample_std, training_seconds
 
 DASHES = {"-": [1, 0], "--": [6, 3], ":": [2, 2]}
@@ -23,7 +23,7 @@ COLOURED = 12
 # Points of single clients' curves: for those that a reader picks.
 MOST_POINTS = 60_000
 ACROSS = {
-    "rounds": ("round", "finished rounds", "by round"),
+    "rounds": ("round", str(ROUNDS["title"]), "by round"),
     "bytes": ("megabytes", "MB sent so far, per client", "by what was sent"),
     "seconds": ("seconds", "seconds of training so far", "by time"),
 }
@@ -54,12 +54,12 @@ def by_rounds(runs: Sequence[Run]) -> Chart | None:
 
 
 def by_bytes(runs: Sequence[Run]) -> Chart | None:
-    """The mean over clients by megabytes sent, a start's included; None where nothing was recorded of them."""
+    """The mean over clients by megabytes sent, a start's included; None where no bytes are recorded."""
     return _chart(runs, "bytes")
 
 
 def by_seconds(runs: Sequence[Run]) -> Chart | None:
-    """The mean over clients by seconds of training, a start's included; None where none were recorded."""
+    """The mean over clients by seconds of training, a start's included; None where none are recorded."""
     return _chart(runs, "seconds")
 
 
@@ -137,7 +137,7 @@ def _chart(runs: Sequence[Run], across: str) -> Chart | None:
 
 
 def _rows(one: Curve, field: str, score: Shown) -> list[Row]:
-    """What is drawn of a curve: where a mean is not finite a gap; what diverged begins at the last point before."""
+    """What is drawn of a curve; the diverged part of it begins at the last point before."""
     rows: list[Row] = []
     for round, point in one.points.iterrows():
         mean, std = score.factor * point["mean"], score.factor * point["std"]
@@ -151,7 +151,7 @@ def _rows(one: Curve, field: str, score: Shown) -> list[Row]:
 
 
 def _of_clients(drawn: Sequence[Curve], field: str, score: Shown) -> list[Row]:
-    """Single clients' curves, for those that are picked: means over seeds, at some rounds if there are many."""
+    """Curves of single clients, for those that are picked: means over seeds, at some rounds if these are many."""
     everyone = sum(len(one.role.clients) for one in drawn)
     if not everyone or max(len(one.role.clients) for one in drawn) > MOST_CLIENTS:
         return []
@@ -183,7 +183,11 @@ def _spec(rows: list[Row], clients: list[Row], drawn: Sequence[Curve], axis: str
         "legend": {"values": names[:COLOURED], "symbolType": "stroke"},
     }  # fmt: skip
     dash = {**colour, "scale": {"domain": names, "range": [list(one.dash) for one in drawn]}}
-    x = {"field": "x", "type": "quantitative", "title": axis, "scale": {"nice": False}}
+    x = (
+        {**ROUNDS, "field": "x"}
+        if axis == ROUNDS["title"]
+        else {"field": "x", "type": "quantitative", "title": axis}
+    )
     y: Row = {
         "type": "quantitative",
         "title": score.title,
@@ -203,14 +207,14 @@ def _spec(rows: list[Row], clients: list[Row], drawn: Sequence[Curve], axis: str
          "encoding": {**line, "y": {**y, "field": "low"}, "y2": {"field": "high"}}},
         {"transform": [{"filter": "!datum.diverged"}], "mark": {"type": "line", "strokeWidth": 2},
          "encoding": {**line, "strokeDash": dash}},
-        {"transform": [{"filter": "datum.diverged"}], "mark": {"type": "line", "strokeWidth": 1.2, "strokeDash": [2, 4]},
-         "encoding": line},
         {"params": [near], "mark": {"type": "point", "filled": True, "size": 55},
          "encoding": {**line, "tooltip": told,
                       "opacity": {"condition": {"param": "near", "empty": False, "value": 1}, "value": _dots(rows)}}},
     ]  # fmt: skip
     crosses = [row for row in _ends(rows) if row["diverged"]]
     if crosses:
+        thin = {"type": "line", "strokeWidth": 1.2, "strokeDash": [2, 4]}
+        layers.append({"transform": [{"filter": "datum.diverged"}], "mark": thin, "encoding": line})
         layers.append({"data": {"values": crosses}, "mark": {"type": "text", "text": "×", "fontSize": 20},
                        "encoding": {**line, "tooltip": told}})  # fmt: skip
     if clients:
@@ -222,14 +226,20 @@ def _spec(rows: list[Row], clients: list[Row], drawn: Sequence[Curve], axis: str
 
 
 def _picked(clients: list[Row], line: Row, y: Row) -> Row:
-    """The mean over the picked clients, dotted; nothing as long as nobody is picked."""
+    """The mean over the picked clients, dotted; not to be seen as long as nobody is picked."""
     return {
         "data": {"values": clients},
         "transform": [
-            {"filter": "length(picked) > 0 && indexof(picked, datum.client) >= 0"},
+            {"filter": IS_PICKED},
             {"aggregate": [{"op": "mean", "field": "value", "as": "mean"}], "groupby": ["method", "x"]},
         ],
-        "mark": {"type": "line", "strokeDash": [1, 3], "strokeCap": "round", "strokeWidth": 3},
+        "mark": {
+            "type": "line",
+            "strokeDash": [1, 4],
+            "strokeCap": "round",
+            "strokeWidth": 3,
+            "opacity": {"expr": "length(picked) > 0 ? 1 : 0"},
+        },
         "encoding": {"x": line["x"], "y": {**y, "field": "mean"}, "color": line["color"]},
     }
 

@@ -58,13 +58,18 @@ def time(runs: Sequence[Run]) -> Chart | None:
     totals = frame.groupby("method", sort=False)["amount"].sum().sort_values()
     training = frame[frame["kind"].map(is_training)].groupby("method")["amount"].sum()
     said = ", ".join(
-        f"{method} {amount:.3g} ({training.get(method, 0.0):.3g})" for method, amount in list(totals.items())[:6]
+        f"{method} {amount:.3g} ({training.get(method, 0.0):.3g})"
+        for method, amount in list(totals.items())[:6]
     )
     table = frame.assign(training=frame["kind"].map(is_training)).drop(columns="way")
     table = table.rename(columns={"kind": "phase", "amount": "seconds"})
-    spec = _bars(_rows(frame.assign(part=frame["kind"])), list(totals.index[:MOST_METHODS]), "seconds in all rounds")
+    spec = _bars(
+        _rows(frame.assign(part=frame["kind"])), list(totals.index[:MOST_METHODS]), "seconds in all rounds"
+    )
     notes = ("Means over seeds; as long as this machine took, whatever else it did.",)
-    return Chart("time", "Time by phase", spec, table, f"Seconds in all rounds, of which training: {said}.", notes)
+    return Chart(
+        "time", "Time by phase", spec, table, f"Seconds in all rounds, of which training: {said}.", notes
+    )
 
 
 def _sums(
@@ -95,7 +100,11 @@ def _rows(frame: pd.DataFrame) -> list[Row]:
 def _bars(rows: list[Row], methods: Sequence[str], title: str) -> Row:
     """Stacked bars, a method each; the largest parts first."""
     rows = [row for row in rows if row["method"] in methods]
-    sizes = pd.DataFrame(rows).groupby("part")["amount"].sum().sort_values(ascending=False) if rows else pd.Series()
+    sizes = (
+        pd.DataFrame(rows).groupby("part")["amount"].sum().sort_values(ascending=False)
+        if rows
+        else pd.Series()
+    )
     parts = list(sizes.index)
     return {
         "width": "container", "height": {"step": 30}, "params": [PICKED],

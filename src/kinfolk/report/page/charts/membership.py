@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kinfolk.report.groups import switches
 from kinfolk.report.page.chart import PICKED, Chart, opacity
 from kinfolk.report.page.charts.clients import NAMED, colours
 from kinfolk.report.page.charts.scores import MOST_CLIENTS, judged_by, roles
+from kinfolk.report.page.theme import ROUNDS
 from kinfolk.report.read import Run, by_title
 
 Row = dict[str, Any]
@@ -39,51 +41,55 @@ def over_rounds(runs: Sequence[Run]) -> list[Chart]:
 
 
 def segments(table: pd.DataFrame) -> pd.DataFrame:
-    """From when to when each client was in which group: columns client, group, from, to.
+    """From when to when each client was in which group: columns client, group, first, last, from, to.
 
-    `table` has a row for each evaluated round and a column for each client. The last round counts as long as
-    the one before it.
+    `table` has a row for each evaluated round and a column for each client. `first` and `last` are such rounds;
+    `from` and `to` lie half way to the ones before and after, where a chart draws the change.
 
     >>> table = pd.DataFrame({"ann": [0, 0, 1], "bob": [1, 1, 1]}, index=[1, 2, 4])
     >>> segments(table).values.tolist()
-    [['ann', 0, 1, 4], ['ann', 1, 4, 6], ['bob', 1, 1, 6]]
+    [['ann', 0, 1, 2, 0.5, 3.0], ['ann', 1, 4, 4, 3.0, 5.0], ['bob', 1, 1, 4, 0.5, 5.0]]
     """
-    rounds = [int(round) for round in table.index]
-    ends = [*rounds[1:], rounds[-1] + (rounds[-1] - rounds[-2] if len(rounds) > 1 else 1)]
+    rounds = table.index.to_numpy(dtype=np.float64)
+    half = np.diff(rounds) / 2 if len(rounds) > 1 else np.array([0.5])
+    edges = np.r_[rounds[0] - half[0], rounds[:-1] + half[: len(rounds) - 1], rounds[-1] + half[-1]]
     found = []
     for client in table.columns:
         values = table[client].to_numpy(dtype=np.float64)
-        new = np.r_[True, values[1:] != values[:-1]]
-        starts = np.flatnonzero(new)
+        starts = np.flatnonzero(np.r_[True, values[1:] != values[:-1]])
         for start, stop in zip(starts, [*starts[1:], len(values)], strict=True):
             if math.isfinite(values[start]):
-                found.append((client, int(values[start]), rounds[start], ends[stop - 1]))
-    return pd.DataFrame(found, columns=["client", "group", "from", "to"])
+                seen = int(rounds[start]), int(rounds[stop - 1])
+                found.append((client, int(values[start]), *seen, float(edges[start]), float(edges[stop])))
+    return pd.DataFrame(found, columns=["client", "group", "first", "last", "from", "to"])
 
 
 def _membership(run: Run, methods: int) -> Chart:
     once = run.scores.drop_duplicates(["round", "client"])
     table = once.pivot(index="round", columns="client", values="group").sort_index()
-    clients = len(table.columns)
-    moved = (table.ne(table.shift()) & table.notna() & table.shift().notna()).sum()
-    final = table.iloc[-1]
-    says = (
-        f"{int((moved > 0).sum())} of {clients} clients changed their group between evaluated rounds, {int(moved.sum())} "
-        f"changes in all; at the end {final.nunique()} groups of {_sizes(final)} clients."
+    start = min(
+        (int(fact["round"]) for fact in run.rounds if (fact.get("groups") or {}).get("moved")), default=0
     )
-    notes = [f"Seed {run.seed}; groups as they were at evaluated rounds."]
+    table = table if table[table.index >= start].empty else table[table.index >= start]
+    frame, clients = run.groups, len(table.columns)
+    says = f"{switches(frame)}; at the end {frame['group'].nunique()} groups of {_sizes(frame['group'])} clients."
+    notes = [f"Seed {run.seed}; groups as they were at evaluated rounds, from round {table.index[0]} on."]
     if methods > MOST_METHODS:
         notes.append(f"The first {MOST_METHODS} of {methods} methods with groups are shown.")
-    name = f"membership-{run.title}"
-    title = f"Groups of {run.title} over the rounds"
+    name, title = f"membership-{run.title}", f"Groups of {run.title} over the rounds"
+    says = says[:1].upper() + says[1:]
     if clients > MOST_CLIENTS:
         sizes = _by_size(table)
         notes.append(f"More than {MOST_CLIENTS:,} clients: sizes of groups, not a row for each client.")
         return Chart(name, title, _sizes_spec(sizes), pd.DataFrame(sizes), says, tuple(notes))
-    order = pd.DataFrame({"group": final, "moved": moved}).sort_values(["group", "moved"], kind="stable").index
-    parts = segments(table[order])
-    counted = pd.DataFrame({"client": order, "group at the end": final[order].astype("Int64").to_numpy(),
-                            "changes": moved[order].to_numpy()})  # fmt: skip
+    order = frame.sort_values(["group", "switches", "since"], kind="stable").index
+    parts = segments(table[[client for client in order if client in table]])
+    columns = {
+        "group": "group at the end",
+        "switches": "changes after the start",
+        "since": "last change in round",
+    }
+    counted = frame.loc[order, list(columns)].rename(columns=columns).rename_axis("client").reset_index()
     return Chart(name, title, _rows_spec(parts, run, clients), counted, says, tuple(notes))
 
 
@@ -94,16 +100,17 @@ def _sizes(final: pd.Series) -> str:
 
 def _rows_spec(parts: pd.DataFrame, run: Run, clients: int) -> Row:
     named = clients <= NAMED
-    axis: Row = {"labelLimit": 110, "ticks": False, "domain": False} if named else {"labels": False, "ticks": False}
-    told = [{"field": "client"}, {"field": "group"}, {"field": "from", "title": "from round"},
-            {"field": "to", "title": "until round"}]  # fmt: skip
+    axis: Row = (
+        {"labelLimit": 110, "ticks": False, "domain": False} if named else {"labels": False, "ticks": False}
+    )
+    told = [{"field": "client"}, {"field": "group"}, {"field": "first", "title": "from round"},
+            {"field": "last", "title": "to round"}]  # fmt: skip
     return {
         "width": "container", "height": int(np.clip(14 * clients, 90, 460)), "params": [PICKED],
         "data": {"values": [{"method": run.title, **row} for row in parts.to_dict("records")]},
         "mark": {"type": "rect"},
         "encoding": {
-            "x": {"field": "from", "type": "quantitative", "title": "finished rounds",
-                  "scale": {"nice": False, "zero": False}},
+            "x": {**ROUNDS, "field": "from"},
             "x2": {"field": "to"},
             "y": {"field": "client", "type": "nominal", "sort": None, "axis": axis,
                   "scale": {"paddingInner": 0.12 if named else 0},
@@ -169,7 +176,7 @@ def _by_round(
     names = list(by["method"].unique())
     ends = by.groupby("method", sort=False)["mean"].last()
     told = ", ".join(f"{method} {value:.2f}" for method, value in list(ends.items())[:6])
-    x = {"field": "round", "type": "quantitative", "title": "finished rounds", "scale": {"nice": False}}
+    x = {**ROUNDS, "field": "round"}
     y = {"type": "quantitative", "title": axis}
     colour = {"field": "method", "type": "nominal", "title": None, "sort": None,
               "scale": {"domain": names, "range": colours(names, runs)}}  # fmt: skip

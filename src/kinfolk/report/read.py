@@ -94,9 +94,8 @@ class Run:
 
     def _of_its_split(self, frame: pd.DataFrame) -> pd.DataFrame:
         split = (self.spec.get("run") or {}).get("split")
-        return (
-            frame[frame["split"] == split].reset_index(drop=True) if split in set(frame["split"]) else frame
-        )
+        known = frame["split"].unique()
+        return frame[frame["split"] == split].reset_index(drop=True) if {split} < set(known) else frame
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The charts of a report as files for papers and slides: SVG, PNG and PDF, on white, as wide as two columns."""
+"""The charts of a report as files for papers and slides: SVG, PNG and PDF, light, as wide as two columns."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def converter() -> ModuleType:
 def write_figures(
     charts: Sequence[Chart], folder: str | Path, formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """Draw all charts that have a picture, each into a file of its name; all are drawn before one is written."""
+    """Draw every chart that has a picture into a file of its name; all are drawn before one is written."""
     folder = Path(folder)
     drawn = [(folder / name, data) for chart in charts if chart.spec for name, data in _drawn(chart, formats)]
     with disk_errors("--figures", folder):

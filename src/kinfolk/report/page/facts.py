@@ -22,7 +22,8 @@ _WHO = ("algorithm.", "run.seed", "engine.")
 def comparison(runs: Sequence[Run]) -> Chart | None:
     """The table of `kinfolk show`, with its notes.
 
-    >>> runs = [Run.of({"title": t, "seed": 0}, {"client": ["a"], "value": v}) for t, v in (("local", 0.5), ("ifca", 1))]
+    >>> scores = {"local": 0.5, "ifca": 0.75}
+    >>> runs = [Run.of({"title": t, "seed": 0}, {"client": ["a"], "value": v}) for t, v in scores.items()]
     >>> comparison(runs).table["algorithm"].tolist()
     ['ifca', 'local']
     """
@@ -119,7 +120,7 @@ def headline(runs: Sequence[Run]) -> tuple[str, str]:
     >>> headline([Run.of(facts, {"value": []})])
     ('digits', '24 clients, 1,440 training rows, 1 method, 1 seed')
     """
-    data = next((run.facts["federation"] for run in runs if run.facts.get("federation")), {})
+    data: dict[str, Any] = next((run.facts["federation"] for run in runs if run.facts.get("federation")), {})
     counts = [
         f"{data[key]:,} {words}"
         for key, words in (("clients", "clients"), ("rows", "training rows"))

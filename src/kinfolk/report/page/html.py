@@ -62,10 +62,11 @@ def table(frame: pd.DataFrame, label: str) -> str:
         f'<th scope="col"{kind}>{text(name)}</th>' for name, kind in zip(shown, classes, strict=True)
     )
     lines = zip(*columns, strict=True)
-    body = "".join(
-        f"<tr>{''.join(f'<td{kind}>{text(cell)}</td>' for cell, kind in zip(line, classes, strict=True))}</tr>"
+    rows = (
+        "".join(f"<td{kind}>{text(cell)}</td>" for cell, kind in zip(line, classes, strict=True))
         for line in lines
     )
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{text(label)}">'
         f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
@@ -79,7 +80,6 @@ def _numeric(cell: str) -> bool:
 def figure(chart: Chart, store: Store) -> str:
     """A chart with the words in its place, its notes, its table, and what the script draws it from."""
     name, has_picture = text(chart.name), bool(chart.spec)
-    notes = "".join(f"<li>{text(note)}</li>" for note in chart.notes if note)
     parts = [
         f'<figure class="chart" id="{name}" data-chart="{name}" aria-labelledby="{name}-title">',
         f'<h3 id="{name}-title">{text(chart.title)}</h3>',
@@ -89,7 +89,7 @@ def figure(chart: Chart, store: Store) -> str:
         if has_picture
         else "",
         f'<figcaption><p id="{name}-says">{text(chart.says)}</p>',
-        f'<ul class="notes">{notes}</ul>' if notes else "",
+        listed(chart.notes, "notes"),
         "</figcaption>",
         _data(chart, has_picture),
         "</figure>",
@@ -153,6 +153,22 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def listed(lines: Sequence[str], kind: str) -> str:
+    """A list of lines, or nothing where there are none.
+
+    >>> listed(["a < b"], "notes")
+    '<ul class="notes"><li>a &lt; b</li></ul>'
+    """
+    items = "".join(f"<li>{text(line)}</li>" for line in lines if line)
+    return f'<ul class="{kind}">{items}</ul>' if items else ""
+
+
+def section(name: str, title: str, body: str) -> str:
+    """A part of the page under a heading."""
+    heading = f'<h2 id="{name}-h">{text(title)}</h2>'
+    return f'<section id="{name}" aria-labelledby="{name}-h">{heading}{body}</section>'
 
 
 def group(filled: Filled, name: str, store: Store) -> str:

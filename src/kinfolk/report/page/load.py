@@ -44,7 +44,7 @@ def load(folders: Sequence[str | Path], score: str | None = None) -> Material:
 
 
 def _score(runs: Sequence[Run], wanted: str | None) -> str:
-    """The score asked for, or the most telling one; from what rounds tell, so that no record is read for it."""
+    """The score asked for, or the most telling one; what rounds tell is enough, without a look at records."""
     known: dict[str, None] = {}
     for run in runs:
         told = {

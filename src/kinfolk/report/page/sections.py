@@ -39,7 +39,7 @@ SECTIONS = (
     Section("Comparison", (Entry((facts.comparison,)),)),
     Section(
         "Training",
-        (Entry((convergence.by_rounds, convergence.by_bytes, convergence.by_seconds), choose="By"),),
+        (Entry((convergence.by_costs,), choose="By"),),
     ),
     Section(
         "Clients",

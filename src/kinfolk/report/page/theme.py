@@ -6,18 +6,18 @@ from typing import Any
 
 INK, QUIET, CONTEXT, GRID = "#222222", "#5f6368", "#c4c4c4", "#e6e6e6"
 GAIN, LOSS = "#0072B2", "#D55E00"
-# Of groups in the order of their numbers, of kinds of message and of phases: Okabe and Ito's colours, and five
-# more that stay apart from them.
+# Of groups in the order of their numbers, of kinds of message and of phases: Okabe and Ito's colours, and
+# five more that stay apart from them.
 CATEGORIES = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
     "#7A5BC7", "#8C4F2B", "#7F8F00", "#B0457B", "#2F7F86",
 )  # fmt: skip
 # Charts name the colour of a light page; a dark page puts the other in.
 DARK = {
-    "#0072B2": "#4DA3E0", "#D55E00": "#FF8A47", "#009E73": "#2FC79A", "#CC79A7": "#E79AC4", "#E69F00": "#F2BD4D",
-    "#56B4E9": "#9AD4F7", "#7A5BC7": "#A991EE", "#8C4F2B": "#C98D66", "#7F8F00": "#BCCB45", "#B0457B": "#E07DAE",
-    "#2F7F86": "#62BFC7", "#000000": "#F2F2F2", "#8a8a8a": "#8F959B",
-    INK: "#EDEDED", QUIET: "#A9AFB6", CONTEXT: "#55595E", GRID: "#33373C",
+    "#0072B2": "#4DA3E0", "#D55E00": "#FF8A47", "#009E73": "#2FC79A", "#CC79A7": "#E79AC4",
+    "#E69F00": "#F2BD4D", "#56B4E9": "#9AD4F7", "#7A5BC7": "#A991EE", "#8C4F2B": "#C98D66",
+    "#7F8F00": "#BCCB45", "#B0457B": "#E07DAE", "#2F7F86": "#62BFC7", "#000000": "#F2F2F2",
+    "#8a8a8a": "#8F959B", INK: "#EDEDED", QUIET: "#A9AFB6", CONTEXT: "#55595E", GRID: "#33373C",
 }  # fmt: skip
 # From little to much, and from one side over nothing to the other: (light, dark).
 RAMP = (["#eef4fa", "#9cc4e2", "#3788bf", "#083a63"], ["#1c2a36", "#235a86", "#3d97d3", "#cfe8fb"])

@@ -79,38 +79,37 @@ def write_report(
 
 def page(material: Material, filled: Sequence[tuple[Section, list[Filled]]]) -> str:
     """The whole page."""
-    store = Store()
-    runs, (line, amounts) = material.runs, _headline(material)
-    parts = [_verdict(material)]
+    store, (heading, amounts) = Store(), _headline(material)
+    sections = [("verdict", "Verdict", _verdict(material))]
     for number, (section, entries) in enumerate(filled):
-        body = "".join(html.group(one, f"s{number}-{place}", store) for place, one in enumerate(entries))
-        name = _anchor(section)
-        parts.append(
-            f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{section.title}</h2>{body}</section>'
-        )
-    links = [("verdict", "Verdict")] * bool(parts[0])
-    links += [*((_anchor(section), section.title) for section, _ in filled)]
-    nav = "".join(f'<li><a href="#{name}">{html.text(title)}</a></li>' for name, title in links)
-    warnings = "".join(f"<li>{html.text(one)}</li>" for one in facts.unfinished(runs))
+        groups = (html.group(one, f"s{number}-{place}", store) for place, one in enumerate(entries))
+        sections.append((_anchor(section.title), section.title, "".join(groups)))
+    sections = [one for one in sections if one[2]]
+    clients = _clients(material)
     shared = {
-        "columns": store.columns, "members": _members(material), "clients": _clients(material),
+        "columns": store.columns, "members": _members(material), "clients": clients,
         "light": theme.config(), "dark": theme.config(dark=True), "darker": theme.DARK, "rows": html.ROWS,
     }  # fmt: skip
     style, script = _asset("page.css"), "\n".join(map(_asset, SCRIPTS))
-    body = _BODY.format(
-        line=html.text(line), amounts=html.text(amounts), nav=nav, parts="\n".join(parts), version=html.text(version("kinfolk")),
-        warnings=f'<ul class="warnings" aria-label="Unfinished runs">{warnings}</ul>' if warnings else "",
-        find="" if shared["clients"] else " hidden",
-    )  # fmt: skip
-    data = f'<script type="application/json" id="shared-data">{as_json(html.plain(shared))}</script>'
-    head = _HEAD.format(
-        policy=_policy(style, script), title=html.text(f"{line} – Kinfolk report"), style=style
-    )
-    return f"{head}{body}{data}\n<script>{script}</script>\n</body>\n</html>\n"
+    parts = {
+        "policy": _policy(style, script),
+        "title": html.text(f"{heading} – Kinfolk report"),
+        "style": style,
+        "heading": html.text(heading),
+        "amounts": html.text(amounts),
+        "warnings": html.listed(facts.unfinished(material.runs), "warnings"),
+        "links": "".join(f'<li><a href="#{name}">{html.text(title)}</a></li>' for name, title, _ in sections),
+        "find": "" if clients else " hidden",
+        "sections": "\n".join(html.section(*one) for one in sections),
+        "version": html.text(version("kinfolk")),
+        "data": as_json(html.plain(shared)),
+        "script": script,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("page.html"))
 
 
-def _anchor(section: Section) -> str:
-    return "section-" + re.sub(r"[^a-z]+", "-", section.title.lower())
+def _anchor(title: str) -> str:
+    return "section-" + re.sub(r"[^a-z]+", "-", title.lower())
 
 
 def _headline(material: Material) -> tuple[str, str]:
@@ -145,28 +144,24 @@ def _asset(name: str) -> str:
 
 def _verdict(material: Material) -> str:
     """The verdict in words, as far as its rules are there."""
-    if not (material.runs and material.score):
-        return (
-            '<section id="verdict"><h2>Verdict</h2><p>There are no scores yet.</p></section>'
-            if material.runs
-            else ""
-        )
+    if not material.runs:
+        return ""
+    if not material.score:
+        return "<p>There are no scores yet.</p>"
     try:
         verdict: Any = import_module("kinfolk.report.page.verdict").verdict(material.runs)
     except ModuleNotFoundError as missing:
         if missing.name != "kinfolk.report.page.verdict":
             raise
         return ""
-    words = {"good": "Good", "warning": "Warning", "plain": ""}
+    words = {"good": "Good", "warning": "Warning"}
     lines = "".join(
         f'<li class="{html.text(one.weight)}" data-rule="{html.text(one.rule)}">'
-        f"{f'<span class=weight>{words[one.weight]}:</span> ' if words.get(one.weight) else ''}{html.text(one.text)}</li>"
+        + (f'<span class="weight">{words[one.weight]}:</span> ' if one.weight in words else "")
+        + f"{html.text(one.text)}</li>"
         for one in verdict.sentences
     )
-    return (
-        f'<section id="verdict" aria-labelledby="verdict-h"><h2 id="verdict-h">Verdict</h2>'
-        f'<p class="headline">{html.text(verdict.headline)}</p><ul class="sentences">{lines}</ul></section>'
-    )
+    return f'<p class="headline">{html.text(verdict.headline)}</p><ul class="sentences">{lines}</ul>'
 
 
 def _members(material: Material) -> dict[str, dict[str, list[str]]]:
@@ -186,44 +181,3 @@ def _clients(material: Material) -> list[str]:
     for run in material.runs:
         names |= dict.fromkeys(map(str, run.scores["client"].unique()))
     return sorted(names) if len(names) <= MOST_CLIENTS else []
-
-
-_HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-"""
-_BODY = """<body>
-<a class="skip" href="#main">Skip to the report</a>
-<header>
-<p class="brand">Kinfolk report</p>
-<h1>{line}</h1>
-<p class="amounts">{amounts}</p>
-{warnings}
-</header>
-<div class="bar" role="region" aria-label="Tools">
-<nav aria-label="Sections"><ul>{nav}</ul></nav>
-<div class="tools">
-<form class="find" role="search"{find}><label for="find">Find a client</label>
-<input id="find" list="client-names" autocomplete="off" spellcheck="false"><datalist id="client-names"></datalist>
-<button type="submit">Pick</button></form>
-<p class="picked" id="picked" hidden><span id="picked-names"></span> <button type="button" id="clear">Clear</button></p>
-<p class="sr" id="spoken" role="status" aria-live="polite"></p>
-<div class="theme"><label for="theme">Theme</label>
-<select id="theme"><option value="auto">as the system</option><option>light</option><option>dark</option></select></div>
-</div>
-</div>
-<main id="main" tabindex="-1">
-{parts}
-</main>
-<footer>
-<p>Written by Kinfolk {version} from records alone. The page holds all its data and sends nothing.
-Charts: Vega and Vega-Lite, University of Washington Interactive Data Lab, BSD-3-Clause.</p>
-</footer>
-"""

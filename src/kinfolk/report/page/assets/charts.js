@@ -70,6 +70,8 @@ function draw(figure) {
   if (picked.size) setSignal(view, "picked", [...picked]);
   view.run();
   view.addEventListener("click", clicked);
+  // The words in its place are beside it; a thousand unnamed marks would say nothing.
+  for (const one of place.querySelectorAll("svg, canvas")) one.setAttribute("aria-hidden", "true");
   views.set(name, { view, width: place.clientWidth, dark: isDark(), round: old && old.round });
   figure.dataset.drawn = "true";
 }

@@ -34,9 +34,9 @@ def honest(runs: Sequence[Run]) -> Chart | None:
         return None
     rows = []
     for one in best_models(runs, score.name):
-        low, quarter, half, more, high = score.factor * np.percentile(one.clients, [0, 25, 50, 75, 100])
-        rows.append({"method": one.title, "lowest": low, "quarter": quarter, "median": half,
-                     "three quarters": more, "highest": high, "mean": score.factor * one.clients.mean()})  # fmt: skip
+        values = score.factor * np.percentile(one.clients, [0, 25, 50, 75, 100])
+        spread = dict(zip(("lowest", "quarter", "median", "three quarters", "highest"), values, strict=True))
+        rows.append({"method": one.title, **spread, "mean": score.factor * one.clients.mean()})
     if not rows:
         return None
     names = [str(row["method"]) for row in rows]
@@ -47,19 +47,21 @@ def honest(runs: Sequence[Run]) -> Chart | None:
         "width": "container", "height": {"step": 30}, "params": [PICKED], "data": {"values": rows},
         "encoding": {"y": y, "tooltip": [{"field": "method"}, *told]},
         "layer": [
-            {"mark": {"type": "rule"}, "encoding": {"x": {**axis, "field": "lowest"}, "x2": {"field": "highest"}}},
+            {"mark": {"type": "rule"},
+             "encoding": {"x": {**axis, "field": "lowest"}, "x2": {"field": "highest"}}},
             {"mark": {"type": "bar", "height": 12, "color": GAIN},
              "encoding": {"x": {**axis, "field": "quarter"}, "x2": {"field": "three quarters"}}},
             {"mark": {"type": "tick", "color": LOSS, "thickness": 3, "height": 18},
              "encoding": {"x": {**axis, "field": "median"}}},
         ],
     }  # fmt: skip
-    kinds = sorted(
-        {str(one.get("attack")) for run in runs if (one := run.spec.get("run") or {}).get("attack")}
-    )
+    settings = [run.spec.get("run") or {} for run in runs]
+    kinds = sorted({str(table["attack"]) for table in settings if table.get("attack", "none") != "none"})
+    how = f" ({', '.join(kinds)})" if kinds else ""
     says = (
-        f"{len(of(runs))} clients attacked{' (' + ', '.join(kinds) + ')' if kinds else ''}. Honest clients do best "
-        f"with {names[0]}: half of them have at least {rows[0]['median']:.3g}, the worst {rows[0]['lowest']:.3g}."
+        f"{len(of(runs))} clients attacked{how}. Honest clients do best "
+        f"with {names[0]}: half of them have at least {rows[0]['median']:.3g}, the worst has "
+        f"{rows[0]['lowest']:.3g}."
     )
     note = "Line: from the lowest to the highest honest client; bar: the middle half; tick: the median."
     return Chart("honest-clients", "Honest clients beside attackers", spec, pd.DataFrame(rows), says, (note,))
@@ -71,10 +73,15 @@ def rejected(runs: Sequence[Run]) -> Chart | None:
     >>> run = Run.of({"title": "fedavg", "seed": 0, "attackers": ["eve"]}, {"value": []})
     >>> run.audit.append({"event": "rejected", "client": "eve", "reason": "not finite"})
     >>> rejected([run]).says
-    'Rejected replies: fedavg 1, of which 1 were attackers'.'
+    'Rejected replies: fedavg 1, of attackers 1.'
     """
     lines = [
-        {"method": title, "client": str(line.get("client", "")), "reason": str(line.get("reason", ""))}
+        {
+            "method": title,
+            "client": str(line.get("client", "")),
+            "who": "attacker" if line.get("client") in (run.facts.get("attackers") or ()) else "honest",
+            "reason": str(line.get("reason", "")),
+        }
         for title, same in by_title(runs).items()
         for run in same
         for line in run.audit
@@ -82,17 +89,13 @@ def rejected(runs: Sequence[Run]) -> Chart | None:
     ]
     if not lines:
         return None
-    known = of(runs)
-    frame = pd.DataFrame(lines).groupby(["method", "client", "reason"]).size().rename("replies").reset_index()
-    frame["who"] = np.where(frame["client"].isin(known), "attacker", "honest")
-    most = (
-        frame.groupby("client")["replies"].sum().sort_values(ascending=False, kind="stable").index[:MOST_BARS]
-    )
-    told = ", ".join(
-        f"{method} {part['replies'].sum()}, of which {part.loc[part['who'] == 'attacker', 'replies'].sum()} "
-        "were attackers'"
-        for method, part in frame.groupby("method")
-    )
+    names = ["method", "client", "who", "reason"]
+    frame = pd.DataFrame(lines).groupby(names, sort=False).size().rename("replies").reset_index()
+    totals = frame.groupby("client")["replies"].sum().sort_values(ascending=False, kind="stable")
+    most = list(totals.index[:MOST_BARS])
+    sums = frame.pivot_table(index="method", columns="who", values="replies", aggfunc="sum", sort=False)
+    guilty = sums.get("attacker", pd.Series(0, sums.index)).fillna(0).astype(int)
+    told = ", ".join(f"{m} {int(sums.loc[m].sum())}, of attackers {guilty[m]}" for m in sums.index)
     colour = {"field": "who", "type": "nominal", "title": None,
               "scale": {"domain": ["attacker", "honest"], "range": [LOSS, GAIN]}}  # fmt: skip
     spec = {
@@ -100,8 +103,8 @@ def rejected(runs: Sequence[Run]) -> Chart | None:
         "data": {"values": frame[frame["client"].isin(most)].to_dict("records")},
         "mark": {"type": "bar"},
         "encoding": {
-            "y": {"field": "client", "type": "nominal", "sort": list(most), "title": None},
-            "x": {"field": "replies", "type": "quantitative", "title": "rejected replies, all methods and seeds"},
+            "y": {"field": "client", "type": "nominal", "sort": most, "title": None},
+            "x": {"field": "replies", "type": "quantitative", "title": "rejected, all methods and seeds"},
             "color": colour, "opacity": opacity(),
             "tooltip": [{"field": name} for name in ("client", "who", "method", "reason", "replies")],
         },

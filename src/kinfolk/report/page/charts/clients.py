@@ -19,6 +19,8 @@ Row = dict[str, Any]
 STEPS = 200
 # A difference below this is no gain and no loss: half a point, or a part in two hundred of the value.
 LEAST = 0.005
+# Up to this many clients a stem leads from nothing to the dot; more would be one area.
+STEMS = 300
 # Names fit beside an axis up to this many clients.
 NAMED = 40
 
@@ -46,11 +48,10 @@ def sorted_scores(runs: Sequence[Run]) -> Chart | None:
     table = (
         frame.describe(percentiles=[0.1, 0.25, 0.5, 0.75, 0.9]).rename_axis("of clients") if many else frame
     )
-    return Chart(
-        "clients-sorted", f"{score.word.capitalize()} of every client, sorted",
-        _sorted_spec(rows, shown, runs, score), table.reset_index(), " ".join(_span(one, score) for one in shown),
-        tuple(notes),
-    )  # fmt: skip
+    title = f"{score.word[:1].upper()}{score.word[1:]} of every client, sorted"
+    says = " ".join(_span(one, score) for one in shown)
+    spec = _sorted_spec(rows, shown, runs, score)
+    return Chart("clients-sorted", title, spec, table.reset_index(), says, tuple(notes))
 
 
 def _each(one: Role, score: Shown) -> list[Row]:
@@ -146,8 +147,8 @@ def differences(best: Role, other: Role, score: Shown) -> pd.Series:
     >>> differences(a, b, shown_score("accuracy")).to_dict(), differences(a, b, shown_score("mse")).to_dict()
     ({'bob': 0.0, 'ann': 25.0}, {'ann': -0.25, 'bob': 0.0})
     """
-    sign = -1 if score.lower_is_better else 1
-    apart = (sign * score.factor * (best.clients - other.clients)).replace([np.inf, -np.inf], np.nan)
+    more, less = (other, best) if score.lower_is_better else (best, other)
+    apart = (score.factor * (more.clients - less.clients)).replace([np.inf, -np.inf], np.nan)
     return apart.dropna().sort_values(kind="stable")
 
 
@@ -176,9 +177,9 @@ def _gains(runs: Sequence[Run], against: str, words: str) -> Chart | None:
         "verdict": verdicts,
     })  # fmt: skip
     says = (
-        f"With {best.title} in place of {words} {other.title}, {counts['gains']} of {len(apart)} clients gain more "
-        f"than {least:.2g} {unit}, {counts['loses']} lose more, {counts['as before']} stay; in the mean "
-        f"{apart.mean():+.3g} {unit}."
+        f"With {best.title} in place of {words} {other.title}, {counts['gains']:,} of {len(apart):,} clients "
+        f"gain more than {least:.2g} {unit}, {counts['loses']:,} lose more, {counts['as before']:,} stay; in "
+        f"the mean {apart.mean():+.3g} {unit}."
     )
     return Chart(
         f"gains-over-{against}", f"Gain of every client with {best.title} over {other.title}",
@@ -204,10 +205,12 @@ def _gain_spec(rows: list[Row], title: str) -> Row:
     colour = {"field": "verdict", "type": "nominal", "title": None, "scale": VERDICTS}
     told = [{"field": "client"}, {"field": "gain", "format": "+.3~g"}]
     dots = {"x": x, "y": y, "color": colour, "opacity": opacity(), "tooltip": told}
+    stems = {"mark": {"type": "rule"}, "encoding": {**dots, "y2": {"datum": 0}}}
+    zero = {"mark": {"type": "rule", "color": QUIET}, "encoding": {"y": {"datum": 0}}}
     return {
         "width": "container", "height": 260, "params": [PICKED], "data": {"values": rows},
         "layer": [
-            {"mark": {"type": "rule"}, "encoding": {**dots, "y2": {"datum": 0}}},
+            stems if len(rows) <= STEMS else zero,
             {"mark": {"type": "circle", "size": _size(len(rows))}, "encoding": dots},
         ],
     }  # fmt: skip

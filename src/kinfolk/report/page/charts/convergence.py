@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,24 +43,18 @@ class Curve:
     since: int | None  # the first round at which a seed had diverged
 
 
-def by_rounds(runs: Sequence[Run]) -> Chart | None:
-    """The mean over clients by finished rounds.
+def by_costs(runs: Sequence[Run]) -> list[Chart]:
+    """The mean over clients by finished rounds, by megabytes and by seconds, those of a start included.
+
+    What is not recorded has no chart.
 
     >>> run = Run.of({"title": "local", "seed": 0}, {"round": [0, 5], "client": "a", "value": [0.1, 0.5]})
-    >>> by_rounds([run]).says
-    'After 5 rounds local has a mean accuracy of 50.0 %.'
+    >>> [(chart.name, chart.says) for chart in by_costs([run])]
+    [('convergence-rounds', 'After 5 rounds local has a mean accuracy of 50.0 %.')]
     """
-    return _chart(runs, "rounds")
-
-
-def by_bytes(runs: Sequence[Run]) -> Chart | None:
-    """The mean over clients by megabytes sent, a start's included; None where no bytes are recorded."""
-    return _chart(runs, "bytes")
-
-
-def by_seconds(runs: Sequence[Run]) -> Chart | None:
-    """The mean over clients by seconds of training, a start's included; None where none are recorded."""
-    return _chart(runs, "seconds")
+    score = judged_by(runs)
+    drawn = [one for one in curves(runs, score.name) if len(one.points)]
+    return [chart for across in ACROSS for chart in _chart(drawn, score, across)]
 
 
 def spent(run: Run) -> pd.DataFrame:
@@ -90,7 +84,9 @@ def _sent(told: Mapping[str, Any] | None) -> float:
 
 def curves(runs: Sequence[Run], score: str) -> list[Curve]:
     """A curve for every method, the best first."""
-    groups, found, taken = by_title(runs), [], []
+    groups = by_title(runs)
+    found: list[Curve] = []
+    taken: list[tuple[int, int]] = []
     for place, role in enumerate(best_models(runs, score)):
         same = tuple(run for run in groups[role.title] if role.model in run.models)
         means = pd.concat([history(run, role.model, score) for run in same], axis=1, join="inner")
@@ -112,13 +108,11 @@ def curves(runs: Sequence[Run], score: str) -> list[Curve]:
     return found
 
 
-def _chart(runs: Sequence[Run], across: str) -> Chart | None:
-    score = judged_by(runs)
-    drawn = [one for one in curves(runs, score.name) if len(one.points)]
+def _chart(drawn: Sequence[Curve], score: Shown, across: str) -> Iterator[Chart]:
     field, axis, where = ACROSS[across]
     table = _table(drawn, field, across, score)
     if table.empty or (field != "round" and table[across].isna().all()):
-        return None
+        return
     still = [one.label for one in drawn if field != "round" and not one.points[field].max() > 0]
     rows = [row for one in drawn for row in _rows(one, field, score)]
     reach = max((row["x"] for row in rows if math.isfinite(row["x"])), default=0.0)
@@ -126,7 +120,7 @@ def _chart(runs: Sequence[Run], across: str) -> Chart | None:
         {**row, "x": x} for row in _ends(rows) if row["method"] in still for x in (0.0, reach)
     ]
     clients = _of_clients([one for one in drawn if one.label not in still], field, score)
-    return Chart(
+    yield Chart(
         f"convergence-{across}",
         f"Mean {score.word} over clients, {where}",
         _spec(rows, clients, drawn, axis, score),
@@ -151,7 +145,7 @@ def _rows(one: Curve, field: str, score: Shown) -> list[Row]:
 
 
 def _of_clients(drawn: Sequence[Curve], field: str, score: Shown) -> list[Row]:
-    """Curves of single clients, for those that are picked: means over seeds, at some rounds if these are many."""
+    """Curves of single clients, to be picked: means over seeds, at some rounds only if there are many."""
     everyone = sum(len(one.role.clients) for one in drawn)
     if not everyone or max(len(one.role.clients) for one in drawn) > MOST_CLIENTS:
         return []
@@ -195,13 +189,15 @@ def _spec(rows: list[Row], clients: list[Row], drawn: Sequence[Curve], axis: str
     }
     told = [
         {"field": "method", "title": "method"}, {"field": "round", "title": "after round"},
-        {"field": "mean", "title": "mean", "format": ".4~g"}, {"field": "std", "title": "± over seeds", "format": ".2~g"},
+        {"field": "mean", "title": "mean", "format": ".4~g"},
+        {"field": "std", "title": "± over seeds", "format": ".2~g"},
     ]  # fmt: skip
     line = {"color": colour, "x": x, "y": {**y, "field": "mean"}}
     near = {
         "name": "near",
         "select": {"type": "point", "on": "pointerover", "nearest": True, "clear": "pointerout"},
     }
+    nearest = {"param": "near", "empty": False, "value": 1}
     layers: list[Row] = [
         {"mark": {"type": "area", "opacity": 0.14},
          "encoding": {**line, "y": {**y, "field": "low"}, "y2": {"field": "high"}}},
@@ -209,7 +205,7 @@ def _spec(rows: list[Row], clients: list[Row], drawn: Sequence[Curve], axis: str
          "encoding": {**line, "strokeDash": dash}},
         {"params": [near], "mark": {"type": "point", "filled": True, "size": 55},
          "encoding": {**line, "tooltip": told,
-                      "opacity": {"condition": {"param": "near", "empty": False, "value": 1}, "value": _dots(rows)}}},
+                      "opacity": {"condition": nearest, "value": _dots(rows)}}},
     ]  # fmt: skip
     crosses = [row for row in _ends(rows) if row["diverged"]]
     if crosses:
@@ -274,7 +270,8 @@ def _table(drawn: Sequence[Curve], field: str, across: str, score: Shown) -> pd.
 def _says(drawn: Sequence[Curve], score: Shown) -> str:
     last = int(max(one.points.index[-1] for one in drawn))
     said = [f"{one.label} {score.text(one.points['mean'].iloc[-1])}" for one in drawn[1:4]]
-    first = f"After {last} rounds {drawn[0].label} has a mean {score.word} of {score.text(drawn[0].points['mean'].iloc[-1])}"
+    best = score.text(drawn[0].points["mean"].iloc[-1])
+    first = f"After {last} rounds {drawn[0].label} has a mean {score.word} of {best}"
     more = f" and {len(drawn) - 4} others" if len(drawn) > 4 else ""
     gone = [one.label for one in drawn if one.since is not None]
     fell = f" Diverged: {', '.join(gone[:4])}{' and others' if gone[4:] else ''}." if gone else ""

@@ -116,6 +116,7 @@ def _bars(rows: list[Row], methods: Sequence[str], title: str) -> Row:
             "x": {"field": "amount", "type": "quantitative", "title": title},
             "color": {"field": "part", "type": "nominal", "title": None, "sort": parts},
             "order": {"field": "order"},
-            "tooltip": [{"field": "method"}, {"field": "part"}, {"field": "amount", "title": title, "format": ".4~g"}],
+            "tooltip": [{"field": "method"}, {"field": "part"},
+                        {"field": "amount", "title": title, "format": ".4~g"}],
         },
     }  # fmt: skip

@@ -43,8 +43,8 @@ def over_rounds(runs: Sequence[Run]) -> list[Chart]:
 def segments(table: pd.DataFrame) -> pd.DataFrame:
     """From when to when each client was in which group: columns client, group, first, last, from, to.
 
-    `table` has a row for each evaluated round and a column for each client. `first` and `last` are such rounds;
-    `from` and `to` lie half way to the ones before and after, where a chart draws the change.
+    `table` has a row for each evaluated round and a column for each client. `first` and `last` are such
+    rounds; `from` and `to` lie half way to the ones before and after, where a chart draws the change.
 
     >>> table = pd.DataFrame({"ann": [0, 0, 1], "bob": [1, 1, 1]}, index=[1, 2, 4])
     >>> segments(table).values.tolist()
@@ -72,7 +72,7 @@ def _membership(run: Run, methods: int) -> Chart:
     )
     table = table if table[table.index >= start].empty else table[table.index >= start]
     frame, clients = run.groups, len(table.columns)
-    says = f"{switches(frame)}; at the end {frame['group'].nunique()} groups of {_sizes(frame['group'])} clients."
+    says = f"{switches(frame)}; groups at the end: {_sizes(frame['group'])} clients."
     notes = [f"Seed {run.seed}; groups as they were at evaluated rounds, from round {table.index[0]} on."]
     if methods > MOST_METHODS:
         notes.append(f"The first {MOST_METHODS} of {methods} methods with groups are shown.")
@@ -108,7 +108,8 @@ def _rows_spec(parts: pd.DataFrame, run: Run, clients: int) -> Row:
     return {
         "width": "container", "height": int(np.clip(14 * clients, 90, 460)), "params": [PICKED],
         "data": {"values": [{"method": run.title, **row} for row in parts.to_dict("records")]},
-        "mark": {"type": "rect"},
+        # Thinner than a dot of the screen, a row would be pale without its edge.
+        "mark": {"type": "rect", "strokeWidth": 0 if named else 0.7},
         "encoding": {
             "x": {**ROUNDS, "field": "from"},
             "x2": {"field": "to"},
@@ -116,6 +117,7 @@ def _rows_spec(parts: pd.DataFrame, run: Run, clients: int) -> Row:
                   "scale": {"paddingInner": 0.12 if named else 0},
                   "title": None if named else f"{clients:,} clients, by group"},
             "color": {"field": "group", "type": "nominal", "title": "group"},
+            "stroke": {"field": "group", "type": "nominal"},
             "opacity": opacity(1.0, 0.15), "tooltip": told,
         },
     }  # fmt: skip
@@ -134,7 +136,7 @@ def _sizes_spec(rows: list[Row]) -> Row:
         "width": "container", "height": 260, "params": [PICKED], "data": {"values": rows},
         "mark": {"type": "bar"},
         "encoding": {
-            "x": {"field": "round", "type": "ordinal", "title": "finished rounds"},
+            "x": {"field": "round", "type": "ordinal", "title": "finished rounds", "axis": {"labelAngle": 0}},
             "y": {"field": "clients", "type": "quantitative", "stack": "zero"},
             "color": {"field": "group", "type": "nominal", "title": "group"},
         },
@@ -151,7 +153,7 @@ def agreement(runs: Sequence[Run]) -> Chart | None:
     return _by_round(
         runs, "ari", "agreement", "Agreement with the known groups", "adjusted Rand index",
         "Adjusted Rand index with the known groups at the end",
-        "1: the known groups; 0: no better than chance. Line: mean over seeds; band: from the lowest to the highest.",
+        "1: the known groups; 0: chance. Line: mean over seeds; band: from the lowest to the highest.",
     )  # fmt: skip
 
 

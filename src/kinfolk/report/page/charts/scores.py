@@ -116,16 +116,17 @@ def best_models(runs: Sequence[Run], score: str) -> list[Role]:
 
 
 def roles(runs: Sequence[Run], score: str) -> dict[str, Role]:
-    """Who is `alone`, who is the one model for `all`, and which other method is `best`; as far as there is one.
+    """Who is `alone`, who is the one model for `all`, and which other method is the `best`.
 
     >>> def run(title, value):
-    ...     return Run.of({"title": title, "algorithm": title.split()[0], "seed": 0}, {"client": ["a"], "value": value})
-    >>> found = roles([run("local", 0.4), run("fedavg", 0.6), run("ifca k=2", 0.7), run("ifca k=3", 0.8)], "accuracy")
-    >>> {role: one.title for role, one in found.items()}
+    ...     facts = {"title": title, "algorithm": title.split()[0], "seed": 0}
+    ...     return Run.of(facts, {"client": ["a"], "value": value})
+    >>> runs = [run("local", 0.4), run("fedavg", 0.6), run("ifca k=2", 0.7), run("ifca k=3", 0.8)]
+    >>> {role: one.title for role, one in roles(runs, "accuracy").items()}
     {'alone': 'local', 'all': 'fedavg', 'best': 'ifca k=3'}
     """
     names = {title: str(same[0].facts.get("algorithm", title)) for title, same in by_title(runs).items()}
-    ranked, found = best_models(runs, score), {}
+    ranked, found = best_models(runs, score), dict[str, Role]()
     for role, algorithm in (("alone", "local"), ("all", "fedavg")):
         first = next((one for one in ranked if names[one.title] == algorithm), None)
         found |= {role: first} if first else {}

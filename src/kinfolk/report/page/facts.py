@@ -15,6 +15,8 @@ from kinfolk.report.page.chart import Chart
 from kinfolk.report.read import Run, human_bytes, training_seconds
 from kinfolk.report.tables import comparison_table
 
+# Unfinished runs that are told one by one.
+MOST_LINES = 4
 # Settings that say who is compared, not how.
 _WHO = ("algorithm.", "run.seed", "engine.")
 
@@ -34,11 +36,13 @@ def comparison(runs: Sequence[Run]) -> Chart | None:
         _plain(column.header).replace("\n", " "): [_plain(cell) for cell in column.cells]
         for column in table.columns
     }
-    first, *others = notes or [""]
+    # The head of the page says who has not finished.
+    told = tuple(f"{run.title} seed {run.seed} is {run.facts.get('status')}" for run in runs)
+    first, *others = [note for note in notes if not note.startswith(told)] or [""]
+    says = f"{first[:1].upper()}{first[1:]}."
     return Chart(
-        "comparison", _plain(table.title), {}, pd.DataFrame(columns), first[:1].upper() + first[1:],
-        (*(f"{line[:1].upper()}{line[1:]}" for line in others), _plain(table.caption)),
-    )  # fmt: skip
+        "comparison", _plain(table.title), {}, pd.DataFrame(columns), says, (*others, _plain(table.caption))
+    )
 
 
 def _plain(cell: Any) -> str:
@@ -150,4 +154,5 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
         )
         rounds = int(run.rounds[-1]["round"]) if run.rounds else 0
         lines.append(f"{run.title} seed {run.seed} has not finished: {why}; {rounds} rounds are recorded.")
-    return lines
+    more = len(lines) - MOST_LINES
+    return lines if more <= 1 else [*lines[:MOST_LINES], f"And {more} of all {len(runs)} runs more have not."]

@@ -49,7 +49,7 @@ def _dots(facts: Facts, key: str, name: str, title: str, axis: str, factor: floa
     if not rows:
         return None
     means = pd.DataFrame(rows).groupby("k")["value"].mean()
-    y = {"field": "value", "type": "quantitative", "title": axis, "scale": {"zero": False}}
+    y = {"field": "value", "type": "quantitative", "title": axis, "scale": {"zero": False, "padding": 8}}
     layers = [
         {"mark": {"type": "line", "color": GAIN}, "encoding": {"y": {**y, "aggregate": "mean"}}},
         {"mark": {"type": "circle", "size": 40, "color": GAIN, "opacity": 0.6},
@@ -76,7 +76,7 @@ def _stability(facts: Facts, name: str) -> Chart | None:
     ]
     colour = {"field": "groups", "type": "nominal", "title": None, "sort": None,
               "scale": {"domain": list(kinds.values()), "range": [GAIN, QUIET]}}  # fmt: skip
-    y = {"field": "agreement", "type": "quantitative", "title": "adjusted Rand index between seeds"}
+    y = {"field": "agreement", "type": "quantitative", "title": "ARI between seeds"}
     layers = [{"mark": {"type": "line", "point": True}, "encoding": {"y": y, "color": colour}}]
     table = pd.DataFrame(points).pivot(index="k", columns="groups", values="agreement").reset_index()
     says = "Agreement of the seeds' groups by K: " + ", ".join(

@@ -20,6 +20,8 @@ from kinfolk.report.read import Run, by_title, history, is_training, sample_std,
 DASHES = {"-": [1, 0], "--": [6, 3], ":": [2, 2]}
 # More methods than this in colour nobody can tell apart; the others are grey.
 COLOURED = 12
+# Means step back behind the clients that are picked.
+BACK = "(length(picked) > 0 ? 0.4 : 1)"
 # Points of single clients' curves: for those that a reader picks.
 MOST_POINTS = 60_000
 ACROSS = {
@@ -199,9 +201,10 @@ def _spec(rows: list[Row], clients: list[Row], drawn: Sequence[Curve], axis: str
     }
     nearest = {"param": "near", "empty": False, "value": 1}
     layers: list[Row] = [
-        {"mark": {"type": "area", "opacity": 0.14},
+        {"mark": {"type": "area", "opacity": {"expr": f"{BACK} * 0.14"}},
          "encoding": {**line, "y": {**y, "field": "low"}, "y2": {"field": "high"}}},
-        {"transform": [{"filter": "!datum.diverged"}], "mark": {"type": "line", "strokeWidth": 2},
+        {"transform": [{"filter": "!datum.diverged"}],
+         "mark": {"type": "line", "strokeWidth": 2, "opacity": {"expr": BACK}},
          "encoding": {**line, "strokeDash": dash}},
         {"params": [near], "mark": {"type": "point", "filled": True, "size": 55},
          "encoding": {**line, "tooltip": told,
@@ -282,6 +285,8 @@ def _notes(drawn: Sequence[Curve], still: Sequence[str]) -> list[str]:
     notes = []
     if any(len(one.runs) > 1 for one in drawn):
         notes.append("Band: ± sample standard deviation over seeds, at the rounds that all seeds have.")
+    if drawn and max(len(one.role.clients) for one in drawn) <= MOST_CLIENTS:
+        notes.append("Dotted, once clients are picked: their own mean.")
     if len(drawn) > COLOURED:
         notes.append(f"Of {len(drawn)} methods the {COLOURED} best are in colour, the others grey.")
     if any(one.since is not None for one in drawn):

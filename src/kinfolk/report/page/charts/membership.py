@@ -181,6 +181,7 @@ def _by_round(
     x = {**ROUNDS, "field": "round"}
     y = {"type": "quantitative", "title": axis}
     colour = {"field": "method", "type": "nominal", "title": None, "sort": None,
+              "legend": {"symbolType": "stroke"},
               "scale": {"domain": names, "range": colours(names, runs)}}  # fmt: skip
     hint = [{"field": "method"}, {"field": "round"}, {"field": "mean", "title": axis, "format": ".2f"}]
     spec = {

@@ -27,11 +27,15 @@ from kinfolk.experiment.record import CLIENT_FACTS, Records, write_json, write_t
 BROWSER = "/usr/bin/chromium"
 # What a classification run of each method scores: its models, and whether it has groups.
 METHODS = {
-    "local": (("personal",), 0.62), "fedavg": (("centre",), 0.7), "fedavg_tuned": (("centre", "fine-tuned"), 0.76),
-    "fedprox": (("centre",), 0.71), "ifca": (("centre",), 0.8), "fesem": (("centre", "personal", "fine-tuned"), 0.82),
-}  # fmt: skip
+    "local": (("personal",), 0.62),
+    "fedavg": (("centre",), 0.7),
+    "fedavg_tuned": (("centre", "fine-tuned"), 0.76),
+    "fedprox": (("centre",), 0.71),
+    "ifca": (("centre",), 0.8),
+    "fesem": (("centre", "personal", "fine-tuned"), 0.82),
+}
 SCORES = ("accuracy", "macro_f1", "top5", "loss")
-GROUPS = 4
+GROUPS, GROUPED = 4, ("ifca", "fesem")
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Size:
     seeds: int
 
 
+# What a report takes, and with how many decimals it is told.
+DIGITS = {"seconds": 1, "cpu": 1, "GiB": 2, "MB": 1}
 SIZES = (
     Size("1,000 clients", 1_000, 100, 1, tuple(METHODS), 3),
     Size("100,000 clients", 100_000, 20, 5, ("local", "fedavg", "fesem"), 1),
@@ -58,7 +64,7 @@ def make(size: Size, folder: Path) -> None:
     names = []
     for seed in range(size.seeds):
         for method in size.methods:
-            title = f"{method} k={GROUPS}" if method in ("ifca", "fesem") else method
+            title = f"{method} k={GROUPS}" if method in GROUPED else method
             names.append(f"{title.replace(' ', '-')}-seed{seed}")
             run(size, method, title, seed, folder / names[-1])
     write_json(folder / "compare.json", {"runs": names})
@@ -106,12 +112,9 @@ def scores(rng, clients, models, level, skill, round, groups, method):  # type: 
             "top5": accuracy**0.3,
             "loss": 2 - 1.5 * accuracy,
         }
-        parts += [
-            pd.DataFrame({"client": clients, "model": model, "split": "test", "score": name, "value": values[name],
-                          "rows": 20, "group": groups if method in ("ifca", "fesem") else None,
-                          "margin": 0.5 if method == "fesem" else None})
-            for name in SCORES
-        ]  # fmt: skip
+        same = {"client": clients, "model": model, "split": "test", "rows": 20}
+        same |= {"group": groups if method in GROUPED else None, "margin": 0.5 if method == "fesem" else None}
+        parts += [pd.DataFrame({**same, "score": name, "value": values[name]}) for name in SCORES]
     return pd.concat(parts, ignore_index=True).astype({"rows": "int64"})
 
 
@@ -121,11 +124,12 @@ def fact(round, size, models, before, groups, clients, method):  # type: ignore[
         "round": round,
         "cohort": n,
         "answered": n,
-        "summary": {m: dict.fromkeys(SCORES, {}) for m in models},
+        "summary": {m: {name: {} for name in SCORES} for m in models},
     }
-    line["bytes"] = {"update": {"down": 40_000 * n, "up": 40_000 * n}, "score.centre": {"down": 40_000 * n}}
+    sent = {} if method == "local" else {"update": {"down": 40_000 * n, "up": 40_000 * n}}
+    line["bytes"] = {**sent, "score.centre": {"down": 40_000 * n}}
     line["seconds"] = {"update": 1.5, "server": 0.2, "score.centre": 0.5}
-    if method in ("ifca", "fesem"):
+    if method in GROUPED:
         moved = np.flatnonzero(before != groups)
         line["groups"] = {"ari": 1 - len(moved) / n, "switch": len(moved) / n, "sizes": {}}
         line["groups"]["moved"] = {str(clients[i]): [int(before[i]), int(groups[i])] for i in moved}
@@ -134,12 +138,13 @@ def fact(round, size, models, before, groups, clients, method):  # type: ignore[
 
 def write(folder: Path, page: Path) -> None:
     """What a process of its own does: write the report and print what it took."""
-    start = time.perf_counter()
+    start, worked = time.perf_counter(), time.process_time()
     from kinfolk.report.page.write import write_report
 
     write_report([folder], page)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(json.dumps({"seconds": time.perf_counter() - start, "GiB": peak, "MB": page.stat().st_size / 1e6}))
+    took = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - worked}
+    print(json.dumps({**took, "GiB": peak, "MB": page.stat().st_size / 1e6}))
 
 
 def opened(page: Path) -> float:
@@ -162,8 +167,8 @@ def opened(page: Path) -> float:
 
 
 def measured(sizes: tuple[Size, ...], out: Path) -> Iterator[str]:
-    yield "| records | write, s | peak, GiB | page, MB | answers after, s |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield "| records | write, s | of it CPU, s | peak, GiB | page, MB | answers after, s |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for size in sizes:
         folder = out / f"{size.clients}"
         if not (folder / "compare.json").exists():
@@ -173,7 +178,8 @@ def measured(sizes: tuple[Size, ...], out: Path) -> Iterator[str]:
         found = json.loads(subprocess.run(call, check=True, capture_output=True, text=True).stdout)
         browser = f"{opened(page):.1f}" if Path(BROWSER).exists() else "no browser"
         what = f"{size.name}, {size.rounds} rounds, {len(size.methods)} methods, {size.seeds} seeds"
-        yield f"| {what} | {found['seconds']:.1f} | {found['GiB']:.2f} | {found['MB']:.1f} | {browser} |"
+        numbers = [f"{found[name]:.{digits}f}" for name, digits in DIGITS.items()]
+        yield f"| {' | '.join([what, *numbers, browser])} |"
 
 
 def main() -> None:

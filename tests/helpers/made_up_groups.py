@@ -76,11 +76,11 @@ def _run(
 def _fact(round: int, many: int, title: str, now: Any, before: Any, clients: Sequence[str]) -> dict[str, Any]:
     fact: dict[str, Any] = {
         "round": round,
-        "cohort": many,
         "summary": {"centre": {"accuracy": {}, "loss": {}}},
     }
     if round == 0:
         return {**fact, "bytes": {}, "seconds": {"score.centre": 0.1}}
+    fact["cohort"] = many
     fact["seconds"] = {"update": 1.0, "server": 0.25, "score.centre": 0.5}
     sent = {} if title == "local" else {"update": {"down": 1e6 * many, "up": 2e6 * many}}
     fact["bytes"] = {**sent, "score.centre": {"down": 5e6 * many}}

@@ -1,4 +1,4 @@
-"""The report in a real browser: drawn without a complaint or a request, sorted, picked, printed, read aloud."""
+"""The report in a real browser: drawn without a complaint or a request, sorted, picked, printed, audited."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Opened:
         self.until(f"{undrawn} === 0")
 
     def until(self, expression: str) -> None:
-        """Wait for something to be so; not with Playwright's own means, since the page forbids to evaluate text."""
+        """Wait for something; not by Playwright's own means, since the page forbids to evaluate text."""
         for _ in range(200):
             if self.page.evaluate(expression):
                 return
@@ -147,8 +147,8 @@ def test_axe_finds_nothing_serious(browser: Any, report: Path, theme: str) -> No
 
 
 def column(tab: Opened, table: str, place: int) -> list[str]:
-    cells = f"[...document.querySelectorAll('[data-table={table}] tbody tr')].map(r => r.cells[{place}].textContent)"
-    found: list[str] = tab.page.evaluate(cells)
+    rows = f"[...document.querySelectorAll('[data-table={table}] tbody tr')]"
+    found: list[str] = tab.page.evaluate(f"{rows}.map(row => row.cells[{place}].textContent)")
     return found
 
 
@@ -211,8 +211,9 @@ def test_a_client_is_picked_by_keyboard_and_every_chart_shows_it(tab: Opened) ->
     assert "client-05" in tab.page.inner_text("#picked")
     assert tab.page.inner_text("[data-table=clients-table] tr.is-picked td >> nth=0") == "client-05"
     assert tab.page.evaluate("document.activeElement.dataset.client") == "client-05", "the focus stays"
-    faded = tab.shown("clients-sorted", "view.scenegraph().root.items[0].items.flatMap(g => g.items || [])"
-                      ".filter(i => i.shape === 'circle' || i.size).map(i => [i.datum.client, i.opacity])")  # fmt: skip
+    marks = "view.scenegraph().root.items[0].items.flatMap(group => group.items || [])"
+    dots = f"{marks}.filter(one => one.size).map(one => [one.datum.client, one.opacity])"
+    faded = tab.shown("clients-sorted", dots)
     bright = {client for client, opacity in faded if opacity > 0.5}
     assert bright == {"client-05"}
     assert len(faded) == 3 * len(CLIENTS)

@@ -213,7 +213,10 @@ def _is_name(name: object) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        value = json.loads(data)
+        if b"\\ud" in data:  # half a letter, which is no text that could be written again
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     except (OSError, ValueError, RecursionError) as error:
         raise KinfolkError("run", str(path), f"cannot be read ({error})") from error
     if not isinstance(value, dict):

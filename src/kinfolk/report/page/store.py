@@ -76,9 +76,10 @@ def pack(values: list[Any]) -> Any:
     >>> pack(["a", "b", "b", "a", "c"] * 5 + ["a"])["words"]
     ['a', 'b', 'c']
     """
-    if len(values) < SHORT:
-        return values
-    runs = [part for key, group in groupby(values, key=_exactly) for part in (key[1], sum(1 for _ in group))]
+    kinds = {type(value) for value in values}
+    if len(values) < SHORT or (bool in kinds and kinds & {int, float}):
+        return values  # True equals 1, and what is packed must come out as it was
+    runs = [part for value, group in groupby(values) for part in (value, sum(1 for _ in group))]
     if len(runs) <= len(values) / 2:
         return {"runs": runs}
     period = _period(values)
@@ -89,11 +90,6 @@ def pack(values: list[Any]) -> Any:
         places = {word: place for place, word in enumerate(words)}
         return {"words": list(words), "at": [places[value] for value in values]}
     return values
-
-
-def _exactly(value: Any) -> tuple[str, Any]:
-    """The value and its kind: `True` is not 1."""
-    return type(value).__name__, value
 
 
 def _period(values: list[Any]) -> int:

@@ -71,7 +71,11 @@ def spent(run: Run) -> pd.DataFrame:
     {'megabytes': [1.0, 2.0], 'seconds': [2.0, 4.0]}
     """
     clients = (run.facts.get("federation") or {}).get("clients") or 1
-    sent, took, lines = 0.0, 0.0, {}
+    # What no round tells of is not nothing, but not known.
+    sent, took = (
+        0.0 if any(key in fact for fact in run.rounds) else math.nan for key in ("bytes", "seconds")
+    )
+    lines = {}
     for fact in run.rounds:
         sent += _sent(fact.get("bytes"))
         took += training_seconds(fact)

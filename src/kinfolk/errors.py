@@ -6,8 +6,9 @@ import difflib
 import re
 from collections.abc import Iterable
 
-# What a terminal obeys instead of showing it: control characters, and marks that turn the direction of text.
-_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# What a terminal obeys instead of showing it: control characters, marks that turn the direction of text; and
+# halves of letters, which cannot be written.
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class KinfolkError(Exception):

@@ -12,6 +12,7 @@ from kinfolk.cli.data import data
 from kinfolk.cli.groups import groups
 from kinfolk.cli.models import models
 from kinfolk.cli.order import InOrder
+from kinfolk.cli.report import reports
 from kinfolk.cli.shared import (
     Algorithms,
     AsJson,
@@ -40,6 +41,7 @@ app.add_typer(data, name="data")
 app.add_typer(groups)
 app.add_typer(models)
 app.add_typer(tuning)
+app.add_typer(reports)
 
 
 def _version(wanted: bool) -> None:

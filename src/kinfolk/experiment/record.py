@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kinfolk.errors import KinfolkError, visible
@@ -249,8 +250,8 @@ class Records:
             write_text(path, "".join(line + "\n" for line in kept))
 
 
-def read_scores(run: Path) -> pd.DataFrame:
-    """All scores of a run in one frame, the columns of SCHEMA, rounds in order.
+def read_scores(run: Path, score: str | None = None) -> pd.DataFrame:
+    """All scores of a run in one frame, the columns of SCHEMA, rounds in order; or those of one name.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as run:
@@ -270,7 +271,7 @@ def read_scores(run: Path) -> pd.DataFrame:
                 table = table.append_column(SCHEMA.field(name), pa.nulls(len(table), SCHEMA.field(name).type))
         if not table.schema.equals(SCHEMA):
             raise KinfolkError("records", str(path), f"must have the columns {', '.join(SCHEMA.names)}")
-        tables.append(table)
+        tables.append(table if score is None else table.filter(pc.equal(table["score"], score)))
     frame: pd.DataFrame = pa.concat_tables(tables).to_pandas()
     for name in ("client", "model", "split", "score"):
         shown = {text: visible(text) for text in frame[name].unique()}

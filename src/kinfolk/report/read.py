@@ -80,11 +80,29 @@ class Run:
     @cached_property
     def scores(self) -> pd.DataFrame:
         """Every score of every client; a row each. Validation rows that only judged rounds are not in it."""
-        frame = read_scores(self.path)
+        return self._of_its_split(read_scores(self.path))
+
+    def only(self, score: str) -> Run:
+        """The same run with one of its scores, which takes a part of the memory.
+
+        >>> run = Run.of({"title": "local", "seed": 0}, {"value": [1.0, 2.0], "score": ["loss", "mse"]})
+        >>> run.only("mse").metrics, run.only("mae").metrics
+        (('mse',), ())
+        """
+        run = Run(self.path, self.facts)
+        known = {k: v for k, v in self.__dict__.items() if k not in ("models", "metrics")}
+        run.__dict__.update(known)
+        if "scores" in known:
+            frame = self.scores[self.scores["score"] == score].reset_index(drop=True)
+        else:
+            frame = self._of_its_split(read_scores(self.path, score))
+        run.__dict__["scores"] = frame
+        return run
+
+    def _of_its_split(self, frame: pd.DataFrame) -> pd.DataFrame:
         split = (self.spec.get("run") or {}).get("split")
-        return (
-            frame[frame["split"] == split].reset_index(drop=True) if split in set(frame["split"]) else frame
-        )
+        known = frame["split"].unique()
+        return frame[frame["split"] == split].reset_index(drop=True) if {split} < set(known) else frame
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ def verdict(
     said += _ranks(known, ranking, stop)
     said += group_sentences(found)
     if known.rows:
-        said += served_sentences(known) + cost_sentences(known, chosen or known.rows[0])
+        said += served_sentences(known, bool(stop)) + cost_sentences(known, chosen or known.rows[0])
     said += cautions(known) + unscored
     said += advice(known, {one.rule for one in said}, found, chosen)
     return Verdict(headline(ranking, found, stop), tuple(said))

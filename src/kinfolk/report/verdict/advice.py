@@ -8,11 +8,12 @@ from collections.abc import Callable
 from kinfolk.report.against import Row
 from kinfolk.report.read import Run
 from kinfolk.report.verdict import commands
-from kinfolk.report.verdict.blocks import FEWEST_SEEDS, moves, rounds_planned
+from kinfolk.report.verdict.blocks import FEWEST_SEEDS, moves, open_runs, rounds_planned
 from kinfolk.report.verdict.cautions import near_the_edge
 from kinfolk.report.verdict.evidence import Evidence
+from kinfolk.report.verdict.folder import together
 from kinfolk.report.verdict.groups import GroupFindings, asked_groups
-from kinfolk.report.verdict.sentence import Sentence, listed, say
+from kinfolk.report.verdict.sentence import Sentence, count, listed, say
 
 # More would not be read.
 MOST = 4
@@ -23,7 +24,7 @@ LOOKS = 10
 
 
 def advice(known: Evidence, said: set[str], found: GroupFindings, chosen: Row | None) -> list[Sentence]:
-    """The next steps, the most urgent first; `said`: the rules that hold; `chosen`: whom a conclusion names."""
+    """The next steps, the most urgent first; `said`: rules that hold; `chosen`: whom a conclusion names."""
     steps: list[Callable[[], Sentence | None]] = []
     if "other-data" in said:
         return []
@@ -31,11 +32,11 @@ def advice(known: Evidence, said: set[str], found: GroupFindings, chosen: Row | 
         steps.append(lambda: _finish(known))
     if {"diverged", "edge", "falling"} & said:
         steps.append(lambda: _lower_rate(known, said))
-    if "rising" in said:
-        steps.append(lambda: _longer(known))
-    if "unseen" in said:
+    if "rising" in said or ("unseen" in said and not _looks(known)):
+        steps.append(lambda: _longer(known, said))
+    elif "unseen" in said:
         steps.append(lambda: _look(known))
-    if "few-seeds" in said:
+    if "few-seeds" in said and not _missing(known):
         steps.append(lambda: _seeds(known))
     steps += [lambda: _baselines(known), lambda: _groups(known, found)]
     if chosen is not None:
@@ -48,9 +49,10 @@ def _step(rule: str, text: str, command: str | None, **numbers: float) -> Senten
 
 
 def _finish(known: Evidence) -> Sentence:
-    open_ = [run for run in known.runs if run.facts.get("status", "finished") not in ("finished", "diverged")]
-    command = commands.compare(known.runs) if commands.together(known.runs) else commands.resume(open_[0])
-    return _step("next-resume", "Finish what was begun; what is done is kept", command, runs=len(open_))
+    left = open_runs(known.runs)
+    command = commands.compare(known.runs) if together(known.runs) else None
+    command = command or (commands.resume(left[0]) if left else None)
+    return _step("next-resume", "Finish what was begun; what is done is kept", command, runs=len(left))
 
 
 def _lower_rate(known: Evidence, said: set[str]) -> Sentence | None:
@@ -77,28 +79,33 @@ def _swinging(known: Evidence) -> list[str]:
     return near or [title for (title, _), (_, share) in moves(known).items() if share < -1]
 
 
-def _longer(known: Evidence) -> Sentence:
+def _longer(known: Evidence, said: set[str]) -> Sentence:
     planned = max(map(rounds_planned, known.runs), default=0)
-    text = "Run longer, since scores still rise: twice the rounds"
+    why = (
+        "scores still rise" if "rising" in said else "so few rounds cannot show whether training is finished"
+    )
+    text = f"Run twice the rounds, since {why}"
     sets = [f"run.rounds={2 * planned}"] if planned else []
     command = _again(known, sets) if planned else None
     return _step("next-rounds", text, command, rounds=2 * planned if planned else math.nan)
 
 
 def _again(known: Evidence, sets: list[str]) -> str | None:
-    if len(known.runs) == 1 and not commands.together(known.runs):
+    if len(known.runs) == 1 and not together(known.runs):
         return commands.resume(known.runs[0], sets)
     return commands.compare(known.runs, sets=sets)
 
 
+def _looks(known: Evidence) -> int:
+    """How many rounds should lie between two evaluations, where that are fewer than now; else 0."""
+    every = max(1, max(map(rounds_planned, known.runs), default=0) // LOOKS)
+    now = max((int((run.spec.get("run") or {}).get("evaluate_every") or 0) for run in known.runs), default=0)
+    return every if every < now else 0
+
+
 def _look(known: Evidence) -> Sentence:
-    planned = max(map(rounds_planned, known.runs), default=0)
-    every = max(1, planned // LOOKS)
-    text = f"Score more often on the way, to see whether training is finished (run.evaluate_every = {every})"
-    if planned and planned < 4:
-        return _step(
-            "next-rounds", "Run longer: so few rounds cannot show whether training is finished", None
-        )
+    every = _looks(known)
+    text = f"Score every {count(every, 'round')}, to see whether training is finished"
     command = commands.compare(known.runs, sets=[f"run.evaluate_every={every}"], fresh=True)
     return _step("next-looks", text, command, every=every)
 
@@ -108,10 +115,14 @@ def _seeds(known: Evidence) -> Sentence:
     return _step("next-seeds", text, commands.compare(known.runs, seeds=FEWEST_SEEDS), seeds=FEWEST_SEEDS)
 
 
+def _missing(known: Evidence) -> list[str]:
+    kinds = {known.kind(row) for row in [*known.rows, *known.gone]}
+    return [name for name, kind in (("local", "alone"), ("fedavg", "one")) if kind not in kinds]
+
+
 def _baselines(known: Evidence) -> Sentence | None:
     """One model for all, and clients that train alone: what anything else is measured by."""
-    kinds = {known.kind(row) for row in [*known.rows, *known.gone]}
-    more = [name for name, kind in (("local", "alone"), ("fedavg", "one")) if kind not in kinds]
+    more = _missing(known)
     if not more:
         return None
     what = {"local": "training alone (local)", "fedavg": "one model for all (fedavg)"}

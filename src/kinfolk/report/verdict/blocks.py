@@ -11,6 +11,7 @@ from kinfolk.report.convergence import last_quarter, movement
 from kinfolk.report.read import Run
 from kinfolk.report.unlike import unlike
 from kinfolk.report.verdict.evidence import Evidence
+from kinfolk.report.verdict.folder import not_begun
 from kinfolk.report.verdict.sentence import Sentence, count, gap, listed, say
 from kinfolk.scores import about
 
@@ -54,21 +55,31 @@ def other_data(known: Evidence) -> Block | None:
 
 
 def unfinished(known: Evidence) -> Block | None:
-    """Runs that were stopped or killed, or that still go on."""
-    open_ = [run for run in known.runs if run.facts.get("status", "finished") not in ("finished", "diverged")]
-    if not open_:
+    """Runs that were stopped or killed, that still go on, or that a comparison names and has not begun."""
+    left, missing = open_runs(known.runs), not_begun(known.runs)
+    if not left and not missing:
         return None
-    first, more = open_[0], f" and {len(open_) - 1} more" if open_[1:] else ""
-    done, planned = rounds_done(first), rounds_planned(first)
-    where = f"{done} of {planned} rounds" if planned else count(done, "round")
-    name = f"{first.title} seed {first.seed}"
-    are = "is" if len(open_) == 1 else "are"
-    text = f"{len(open_)} of {count(len(known.runs), 'run')} {are} not finished: {name} ({where}){more}."
-    numbers = {"unfinished": len(open_), "runs": len(known.runs), "done": done, "planned": planned}
-    return Block(
-        say("unfinished", text, "warning", **numbers),
-        f"{len(open_)} of {count(len(known.runs), 'run')} {are} not finished",
-    )
+    said, runs = [], len(known.runs) + len(missing)
+    numbers = {"unfinished": len(left), "not_begun": len(missing), "runs": runs}
+    if left:
+        first, more = left[0], f" and {len(left) - 1} more" if left[1:] else ""
+        done, planned = rounds_done(first), rounds_planned(first)
+        where = f"{done} of {planned} rounds" if planned else count(done, "round")
+        said.append(f"{_not(len(left), runs)} finished: {first.title} seed {first.seed} ({where}){more}")
+        numbers |= {"done": done, "planned": planned}
+    if missing:
+        said.append(f"{_not(len(missing), runs)} begun: {listed(missing)}")
+    short = _not(len(left) + len(missing), runs) + " finished"
+    return Block(say("unfinished", "; ".join(said) + ".", "warning", **numbers), short)
+
+
+def _not(some: int, of: int) -> str:
+    return f"{some} of {count(of, 'run')} {'is' if some == 1 else 'are'} not"
+
+
+def open_runs(runs: Sequence[Run]) -> list[Run]:
+    """Those that have not come to their end; a run that was stopped because it diverged has."""
+    return [run for run in runs if run.facts.get("status", "finished") not in ("finished", "diverged")]
 
 
 def rounds_done(run: Run) -> int:
@@ -137,15 +148,15 @@ def unseen(known: Evidence) -> Block | None:
         return None
     names = list(dict.fromkeys(str(row["algorithm"]) for row in never))
     times = _scored_times(known, never[0])
-    who = "no method" if len(names) == len(known.titles) > 1 else listed(names)
-    verb = "was scored often enough" if who == "no method" else "was scored too seldom"
+    every = "every method" if len(names) == len(known.titles) > 1 else listed(names)
     text = (
-        f"It cannot be seen whether training is finished: {who} {verb} ({names[0]}: {count(times, 'time')}); "
-        "a score between half and three quarters of the rounds is needed."
+        f"It cannot be seen whether training is finished: {every} was scored too seldom "
+        f"({'once' if times == 1 else count(times, 'time')} after the start), and not between half and three "
+        "quarters of the rounds."
     )
     return Block(
         say("unseen", text, "warning", methods=len(names), scored=times),
-        "it cannot be seen whether training is finished (too few scores on the way)",
+        "it cannot be seen whether training is finished",
     )
 
 
@@ -171,5 +182,5 @@ def few_seeds(known: Evidence) -> Block | None:
 
 def reasons(found: Sequence[Block]) -> str:
     """The first two in one line, and how many more there are."""
-    more = f" (and {count(len(found) - 2, 'more reason')})" if len(found) > 2 else ""
-    return "; ".join(one.reason for one in found[:2]) + more
+    more = [f"and {count(len(found) - 2, 'more reason')}"] if len(found) > 2 else []
+    return "; ".join([*(one.reason for one in found[:2]), *more])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.report.read import Run
+from kinfolk.report.verdict.folder import together
 
 
 def line_of(run: Run, **changes: Any) -> str | None:
@@ -58,13 +59,6 @@ def _is_whole(run: Run) -> bool:
     data, model = run.spec.get("data") or {}, run.spec.get("model") or {}
     in_python = (data.get("name") == "own" and not data.get("path")) or "__main__" in str(model.get("name"))
     return bool(data) and not in_python
-
-
-def together(runs: Sequence[Run]) -> Path | None:
-    """The comparison folder that all of these runs are in, if there is one."""
-    folders = {run.path.parent for run in runs}
-    folder = next(iter(folders))
-    return folder if len(folders) == 1 and (folder / "compare.json").is_file() else None
 
 
 def compare(

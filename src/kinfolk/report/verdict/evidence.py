@@ -156,7 +156,7 @@ def lost_clients(rows: Sequence[Row], runs: Sequence[Run]) -> dict[tuple[str, st
     >>> runs = [Run.of({"title": t, "seed": 0}, {"client": ["a", "b"], "value": [0.5, v]})
     ...     for t, v in (("fedavg", float("nan")), ("local", 0.1))]
     >>> lost_clients(ranked_rows(runs), runs)
-    {('local', 'centre'): 0, ('fedavg', 'centre'): 1}
+    {('fedavg', 'centre'): 1, ('local', 'centre'): 0}
     """
     score = str(rows[0]["score"]) if rows else ""
     there: dict[int, set[Any]] = {}

@@ -16,7 +16,7 @@ from kinfolk.report.read import Run
 from kinfolk.report.statistics import Paired
 from kinfolk.report.verdict.evidence import Evidence
 from kinfolk.report.verdict.ranking import Ranking
-from kinfolk.report.verdict.sentence import Sentence, Weight, count, gap, say
+from kinfolk.report.verdict.sentence import Sentence, Weight, count, gap, say, span
 from kinfolk.report.verdict.stability import SETTLED, Agreement, agreement
 from kinfolk.scores import about
 
@@ -163,7 +163,7 @@ def _answer(found: GroupFindings) -> Sentence:
         return say("groups-too-early", text, "plain")
     low, high = sorted(-v if found.known.lower else v for v in gain.interval)
     numbers = {"gain": (-1 if found.known.lower else 1) * gain.difference, "low": low, "high": high}
-    sure = f"(95 % sure: between {_signed(low, score)} and {_signed(high, score)})"
+    sure = f"(95 % interval: {span(*gain.interval, score)})"
     pair = f"{found.method} over one model for all, {found.one['algorithm']}"
     if found.answer in ("groups", "unsettled"):
         text = f"There are groups: a model for each group gains {gap(gain.difference, score)} {sure}: {pair}."
@@ -182,8 +182,8 @@ def _answer(found: GroupFindings) -> Sentence:
         text = f"One group is enough: a model for each group gains {most} at most {sure}: {pair}."
         return say("one-group", text, "plain", worth=found.worth, **numbers)
     text = (
-        f"Whether there are groups is unclear: what a model for each group gains lies between "
-        f"{_signed(low, score)} and {_signed(high, score)}: {pair}."
+        "Whether there are groups is unclear: a model for each group gains "
+        f"{_signed(numbers['gain'], score)} {sure}: {pair}."
     )
     return say("groups-unclear", text, "plain", **numbers)
 

@@ -15,7 +15,7 @@ from kinfolk.report.convergence import PART, POINTS
 from kinfolk.report.read import human_bytes
 from kinfolk.report.statistics import FEWEST_CLIENTS, LEVEL
 from kinfolk.report.verdict.evidence import Evidence
-from kinfolk.report.verdict.sentence import Sentence, better_by, count, gap, level, listed, say
+from kinfolk.report.verdict.sentence import Sentence, better_by, count, gap, level, listed, say, span
 from kinfolk.scores import about
 
 # Of so many settings of one algorithm the best is partly luck, since all were judged on the test rows.
@@ -100,7 +100,7 @@ def any_difference(means: NDArray[np.float64]) -> float:
     t-test. What seeds do to a method is pooled over the methods, so that three seeds can say something.
 
     >>> round(any_difference(np.array([[0.9, 0.8, 0.85], [0.7, 0.65, 0.62]])), 4)
-    0.0127
+    0.0143
     """
     if means.ndim != 2 or min(means.shape) < 2 or not np.isfinite(means).all():
         return 1.0
@@ -136,7 +136,7 @@ def _best(ranking: Ranking) -> Sentence:
     text = (
         f"{ranking.names[0]} serves best: {level(best['macro'], known.score)} on average over the clients, "
         f"{better_by(found.difference, known.score)} than {ranking.name(second)} "
-        f"(95 % sure: between {gap(low, known.score)} and {gap(high, known.score)})."
+        f"(95 % interval: {span(low, high, known.score)})."
     )
     return say("best", text, "good", mean=best["macro"], gain=found.difference, low=low, high=high)
 

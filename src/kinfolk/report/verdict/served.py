@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -190,8 +190,16 @@ def behind(known: Evidence, row: Row) -> Named | None:
     return Named(named, len(values), groups, len(named), len(named))
 
 
-def served_sentences(known: Evidence) -> list[Sentence]:
-    """Who is worse off with one model for all than with the best other method, or alone; who lags behind."""
+def served_sentences(known: Evidence, early: bool = False) -> list[Sentence]:
+    """Who is worse off with one model for all than with the best other method, or alone; who lags behind.
+
+    `early`: where no conclusion is allowed, this too is how things stand so far.
+    """
+    found = _served(known)
+    return [replace(one, text=f"So far: {one.text}", weight="plain") for one in found] if early else found
+
+
+def _served(known: Evidence) -> list[Sentence]:
     one = known.best("one")
     if one is None:
         row = known.rows[0]
@@ -274,8 +282,9 @@ def _behind(known: Evidence, row: Row, found: Named | None) -> list[Sentence]:
         return []
     values = pd.DataFrame({s: end["value"] for s, end in known.ends(row).items()}, dtype=float).mean(axis=1)
     lowest = float(values[found.gaps.index[0]])
+    middle = level(float(values.median()), known.score)
     text = (
-        f"Far behind the rest with {known.label(row)}: {_who(found)}; "
-        f"the last has {level(lowest, known.score)}, half of all have {level(float(values.median()), known.score)} or better.{_by_group(found)}"
+        f"Far behind the rest with {known.label(row)}: {_who(found)}; the last has "
+        f"{level(lowest, known.score)}, the median client {middle}.{_by_group(found)}"
     )
     return [say("behind", text, "warning", named=len(found.gaps), clients=found.clients, lowest=lowest)]

@@ -36,29 +36,32 @@ class Agreement:
         return self.index <= self.chance
 
 
-def rand_index(one: ArrayLike, others: ArrayLike) -> NDArray[np.float64]:
-    """Adjusted Rand indices (Hubert, Arabie, 1985) of a grouping with each of others [groupings, clients].
+def rand_index(one: ArrayLike, other: ArrayLike) -> float:
+    """The adjusted Rand index of two groupings of the same clients (Hubert and Arabie, 1985).
 
-    >>> rand_index([0, 0, 1, 1], [[5, 5, 2, 2], [0, 1, 0, 1]]).tolist()
-    [1.0, -0.5]
+    >>> rand_index([0, 0, 1, 1], [5, 5, 2, 2]), rand_index([0, 0, 1, 1], [0, 1, 1, 1])
+    (1.0, 0.0)
     """
-    a: NDArray[np.int64] = np.unique(np.asarray(one), return_inverse=True)[1].ravel()
-    b: NDArray[np.int64] = np.unique(np.asarray(others), return_inverse=True)[1].reshape(-1, len(a))
-    wide, high = int(a.max()) + 1, int(b.max()) + 1
-    cells = (np.arange(len(b))[:, None] * wide + a) * high + b
-    both = np.bincount(cells.ravel(), minlength=len(b) * wide * high).reshape(len(b), wide, high)
+    return _index(_from_zero(one), _from_zero(other))
 
-    def pairs(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.asarray((counts * (counts - 1) / 2).reshape(len(b), -1).sum(1))
 
-    mine, theirs = pairs(both.sum(2)), pairs(both.sum(1))
+def _index(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
+    both, mine, theirs = (_pairs(labels) for labels in (a * (int(b.max()) + 1) + b, a, b))
     expected = mine * theirs / max(len(a) * (len(a) - 1) / 2, 1)
     most = (mine + theirs) / 2
-    same = most == expected  # both are one group, or both leave everybody alone
-    found: NDArray[np.float64] = np.where(
-        same, 1.0, (pairs(both) - expected) / np.where(same, 1.0, most - expected)
-    )
+    return 1.0 if most == expected else (both - expected) / (most - expected)
+
+
+def _from_zero(labels: ArrayLike) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = np.unique(np.asarray(labels), return_inverse=True)[1].ravel()
     return found
+
+
+def _pairs(labels: NDArray[np.int64]) -> float:
+    """How many pairs of clients have the same label; labels may be far more than clients."""
+    wide = int(labels.max()) + 1
+    counts = np.bincount(labels) if wide <= 10 * len(labels) else np.unique(labels, return_counts=True)[1]
+    return float((counts * (counts - 1) / 2).sum())
 
 
 def agreement(frames: Iterable[pd.DataFrame]) -> Agreement | None:
@@ -70,12 +73,9 @@ def agreement(frames: Iterable[pd.DataFrame]) -> Agreement | None:
     (1.0, True, 3)
     """
     draw = np.random.Generator(np.random.PCG64(0))
-    pairs = [(a.to_numpy(), b.to_numpy()) for a, b in same_clients(list(frames))]
+    pairs = [(_from_zero(a), _from_zero(b)) for a, b in same_clients(list(frames))]
     if not pairs:
         return None
-    shuffled = [rand_index(a, draw.permuted(np.tile(b, (DRAWS, 1)), axis=1)) for a, b in pairs]
-    return Agreement(
-        float(np.mean([rand_index(a, [b])[0] for a, b in pairs])),
-        float(np.quantile(np.mean(shuffled, axis=0), BELOW)),
-        len(pairs),
-    )
+    shuffled = [np.mean([_index(a, draw.permutation(b)) for a, b in pairs]) for _ in range(DRAWS)]
+    index = float(np.mean([_index(a, b) for a, b in pairs]))
+    return Agreement(index, float(np.quantile(shuffled, BELOW)), len(pairs))

@@ -48,7 +48,11 @@ def against_best(rows: Sequence[Row], runs: Sequence[Run], over: str) -> tuple[l
 def row_pairs(rows: Sequence[Row], runs: Sequence[Run], over: str = "macro") -> Pairs:
     """Every two rows compared: by their clients, or seed by seed where `over` is no mean over clients."""
     titles = by_title(runs)
-    ends = [ends_by_seed(row, titles[row["algorithm"]]) for row in rows]
+    return ends_pairs(rows, [ends_by_seed(row, titles[row["algorithm"]]) for row in rows], over)
+
+
+def ends_pairs(rows: Sequence[Row], ends: Sequence[Mapping[int, pd.DataFrame]], over: str = "macro") -> Pairs:
+    """The same from the last scores of each row, by seed."""
     if over == "macro":
         return all_pairs([pd.DataFrame({seed: end["value"] for seed, end in by.items()}) for by in ends])
     lower = bool(rows) and about(rows[0]["score"]).lower_is_better

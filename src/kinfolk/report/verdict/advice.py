@@ -8,7 +8,7 @@ from collections.abc import Callable
 from kinfolk.report.against import Row
 from kinfolk.report.read import Run
 from kinfolk.report.verdict import commands
-from kinfolk.report.verdict.blocks import FEWEST_SEEDS, moves, open_runs, rounds_planned
+from kinfolk.report.verdict.blocks import FEWEST_SEEDS, open_runs, rounds_planned
 from kinfolk.report.verdict.cautions import near_the_edge
 from kinfolk.report.verdict.evidence import Evidence
 from kinfolk.report.verdict.folder import together
@@ -76,7 +76,7 @@ def _lower_rate(known: Evidence, said: set[str]) -> Sentence | None:
 def _swinging(known: Evidence) -> list[str]:
     """Methods that came close to diverging or became worse at the end."""
     near = [run.title for run in known.runs if near_the_edge(run) and not run.facts.get("diverged")]
-    return near or [title for (title, _), (_, share) in moves(known).items() if share < -1]
+    return near or [title for (title, _), (_, share) in known.moves.items() if share < -1]
 
 
 def _longer(known: Evidence, said: set[str]) -> Sentence:

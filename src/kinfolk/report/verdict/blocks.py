@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kinfolk.report.against import Row
-from kinfolk.report.convergence import last_quarter, movement
 from kinfolk.report.read import Run
 from kinfolk.report.unlike import unlike
 from kinfolk.report.verdict.evidence import Evidence
@@ -96,20 +94,9 @@ def rounds_planned(run: Run) -> int:
     return int((run.spec.get("run") or {}).get("rounds") or 0)
 
 
-def moves(known: Evidence) -> dict[tuple[str, str], tuple[float, float]]:
-    """(change for the better, the same in parts of what counts as settled) of each row that has one."""
-    ranked = {(str(row["algorithm"]), str(row["model"])) for row in known.rows}
-    moved = last_quarter(known.runs, known.score)
-    return {
-        who: (pair[1], movement(pair, known.score))
-        for who, pair in moved.items()
-        if who in ranked and all(map(math.isfinite, pair))
-    }
-
-
 def rising(known: Evidence) -> Block | None:
     """A mean that still became better by more than what counts as settled: the budget was too short."""
-    up = {who: change for who, (change, share) in moves(known).items() if share > 1}
+    up = {who: change for who, (change, share) in known.moves.items() if share > 1}
     if not up:
         return None
     names = list(dict.fromkeys(title for title, _ in sorted(up, key=lambda who: -abs(up[who]))))
@@ -123,7 +110,7 @@ def rising(known: Evidence) -> Block | None:
 
 def falling(known: Evidence) -> Block | None:
     """A mean that became worse by as much: it swings, or longer training harms it."""
-    down = {who: change for who, (change, share) in moves(known).items() if share < -1}
+    down = {who: change for who, (change, share) in known.moves.items() if share < -1}
     if not down:
         return None
     names = list(dict.fromkeys(title for title, _ in sorted(down, key=lambda who: -abs(down[who]))))
@@ -142,8 +129,7 @@ def _settled(score: str) -> str:
 
 def unseen(known: Evidence) -> Block | None:
     """Rows that were scored too seldom to see whether they still move."""
-    seen = moves(known)
-    never = [row for row in known.rows if (row["algorithm"], row["model"]) not in seen]
+    never = [row for row in known.rows if (row["algorithm"], row["model"]) not in known.moves]
     if not never:
         return None
     names = list(dict.fromkeys(str(row["algorithm"]) for row in never))

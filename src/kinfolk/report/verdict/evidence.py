@@ -10,13 +10,15 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from kinfolk.report.against import Row, ends_by_seed, row_pairs
+from kinfolk.report.against import Row, ends_by_seed, ends_pairs
+from kinfolk.report.convergence import last_quarter, movement
 from kinfolk.report.read import Run, by_title, check_score
 from kinfolk.report.statistics import Paired, Pairs
 from kinfolk.report.tables import ranked_rows
 from kinfolk.scores import about
 
 Kind = Literal["groups", "one", "alone", "own"]
+Ends = Mapping[int, pd.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Evidence:
     gone: Sequence[Row]  # whose models had diverged in a run or more
     partial: Mapping[tuple[str, str], int] = field(default_factory=dict)  # clients without a score, by row
     choice: Mapping[str, Any] | None = None  # what `kinfolk choose-k` wrote
+    last: Mapping[tuple[str, str], Ends] = field(default_factory=dict)  # the last scores of every row
 
     @property
     def lower(self) -> bool:
@@ -49,7 +52,14 @@ class Evidence:
     @cached_property
     def pairs(self) -> Pairs:
         """Every two of `rows` compared, by their places: the second less the first."""
-        return row_pairs(self.rows, self.runs)
+        return ends_pairs(self.rows, [self.ends(row) for row in self.rows])
+
+    @cached_property
+    def moves(self) -> Mapping[tuple[str, str], tuple[float, float]]:
+        """By ranked row: (change for the better in its last quarter, that in parts of what is settled)."""
+        ranked, moved = {_key(row) for row in self.rows}, last_quarter(self.runs, self.score)
+        known = {who: pair for who, pair in moved.items() if who in ranked and all(map(math.isfinite, pair))}
+        return {who: (pair[1], movement(pair, self.score)) for who, pair in known.items()}
 
     @cached_property
     def titles(self) -> tuple[str, ...]:
@@ -62,13 +72,9 @@ class Evidence:
         each = [set(self.ends(row)) for row in self.rows]
         return tuple(sorted(set.intersection(*each))) if each else ()
 
-    def ends(self, row: Row) -> dict[int, pd.DataFrame]:
+    def ends(self, row: Row) -> Ends:
         """The last scores of a row, by seed: columns value and rows, by client."""
-        return ends_by_seed(row, self.of[row["algorithm"]])
-
-    def values(self, row: Row) -> pd.DataFrame:
-        """The last score of every client (rows) in every seed (columns)."""
-        return pd.DataFrame({seed: end["value"] for seed, end in self.ends(row).items()}, dtype=float)
+        return self.last[_key(row)]
 
     def kind(self, row: Row) -> Kind:
         """What a row's clients are given: a group's model, the one model, one trained alone, or another."""
@@ -137,17 +143,21 @@ def gather(
     """All that the rules go by; runs without the score are in `runs` only."""
     score = check_score(runs, score)
     rows = ranked_rows(runs, score)
-    lost = lost_clients(rows, runs)
+    titles = by_title(runs)
+    last = {_key(row): ends_by_seed(row, titles[row["algorithm"]]) for row in rows}
+    lost = lost_clients(rows, runs, last)
     sound = [r for r in rows if not r["diverged"] and not lost[_key(r)] and math.isfinite(r["macro"])]
     partial = {_key(r): lost[_key(r)] for r in rows if not r["diverged"] and r not in sound}
-    return Evidence(runs, score, sound, [r for r in rows if r["diverged"]], partial, choice)
+    return Evidence(runs, score, sound, [r for r in rows if r["diverged"]], partial, choice, last)
 
 
 def _key(row: Row) -> tuple[str, str]:
     return str(row["algorithm"]), str(row["model"])
 
 
-def lost_clients(rows: Sequence[Row], runs: Sequence[Run]) -> dict[tuple[str, str], int]:
+def lost_clients(
+    rows: Sequence[Row], runs: Sequence[Run], last: Mapping[tuple[str, str], Ends]
+) -> dict[tuple[str, str], int]:
     """By row: how many clients, at most in a seed, have no score at its end but have one elsewhere.
 
     A model that is of no use to a client may have no score there (it is not finite, and rejected): the mean
@@ -155,8 +165,8 @@ def lost_clients(rows: Sequence[Row], runs: Sequence[Run]) -> dict[tuple[str, st
 
     >>> runs = [Run.of({"title": t, "seed": 0}, {"client": ["a", "b"], "value": [0.5, v]})
     ...     for t, v in (("fedavg", float("nan")), ("local", 0.1))]
-    >>> lost_clients(ranked_rows(runs), runs)
-    {('fedavg', 'centre'): 1, ('local', 'centre'): 0}
+    >>> gather(runs).partial
+    {('fedavg', 'centre'): 1}
     """
     score = str(rows[0]["score"]) if rows else ""
     there: dict[int, set[Any]] = {}
@@ -168,7 +178,6 @@ def lost_clients(rows: Sequence[Row], runs: Sequence[Run]) -> dict[tuple[str, st
         same = [
             run for run in titles[row["algorithm"]] if row["model"] in run.models and score in run.metrics
         ]
-        ends = ends_by_seed(row, same)
-        scored = {s: set(end.index[end["value"].notna()]) for s, end in ends.items()}
+        scored = {s: set(end.index[end["value"].notna()]) for s, end in last[_key(row)].items()}
         found[_key(row)] = max(len(there[run.seed] - scored.get(run.seed, set())) for run in same)
     return found

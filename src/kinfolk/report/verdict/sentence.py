@@ -90,12 +90,11 @@ def gap(difference: float, score: str) -> str:
 
 
 def span(low: float, high: float, score: str) -> str:
-    """A 95 % interval of an advantage; where lower is better it is turned, so that more is better.
+    """An interval of an advantage.
 
     >>> span(0.021, 0.078, "accuracy"), span(-0.003, 0.01, "accuracy"), span(-0.5, 0.25, "mse")
-    ('2.1 to 7.8 points', '-0.3 to +1.0 points', '-0.250 to +0.500')
+    ('2.1 to 7.8 points', '-0.3 to +1.0 points', '-0.500 to +0.250')
     """
-    low, high = (-high, -low) if about(score).lower_is_better else (low, high)
     percent = about(score).percent
     ends = [f"{100 * end:.1f}" if percent else shown(end, score) for end in (low, high)]
     if low < 0 < high:

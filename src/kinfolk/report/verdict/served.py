@@ -29,6 +29,8 @@ Floats = NDArray[np.float64]
 POINTS, PART = 0.05, 0.1
 # A client lags behind the rest if it is so far below the median of all: twice as much, as clients differ.
 BEHIND = 2
+# A spread told by the median deviation is as sure as a standard deviation of so much fewer clients.
+EFFICIENCY = 0.37
 # A group of so many named clients or more is told, if it holds more than half of those named.
 TOLD_GROUP = 3
 
@@ -184,7 +186,10 @@ def behind(known: Evidence, row: Row) -> Named | None:
         variance = variance + noise_of_rows(
             values.to_numpy(), rows.reindex(values.index).to_numpy(dtype=float)
         )
-    clear = (chance_of(gaps.to_numpy(), variance) < LEVEL) & (gaps >= BEHIND * matters(known.score, middle))
+    free = EFFICIENCY * (len(values) - 1)
+    clear = (chance_of(gaps.to_numpy(), variance, free) < LEVEL) & (
+        gaps >= BEHIND * matters(known.score, middle)
+    )
     named = gaps[clear & (gaps > 0)].sort_values(ascending=False)
     groups = groups_of(known, min(known.ends(row))).reindex(named.index).dropna()
     return Named(named, len(values), groups, len(named), len(named))

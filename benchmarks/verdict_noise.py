@@ -4,8 +4,8 @@ python benchmarks/verdict_noise.py [--draws 400] [--seed 0] [--case 3 ...]
 
 prints, for each kind of noise, the share of draws in which the verdict names a best method, calls any two
 different, names another method for the worst client, says that there are groups, that groups are stable, or
-names a client that is worse off than elsewhere, or behind the rest; then how often two equal methods are called
-different by the test of `kinfolk compare` alone, by number of seeds. About a quarter of an hour on one core.
+names a client that is worse off than elsewhere, or behind the rest; then how often two equal methods are
+called different by the test of `kinfolk compare` alone, by number of seeds. A quarter of an hour on one core.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from kinfolk.report.read import Run, check_score
 from kinfolk.report.verdict.advice import advice
 from kinfolk.report.verdict.blocks import Block, blocks
@@ -38,17 +40,22 @@ def verdict(
     >>> print(verdict(runs).headline)
     local serves best: 81.3% on average over the clients, 20.0 points more than fedavg.
     """
-    runs = list(runs)
+    with np.errstate(all="ignore"):  # of scores beyond all bounds nothing is claimed
+        return _judged(list(runs), score, choice)
+
+
+def _judged(runs: Sequence[Run], score: str | None, choice: Mapping[str, Any] | None) -> Verdict:
+    if any(run.metrics for run in runs):
+        check_score(runs, score)  # one that no run has is an error, as everywhere
     scored = [run for run in runs if run.metrics and (score is None or score in run.metrics)]
     unscored = _unscored(runs, len(scored))
     if not scored:
-        check_score(runs, score)  # a score that no run has is an error, as everywhere
         return Verdict("There is nothing to judge yet: no run has scores.", tuple(unscored))
     known = gather(scored, score, choice)
     ranking, stop = Ranking(known), blocks(known)
     found = GroupFindings(known, ranking, bool(stop))
     several = len(known.titles) > 1
-    chosen = ranking.cheapest if several and not stop else None
+    chosen = ranking.cheapest if several and not stop and ranking.told else None
     said = [one.sentence for one in stop]
     said += _ranks(known, ranking, stop)
     said += group_sentences(found)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kinfolk.report.read import human_bytes
 from kinfolk.report.verdict.blocks import Block, reasons
 from kinfolk.report.verdict.groups import GroupFindings
-from kinfolk.report.verdict.ranking import Ranking
+from kinfolk.report.verdict.ranking import Ranking, too_few_clients
 from kinfolk.report.verdict.sentence import better_by, gap, level, listed
 
 
@@ -25,6 +25,8 @@ def headline(ranking: Ranking, found: GroupFindings, stop: Sequence[Block]) -> s
 
 def _ranks(ranking: Ranking) -> str:
     known, best = ranking.known, ranking.leader
+    if not ranking.below and (clients := too_few_clients(known)):
+        return f"No conclusion: {clients} clients are too few to tell {len(known.titles)} methods apart"
     if not ranking.below:
         return f"No method is clearly better than another{_take(ranking)}"
     other = ranking.below[0]

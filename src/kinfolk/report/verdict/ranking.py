@@ -63,6 +63,11 @@ class Ranking:
         return f"{title} ({row['model']})" if title in torn else title
 
     @property
+    def told(self) -> bool:
+        """Whether the comparison could have shown a difference."""
+        return bool(self.below) or not too_few_clients(self.known)
+
+    @property
     def leader(self) -> Row:
         """The row with the best mean."""
         return self.known.rows[0]
@@ -124,7 +129,7 @@ def ranking_sentences(ranking: Ranking) -> list[Sentence]:
     found = (
         [_noise(ranking)] if not ranking.below else [_best(ranking) if len(names) == 1 else _equals(ranking)]
     )
-    if len(names) > 1:
+    if len(names) > 1 and ranking.told:
         found += [_cheapest(ranking)]
     if ranking.below:
         found += [_below(ranking)]
@@ -156,23 +161,31 @@ def _equals(ranking: Ranking) -> Sentence:
 
 def _noise(ranking: Ranking) -> Sentence:
     known = ranking.known
-    best, last = known.rows[0], known.rows[-1]
-    weak = _too_few_clients(known)
-    text = (
-        f"The differences between the {len(known.titles)} methods are noise: from "
-        f"{level(best['macro'], known.score)} ({best['algorithm']}) to {level(last['macro'], known.score)} "
-        f"({last['algorithm']}) on average, and none is clearly better than another.{weak}"
+    best, last, many = known.rows[0], known.rows[-1], len(known.titles)
+    numbers = {"methods": many, "highest": best["macro"], "lowest": last["macro"]}
+    span = (
+        f"from {level(best['macro'], known.score)} ({best['algorithm']}) to "
+        f"{level(last['macro'], known.score)} ({last['algorithm']}) on average"
     )
-    return say("noise", text, "plain", methods=len(known.titles), highest=best["macro"], lowest=last["macro"])
+    if clients := too_few_clients(known):
+        text = (
+            f"{clients} clients are too few to tell {many} methods apart ({span}): compare fewer methods at "
+            "once, or more clients."
+        )
+        return say("too-many-methods", text, "warning", clients=clients, **numbers)
+    text = (
+        f"The differences between the {many} methods cannot be told from noise: {span}, and none is clearly "
+        "better than another."
+    )
+    return say("noise", text, "plain", **numbers)
 
 
-def _too_few_clients(known: Evidence) -> str:
-    """What to add where the test could not have found any difference."""
+def too_few_clients(known: Evidence) -> int:
+    """So many clients that no difference between so many methods could be shown; 0 where one could."""
     pairs = [one for one in known.pairs.values() if one.unit == "client"]
     clients = min((one.clients for one in pairs), default=0)
-    if clients >= FEWEST_CLIENTS and len(pairs) * 2.0 ** (1 - clients) > LEVEL:
-        return f" With {clients} clients, no difference between so many methods could have been shown."
-    return ""
+    weak = clients >= FEWEST_CLIENTS and len(pairs) * 2.0 ** (1 - clients) > LEVEL
+    return clients if weak else 0
 
 
 def _cheapest(ranking: Ranking) -> Sentence:

@@ -69,7 +69,7 @@ def noise_of_rows(values: Floats, rows: Floats) -> Floats:
     >>> noise_of_rows(np.array([0.5, 1.0]), np.array([96.0, 96.0])).round(5).tolist()
     [0.0025, 0.0002]
     """
-    near = (values * rows + 2) / (rows + 4)
+    near = (values.clip(0, 1) * rows + 2) / (rows + 4)
     found: Floats = near * (1 - near) / (rows + 4)
     return found
 
@@ -179,8 +179,8 @@ def behind(known: Evidence, row: Row) -> Named | None:
     middle = float(values.median())
     gaps = (middle - values) * (-1 if known.lower else 1)
     # The spread that normal clients would have, from the middle half of them: stragglers do not count.
-    spread = float(np.median(np.abs(values - middle))) * 1.4826
-    variance = np.full(len(values), spread**2)
+    spread = 1.4826 * np.median(np.abs(values.to_numpy() - middle))
+    variance = np.full(len(values), np.square(spread))
     if about(known.score).percent:
         rows = pd.DataFrame({s: end["rows"] for s, end in known.ends(row).items()}).mean(axis=1)
         variance = variance + noise_of_rows(

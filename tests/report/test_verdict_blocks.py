@@ -83,7 +83,9 @@ def test_seeds_that_methods_do_not_share_do_not_count():
     assert found["few-seeds"].numbers["seeds"] == 1
 
 
-@pytest.mark.parametrize(("status", "is_open"), [("finished", False), ("stopped", True), ("running", True)])
+@pytest.mark.parametrize(
+    ("status", "is_open"), [("finished", False), ("stopped", True), ("running", True), ("diverged", True)]
+)
 def test_a_run_that_is_not_finished_forbids_it(status, is_open):
     spec = {"run": {"rounds": 400}}
     runs = [flat("fedavg", s, 0.7, status=status if s == 2 else "finished", spec=spec) for s in range(3)]

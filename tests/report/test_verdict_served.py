@@ -118,7 +118,7 @@ def test_behind_means_ten_points_below_the_median(by, named):
 
 def test_where_no_conclusion_is_allowed_it_is_how_things_stand_so_far():
     found = rules(seeds("fedavg", low(3, by=0.4), before=0.1) + seeds("local", EVEN))
-    assert found["worse-off"].text.startswith("So far: Badly served")
+    assert found["worse-off"].text.startswith("So far: badly served")
     assert found["worse-off"].weight == "plain"
 
 

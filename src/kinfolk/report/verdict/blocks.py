@@ -77,7 +77,12 @@ def _not(some: int, of: int) -> str:
 
 def open_runs(runs: Sequence[Run]) -> list[Run]:
     """Those that have not come to their end; a run that was stopped because it diverged has."""
-    return [run for run in runs if run.facts.get("status", "finished") not in ("finished", "diverged")]
+    return [run for run in runs if not _has_ended(run)]
+
+
+def _has_ended(run: Run) -> bool:
+    status = run.facts.get("status", "finished")
+    return status == "finished" or (status == "diverged" and bool(run.facts.get("diverged")))
 
 
 def rounds_done(run: Run) -> int:

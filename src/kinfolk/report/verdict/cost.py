@@ -7,7 +7,7 @@ import math
 from kinfolk.report.against import Row
 from kinfolk.report.read import human_bytes, power
 from kinfolk.report.verdict.evidence import Evidence
-from kinfolk.report.verdict.sentence import Sentence, say, times
+from kinfolk.report.verdict.sentence import ABOUT_EQUAL, Sentence, say, times
 
 BYTES, SECONDS = "bytes_per_client_round", "seconds_per_round"
 
@@ -44,7 +44,7 @@ def _bytes(known: Evidence, chosen: Row, reference: Row) -> list[Sentence]:
         (row for row in known.rows if not math.isnan(row[BYTES])), key=lambda row: float(row[BYTES])
     )
     most = float(dearest[BYTES])
-    if dearest["algorithm"] not in (name, reference["algorithm"]) and most > max(mine, base):
+    if dearest["algorithm"] not in (name, reference["algorithm"]) and most > ABOUT_EQUAL * max(mine, base):
         text += f"; {dearest['algorithm']} sends most, {human_bytes(most)}"
         numbers["most"] = most
     return [say("bytes", f"{text}.", "plain", **numbers)]

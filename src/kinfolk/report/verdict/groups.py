@@ -170,9 +170,8 @@ def _answer(found: GroupFindings) -> Sentence:
             )
         return say("groups-help", text, "good" if found.answer == "groups" else "warning", **numbers)
     if found.ranking.differ and gain.apart:
-        text = (
-            f"One group is enough: dividing the clients costs {gap(gain.difference, score)} {sure}: {pair}."
-        )
+        cost = f"{gap(gain.difference, score)} (95 % interval: {span(-high, -low, score)})"
+        text = f"One group is enough: dividing the clients costs {cost}: {pair}."
         return say("groups-cost", text, "plain", **numbers)
     if found.answer == "one":
         most = _signed(high, score)
@@ -261,12 +260,14 @@ def _doubt(found: GroupFindings) -> list[Sentence]:
         text = f"{share:.0%} of the clients lie between groups or moved often: the groups are not settled."
         return [say("groups-doubt", text, "warning", **numbers)]
     who = "no client lies" if not share else f"{share:.1%} of the clients lie"
-    text = f"The groups are clear-cut: {who} between two of them."
+    text = f"In each run, {who} between two groups."
     return [say("groups-clear-cut", text, "plain", **numbers)]
 
 
 def _known_groups(found: GroupFindings) -> list[Sentence]:
     """Agreement with groups that the data were made with, where there are any."""
+    if {(run.facts.get("federation") or {}).get("groups") for run in found.runs} == {1}:
+        return [say("groups-none-known", "These data were made without groups.", "plain", groups=1)]
     told = [fact["groups"] for run in found.runs for fact in run.rounds[-1:] if fact.get("groups")]
     indices = [float(facts["ari"]) for facts in told if facts.get("ari") is not None]
     if not indices:

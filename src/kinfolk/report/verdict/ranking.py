@@ -12,7 +12,7 @@ from scipy import stats
 
 from kinfolk.report.against import Row, ends_pairs
 from kinfolk.report.convergence import PART, POINTS
-from kinfolk.report.read import human_bytes
+from kinfolk.report.read import human_bytes, shown
 from kinfolk.report.statistics import FEWEST_CLIENTS, LEVEL
 from kinfolk.report.verdict.evidence import Evidence
 from kinfolk.report.verdict.sentence import Sentence, better_by, count, gap, level, listed, say, span
@@ -267,10 +267,11 @@ def order_so_far(known: Evidence) -> list[Sentence]:
     if not known.rows:
         return []
     best = {row["algorithm"]: row for row in reversed(known.rows)}
-    told = [f"{title} {level(best[title]['macro'], known.score)}" for title in known.titles]
+    told = [f"{title} {shown(best[title]['macro'], known.score, unit=True)}" for title in known.titles]
     last = max(int(row["rounds_most"]) for row in known.rows)
     order = " This order is not a ranking." if known.titles[1:] else ""
-    text = f"Means over clients at the last scored round ({last}): {listed(told, 5)}.{order}"
+    what = about(known.score).title
+    text = f"{what}, mean over clients, at the last scored round ({last}): {listed(told, 5)}.{order}"
     numbers = {
         f"mean_{place}": float(best[title]["macro"]) for place, title in enumerate(known.titles[:5], 1)
     }

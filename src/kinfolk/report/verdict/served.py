@@ -201,7 +201,11 @@ def served_sentences(known: Evidence, early: bool = False) -> list[Sentence]:
     `early`: where no conclusion is allowed, this too is how things stand so far.
     """
     found = _served(known)
-    return [replace(one, text=f"So far: {one.text}", weight="plain") for one in found] if early else found
+    if not early:
+        return found
+    return [
+        replace(one, text=f"So far: {one.text[0].lower()}{one.text[1:]}", weight="plain") for one in found
+    ]
 
 
 def _served(known: Evidence) -> list[Sentence]:
@@ -228,6 +232,8 @@ def _worse(known: Evidence, rule: str, one: Row, other: Row) -> list[Sentence]:
     if not found.fewest:
         every = " in every seed" if found.most else ""
         text = f"No client is clearly worse off with {name} than with {with_}{every}."
+        if rule == "worse-than-alone":
+            text = f"No client would clearly do better alone ({with_}){every}."
         return [say(f"{rule}-nobody", text, "plain", clients=found.clients)]
     most = float(found.gaps.iloc[0])
     numbers = {"fewest": found.fewest, "named": found.most, "clients": found.clients, "most": most}

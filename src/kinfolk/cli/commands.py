@@ -182,7 +182,7 @@ def show(
     if format_ in FORMATS and not json_:
         print(written(run, format_, score))
         return
-    _show(run, json_ or format_ == "json", score)
+    _show(run, json_ or format_ == "json", score, judge=True)
 
 
 @app.command(
@@ -214,7 +214,7 @@ def score(
         _show(folder, json_)
 
 
-def _show(folder: Path, json_: bool = False, score: str | None = None) -> None:
+def _show(folder: Path, json_: bool = False, score: str | None = None, judge: bool = False) -> None:
     from kinfolk.experiment.record import disk_errors
     from kinfolk.report.figures import comparison_figure
     from kinfolk.report.read import load_runs
@@ -236,6 +236,10 @@ def _show(folder: Path, json_: bool = False, score: str | None = None) -> None:
         for note in notes:
             console.print(note, markup=False)
     print(f"run folder: {folder}\nfigure:     {figure}")
+    if judge:
+        from kinfolk.report.verdict import verdict
+
+        print(f"verdict:    {verdict(runs, score).headline}")
 
 
 # Lists that are pages of their own.

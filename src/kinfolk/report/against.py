@@ -39,15 +39,20 @@ def last_scores(model: str, score: str, runs: Sequence[Run]) -> list[pd.DataFram
 def against_best(rows: Sequence[Row], runs: Sequence[Run], over: str) -> tuple[list[dict[str, Any]], str]:
     """(what to add to each row, the best first: its difference to the best; which ranks hold, in words)."""
     sound = [row for row in rows if not row["diverged"]]  # those that diverged come last and have no rank
-    pairs = _pairs(sound, runs, over)
+    pairs = row_pairs(sound, runs, over)
     found = [_against(place, row, sound[0], over, pairs) for place, row in enumerate(sound)]
     found += [dict(_NOT_COMPARED) for _ in rows[len(sound) :]]
     return found, robust_ranks(pairs, len(sound))
 
 
-def _pairs(rows: Sequence[Row], runs: Sequence[Run], over: str) -> Pairs:
+def row_pairs(rows: Sequence[Row], runs: Sequence[Run], over: str = "macro") -> Pairs:
     """Every two rows compared: by their clients, or seed by seed where `over` is no mean over clients."""
-    ends = [_by_seed(row, by_title(runs)[row["algorithm"]]) for row in rows]
+    titles = by_title(runs)
+    return ends_pairs(rows, [ends_by_seed(row, titles[row["algorithm"]]) for row in rows], over)
+
+
+def ends_pairs(rows: Sequence[Row], ends: Sequence[Mapping[int, pd.DataFrame]], over: str = "macro") -> Pairs:
+    """The same from the last scores of each row, by seed."""
     if over == "macro":
         return all_pairs([pd.DataFrame({seed: end["value"] for seed, end in by.items()}) for by in ends])
     lower = bool(rows) and about(rows[0]["score"]).lower_is_better
@@ -59,7 +64,7 @@ def _pairs(rows: Sequence[Row], runs: Sequence[Run], over: str) -> Pairs:
     return corrected({(i, j): paired_seeds((views[j] - views[i]).dropna().to_numpy()) for i, j in places})
 
 
-def _by_seed(row: Row, runs: Sequence[Run]) -> dict[int, pd.DataFrame]:
+def ends_by_seed(row: Row, runs: Sequence[Run]) -> dict[int, pd.DataFrame]:
     """The last scores of a row's runs, by seed; a seed in which nobody could be scored is none."""
     ends = {run.seed: last_scores(row["model"], row["score"], [run]) for run in runs}
     return {seed: found[0] for seed, found in ends.items() if found and found[0]["value"].notna().any()}

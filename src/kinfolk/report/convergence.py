@@ -45,6 +45,16 @@ def last_quarter(runs: Iterable[Run], score: str | None = None) -> dict[tuple[st
     return found
 
 
+def movement(pair: tuple[float, float], score: str) -> float:
+    """How much better the end is than a quarter earlier, in parts of what counts as settled.
+
+    >>> round(movement((0.75, 0.05), "accuracy"), 3), round(movement((0.5, -0.005), "mse"), 3)
+    (5.0, -0.5)
+    """
+    end, change = pair
+    return change / POINTS if about(score).percent else change / (PART * max(abs(end), 1e-300))
+
+
 def convergence_note(runs: Iterable[Run], score: str | None = None) -> str | None:
     """One line for below a table: settled, or who still moves; None where nothing can be said.
 
@@ -63,15 +73,12 @@ def convergence_note(runs: Iterable[Run], score: str | None = None) -> str | Non
         return None
     percent = about(score).percent
 
-    def share(pair: tuple[float, float]) -> float:
-        end, change = pair
-        return change / POINTS if percent else change / (PART * max(abs(end), 1e-300))
-
+    shares = {who: movement(pair, score) for who, pair in found.items()}
     unit, scale = ("point", 100 * POINTS) if percent else ("%", 100 * PART)
-    moved = sorted(found, key=lambda who: -abs(share(found[who])))
-    told = {who: f"{_name(who, found)} {scale * share(found[who]):+.1f}" for who in moved}
+    moved = sorted(found, key=lambda who: -abs(shares[who]))
+    told = {who: f"{_name(who, found)} {scale * shares[who]:+.1f}" for who in moved}
     when = "in the last quarter of the rounds"
-    far = [who for who in moved if abs(share(found[who])) > 1]
+    far = [who for who in moved if abs(shares[who]) > 1]
     if not far:
         limit = f"{scale:g} {unit}" if percent else f"{scale:g} {unit} of its value"
         return f"converged: {when} no mean moved by more than {limit} (most: {told[moved[0]]})"

@@ -6,7 +6,7 @@ From records alone, without torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -154,15 +154,20 @@ def between_seeds(runs: Iterable[Run]) -> dict[str, list[float]]:
     """
     from sklearn.metrics import adjusted_rand_score  # a second of imports that few reports need
 
-    found: dict[str, list[float]] = {}
-    for title, same in by_title(runs).items():
-        frames = [members(run) for run in same if run.has_groups]
-        for a, b in combinations(frames, 2):
-            both = a.index.intersection(b.index)
-            if len(both) > 1 and a["known"].reindex(both).equals(b["known"].reindex(both)):
-                index = adjusted_rand_score(a["group"].reindex(both), b["group"].reindex(both))
-                found.setdefault(title, []).append(float(index))
-    return found
+    found = {
+        title: [float(adjusted_rand_score(a, b)) for a, b in same_clients(map(members, same))]
+        for title, some in by_title(runs).items()
+        if len(same := [run for run in some if run.has_groups]) > 1
+    }
+    return {title: indices for title, indices in found.items() if indices}
+
+
+def same_clients(frames: Iterable[pd.DataFrame]) -> Iterator[tuple[pd.Series, pd.Series]]:
+    """The groups of every two seeds, of the clients that both have, where a name means the same in both."""
+    for a, b in combinations(frames, 2):
+        both = a.index.intersection(b.index)
+        if len(both) > 1 and a["known"].reindex(both).equals(b["known"].reindex(both)):
+            yield a["group"].reindex(both), b["group"].reindex(both)
 
 
 def named(clients: Sequence[str], most: int = 8) -> str:

@@ -33,6 +33,7 @@ from kinfolk.report.read import (
     shown,
     training_seconds,
 )
+from kinfolk.report.unlike import unlike
 from kinfolk.report.whole import WholeTable
 from kinfolk.scores import about, summary
 
@@ -41,8 +42,6 @@ _HEADS = {"macro": "macro", "micro": "micro", "worst": "worst\nclient", "p10": "
 _COST_HEADS = ("vs\nbest", "MB per\nclient,\nround", "s per\nround", "rounds", "seeds")
 # Clients of a group that `show` names.
 NAMED = 8
-# What may differ between runs that are compared.
-_FREE = ("algorithm.", "engine.", "run.seed", "run.checkpoint_every")
 
 
 def comparison_frame(runs: Iterable[Run], score: str | None = None, over: str = "macro") -> pd.DataFrame:
@@ -64,6 +63,15 @@ def comparison_frame(runs: Iterable[Run], score: str | None = None, over: str = 
     [['fedavg', 2, 0.9, 0.85], ['local', 1, 0.6, 0.5]]
     """
     runs = list(runs)
+    rows = ranked_rows(runs, score, over)
+    differences, ranks = against_best(rows, runs, over)
+    frame = pd.DataFrame([row | more for row, more in zip(rows, differences, strict=True)])
+    frame.attrs["ranks"] = ranks
+    return frame
+
+
+def ranked_rows(runs: Sequence[Run], score: str | None = None, over: str = "macro") -> list[dict[str, Any]]:
+    """What `comparison_frame` says of each title and scored model by itself, the best first."""
     if over not in COMPARED:
         raise KinfolkError("over", over, near(over, COMPARED))
     score = check_score(runs, score)
@@ -74,11 +82,7 @@ def comparison_frame(runs: Iterable[Run], score: str | None = None, over: str = 
         if (ends := last_scores(model, score, same))
     ]
     worse = 1 if about(score).lower_is_better else -1
-    rows.sort(key=lambda row: (row["diverged"] > 0, math.isnan(row[over]), worse * row[over]))
-    differences, ranks = against_best(rows, runs, over)
-    frame = pd.DataFrame([row | more for row, more in zip(rows, differences, strict=True)])
-    frame.attrs["ranks"] = ranks
-    return frame
+    return sorted(rows, key=lambda row: (row["diverged"] > 0, math.isnan(row[over]), worse * row[over]))
 
 
 def comparison_rows(
@@ -218,30 +222,7 @@ def _notes(runs: Sequence[Run], frame: pd.DataFrame) -> list[str]:
             reason = f": {run.facts['reason']}" if run.facts.get("reason") else ""
             notes.append(f"{run.title} seed {run.seed} is {run.facts['status']}{reason}")
         notes += [f"{run.title} seed {run.seed}: {line}" for line in divergences(run)]
-    return notes + _unlike(runs)
-
-
-def _unlike(runs: Sequence[Run]) -> list[str]:
-    """Notes on settings and data in which the runs differ, besides algorithm and seed."""
-    settings: dict[str, set[str]] = {}
-    for run in runs:
-        mine = run.facts.get("own") or {}
-        for section, table in run.spec.items():
-            for key, value in table.items() if isinstance(table, dict) else ():
-                if f"{section}.{key}" in mine:
-                    continue
-                settings.setdefault(f"{section}.{key}", set()).add(repr(value))
-    own = {name for run in runs for name in run.facts.get("own") or {}}
-    unlike = sorted(k for k, found in settings.items() if len(found) > 1 and not k.startswith(_FREE))
-    notes = [f"by intention, methods have settings of their own: {', '.join(sorted(own))}"] if own else []
-    notes += [f"the runs also differ in {', '.join(unlike)}"] if unlike else []
-    prints: dict[int, set[str]] = {}
-    for run in runs:
-        prints.setdefault(run.seed, set()).add(str((run.facts.get("federation") or {}).get("fingerprint")))
-    torn = sorted(seed for seed, found in prints.items() if len(found) > 1)
-    if torn:
-        notes.append(f"not the same clients and rows for everyone: seed {', '.join(map(str, torn))}")
-    return notes
+    return notes + unlike(runs).notes()
 
 
 def empty_table(title: str, wide: Sequence[str]) -> Table:

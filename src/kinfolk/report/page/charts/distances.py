@@ -86,7 +86,7 @@ def _chart(one: Sketched) -> Chart:
     name, title = f"distances-{one.run.title}", f"Distances between models of {one.run.title}'s clients"
     notes = [f"Distances of sketches after round {last}, about 10 % off; seed {one.run.seed}."]
     if clients > MOST_PAIRED:
-        notes.append(f"{clients} clients: means over the pairs of {word}, not a cell for each pair.")
+        notes.append(f"{clients} clients: means over the pairs of {word}s, not a cell for each pair.")
         spec = _by_group(means, word)
     else:
         spec = _by_client(one.run, frame, apart, by, word)
@@ -99,8 +99,8 @@ def _chart(one: Sketched) -> Chart:
 def _grouping(frame: pd.DataFrame) -> tuple[list[str], str]:
     """By what clients are ordered: groups that were found, or known ones where none were."""
     if len(numbered(frame["group"])) or frame["known"].eq("").all():
-        return frame["group"].tolist(), "groups"
-    return frame["known"].tolist(), "known groups"
+        return frame["group"].tolist(), "group"
+    return frame["known"].tolist(), "known group"
 
 
 def _says(means: pd.DataFrame, last: int, word: str) -> str:
@@ -108,11 +108,8 @@ def _says(means: pd.DataFrame, last: int, word: str) -> str:
     other = means[means["group"] != means["other"]]["distance"].mean()
     if np.isnan(other):
         return f"After round {last} the models of two clients are {same:.3g} apart on average."
-    within = "-" if np.isnan(same) else f"{same:.3g}"
-    return (
-        f"After round {last} two clients of one of the {word} are {within} apart on average, "
-        f"two of different ones {other:.3g}."
-    )
+    within = "" if np.isnan(same) else f"two clients of one {word} are {same:.3g} apart on average, "
+    return f"After round {last} {within}two of different {word}s {other:.3g}."
 
 
 def _by_client(run: Run, frame: pd.DataFrame, apart: Array, by: Sequence[str], word: str) -> Row:
@@ -156,11 +153,14 @@ def _strips(run: Run, by: Sequence[str], word: str) -> list[Row]:
     """Whose group it is, beside the rows and above the columns."""
     if set(by) == {NO_GROUP}:
         return []
-    rim, known = -STRIP * len(by), word == "known groups"
-    colour = coloured(in_order(by), word[:-1])
+    rim, known = -STRIP * len(by), word == "known group"
+    colour = coloured(in_order(by), word)
+    if colour["legend"] is not None:
+        colour["legend"]["orient"] = "bottom"
     if known:
         colour["scale"] = {"domain": [KNOWN + g for g in in_order(by)]}
-        colour["legend"]["labelExpr"] = f"replace(datum.label, '{KNOWN}', '')"
+        if colour["legend"] is not None:
+            colour["legend"]["labelExpr"] = f"replace(datum.label, '{KNOWN}', '')"
     rows = []
     for g, a, b in _spans(by):
         told = {"group": KNOWN + g if known else g, **({} if known else {"method": run.title})}
@@ -170,7 +170,7 @@ def _strips(run: Run, by: Sequence[str], word: str) -> list[Row]:
     return [{
         "data": {"values": rows}, "mark": {"type": "rect"},
         "encoding": {**ends, "x2": {"field": "x2"}, "y2": {"field": "y2"}, "color": colour,
-                     "tooltip": [{"field": "group", "title": word[:-1]}]},
+                     "tooltip": [{"field": "group", "title": word}]},
     }]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from kinfolk.experiment.picture_files import read_samples
 from kinfolk.report.page.chart import PICKED, Chart, opacity
 from kinfolk.report.page.charts.data import grouping
-from kinfolk.report.page.charts.members import firsts, in_order, names_of
+from kinfolk.report.page.charts.members import counted, firsts, in_order, names_of
 from kinfolk.report.read import Run
 
 Row = dict[str, Any]
@@ -58,7 +58,8 @@ def samples(runs: Sequence[Run]) -> Chart | None:
     ]
     clients = {who for who, _, _ in shown}
     notes = [f"Of each group at most {PER_GROUP}, of its clients in turn; seed {run.seed}. Simulation only."]
-    says = f"{len(shown)} training rows of {len(clients)} clients in {len(found)} groups."
+    says = f"{counted(len(shown), 'training row')} of {counted(len(clients), 'client')}"
+    says += f" in {counted(len(found), kind)}." if kind != "clients" else "."
     table = pd.DataFrame(values)[["group", "client", "label"]].rename(columns={"group": kind})
     titles = {"group": f"Rows of {run.title}'s groups", "known group": "Rows of the known groups"}
     title = titles.get(kind, "Rows of clients")

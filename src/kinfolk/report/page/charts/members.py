@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ MOST_METHODS = 6
 # A client of no group; one that attacks, which is not scored, so that no record has its group; and the others
 # where nobody has one.
 NO_GROUP, ATTACKER, HONEST = "none", "attacker", "honest"
+# Groups that a legend names; colours repeat long before.
+LEGEND = 16
 # Shapes that are told apart; known groups beyond these have none.
 SHAPES = (
     "circle",
@@ -87,24 +89,30 @@ def attackers(run: Run) -> set[str]:
     return {str(name) for name in run.facts.get("attackers") or ()}
 
 
-def groups_by_round(run: Run) -> pd.DataFrame:
-    """The group of every client at every evaluated round, as text: a row a round, a column a client.
+def group_of(run: Run, rounds: Sequence[int], clients: Sequence[str]) -> list[str]:
+    """The group of each of some clients after a round of its own, as text.
 
     >>> scores = {"round": [1, 2], "client": "ann", "value": 0.5, "group": [0, 1]}
-    >>> groups_by_round(Run.of({"title": "x", "seed": 0}, scores))["ann"].tolist()
-    ['0', '1']
+    >>> group_of(Run.of({"title": "x", "seed": 0}, scores), [2, 1, 2], ["ann", "ann", "bob"])
+    ['1', '0', 'none']
     """
-    once = run.scores.drop_duplicates(["round", "client"])
-    table = once.pivot(index="round", columns="client", values="group").sort_index()
-    return table.apply(lambda column: column.map(lambda g: NO_GROUP if pd.isna(g) else str(int(g))))
-
-
-def group_of(run: Run, table: pd.DataFrame, round: int, clients: Iterable[str]) -> list[str]:
-    """The groups of some clients after a round, out of `groups_by_round`."""
     bad = attackers(run)
-    row: Mapping[str, str] = table.loc[round].to_dict() if round in table.index else {}
-    other = HONEST if bad and not run.has_groups else NO_GROUP
-    return [ATTACKER if c in bad else row.get(c, other) if run.has_groups else other for c in clients]
+    if not run.has_groups:
+        return [ATTACKER if c in bad else HONEST if bad else NO_GROUP for c in clients]
+    frame = run.scores[run.scores["round"].isin(set(rounds)) & run.scores["group"].notna()]
+    once = frame.drop_duplicates(["round", "client"])
+    known = dict(zip(zip(once["round"], once["client"], strict=True), once["group"].astype(int), strict=True))
+    pairs = zip(rounds, clients, strict=True)
+    return [ATTACKER if pair[1] in bad else str(known.get(pair, NO_GROUP)) for pair in pairs]
+
+
+def counted(number: int, word: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "client"), counted(2000, "group")
+    ('1 client', '2,000 groups')
+    """
+    return f"{number:,} {word}{'s' * (number != 1)}"
 
 
 def numbered(groups: Iterable[str]) -> list[str]:
@@ -131,7 +139,7 @@ def coloured(groups: Sequence[str], title: str = "group") -> dict[str, Any]:
     >>> coloured(["0", "1"])["scale"]
     {'domain': ['0', '1']}
     """
-    legend = {"symbolLimit": 24, "symbolType": "circle"}
+    legend = {"symbolType": "circle"} if len(groups) <= LEGEND else None
     return {
         "field": "group",
         "type": "nominal",
@@ -168,7 +176,8 @@ def shaped(kinds: Sequence[str], grey: bool = True) -> dict[str, Any]:
     That word keeps the legend apart from that of found groups, which have numbers too.
     """
     legend = {"labelExpr": f"replace(datum.label, '{KNOWN}', '')"}
-    legend |= {"symbolFillColor": BETWEEN, "symbolStrokeColor": BETWEEN} if grey else {}
+    # Two legends above one another fit on a telephone, beside one another they do not.
+    legend |= {"symbolFillColor": BETWEEN, "symbolStrokeColor": BETWEEN, "orient": "bottom"} if grey else {}
     scale = {"domain": [KNOWN + kind for kind in kinds], "range": list(SHAPES[: len(kinds)])}
     return {"field": "known", "type": "nominal", "title": "known group", "scale": scale, "legend": legend}
 

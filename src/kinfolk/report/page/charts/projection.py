@@ -22,7 +22,6 @@ from kinfolk.report.page.charts.members import (
     evenly,
     firsts,
     group_of,
-    groups_by_round,
     in_order,
     known_groups,
     numbered,
@@ -73,13 +72,10 @@ def sketched(run: Run, clients: int = MOST_CLIENTS, rounds: int = MOST_ROUNDS) -
     frame = frame[frame["client"].isin(some) & frame["round"].isin(shown)].reset_index(drop=True)
     rows = np.stack(frame.pop("sketch").tolist()).astype(np.float64)
     sound = np.isfinite(rows).all(1)
-    frame, table = frame[sound].reset_index(drop=True), groups_by_round(run)
-    groups = [
-        group_of(run, table, int(round), [client])[0]
-        for round, client in zip(frame["round"], frame["client"], strict=True)
-    ]
-    if not len(frame):
+    frame = frame[sound].reset_index(drop=True)
+    if frame["client"].nunique() < 2:
         return None
+    groups = group_of(run, frame["round"].tolist(), frame["client"].tolist())
     return Sketched(run, frame.assign(group=groups), rows[sound], len(everybody), int((~sound).sum()))
 
 
@@ -193,7 +189,7 @@ def _spec(one: Sketched, plane: Array, titles: Sequence[str]) -> dict[str, Any]:
         {"mark": {"type": "point", "filled": True, "size": 70}, "encoding": {**encoding, "tooltip": tips}}
     ]
     if 1 < len(numbered(groups)) <= 40:
-        layers.append(_numbers())
+        layers.append(_numbers(15 if len(groups) <= 12 else 11))
     return {
         "width": "container", "height": 380, "params": [PICKED, round_parameter(one.rounds)],
         "data": {"values": told.to_dict("records")},
@@ -210,7 +206,7 @@ def _axis(field: str, title: str, values: pd.Series) -> dict[str, Any]:
     return {"field": field, "type": "quantitative", "title": title, "scale": scale, "axis": {"tickCount": 5}}
 
 
-def _numbers() -> dict[str, Any]:
+def _numbers(size: int) -> dict[str, Any]:
     """The number of each group where its mean is, so that colour is not all that tells."""
     means = [{"op": "mean", "field": name, "as": name} for name in ("x", "y")]
     place = {name: {"field": name, "type": "quantitative"} for name in ("x", "y")}
@@ -219,7 +215,7 @@ def _numbers() -> dict[str, Any]:
             {"filter": "isFinite(toNumber(datum.group))"},
             {"aggregate": means, "groupby": ["group"]},
         ],
-        "mark": {"type": "text", "fontSize": 15, "fontWeight": "bold", "dy": -12, "clip": False},
+        "mark": {"type": "text", "fontSize": size, "fontWeight": "bold", "dy": -12, "clip": False},
         "encoding": {**place, "text": {"field": "group"}},
     }
 

@@ -105,10 +105,11 @@ def _confidences(run: Run, shown: Shown) -> Chart:
     ]
     notes = [f"The mean probability of the class that a row was made for; seed {run.seed}."]
     last = means[rounds[-1]]
-    own = float(np.nanmean(np.diagonal(last))) if np.isfinite(np.diagonal(last)).any() else float("nan")
-    others = last[~np.eye(len(last), last.shape[1], dtype=bool)]
-    apart = f", of the others' {percent(float(np.nanmean(others)))}" if np.isfinite(others).any() else ""
-    says = f"After round {rounds[-1]} models are {percent(own)} sure of their own cluster's rows{apart}."
+    itself = np.eye(len(last), last.shape[1], dtype=bool)
+    own, others = (part[np.isfinite(part)] for part in (last[itself], last[~itself]))
+    told = f"{percent(float(own.mean()))} sure" if len(own) else "sure to a degree that is not known"
+    apart = f", of the others' {percent(float(others.mean()))}" if len(others) else ""
+    says = f"After round {rounds[-1]} models are {told} of their own cluster's rows{apart}."
     table = pd.DataFrame(values)
     return Chart(f"confidence-{run.title}", f"How sure {run.title}'s models are of pseudo rows",
                  _matrix(values, rounds, len(last)), table, says, tuple(notes), tuple(rounds))  # fmt: skip

@@ -123,7 +123,7 @@ def similarity(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _similar(number: int, one: Mapping[str, Array], clients: Sequence[str], known: pd.Series) -> list[Row]:
-    """Of pairs of one known group and of two: the mean s where they have met, and the share of those asked."""
+    """Of pairs of one known group and others: the mean s where they have met, their share of those asked."""
     who = [clients[i] for i in one["who"]]
     group = np.array([str(known.get(c, "")) for c in who])
     same, others = group[:, None] == group[None], ~np.eye(len(who), dtype=bool)

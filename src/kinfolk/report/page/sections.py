@@ -10,7 +10,20 @@ from typing import Any
 from kinfolk.errors import KinfolkError
 from kinfolk.report.page import facts
 from kinfolk.report.page.chart import Chart
-from kinfolk.report.page.charts import attackers, choice, clients, convergence, costs, membership
+from kinfolk.report.page.charts import (
+    attackers,
+    choice,
+    clients,
+    convergence,
+    costs,
+    data,
+    distances,
+    images,
+    membership,
+    projection,
+    pseudo,
+    trust,
+)
 from kinfolk.report.page.load import Material
 
 # From the runs of a report, or from its choices of K: see `Entry`.
@@ -56,7 +69,34 @@ SECTIONS = (
             Entry((membership.agreement, membership.switching), narrow=True),
         ),
     ),
+    Section(
+        "Models of clients",
+        (
+            Entry((projection.projection, projection.umap_projection), choose="Method"),
+            Entry((distances.distances,), choose="Method"),
+        ),
+    ),
+    Section(
+        "Data of the groups",
+        (
+            Entry((data.labels,), choose="Method"),
+            Entry((data.differences,), choose="Method"),
+            Entry((images.samples,)),
+        ),
+    ),
     Section("How many groups", (Entry((choice.choices,), narrow=True, of="choices"),)),
+    Section(
+        "Pseudo data",
+        (Entry((pseudo.pseudo_images,), choose="Method"), Entry((pseudo.confidences,), choose="Method")),
+    ),
+    Section(
+        "Trust among clients",
+        (
+            Entry((trust.uncertainty,), choose="Method"),
+            Entry((trust.lists,), choose="Method"),
+            Entry((trust.similarity,), choose="Method"),
+        ),
+    ),
     Section("Attackers", (Entry((attackers.honest, attackers.rejected)),)),
     Section("Costs", (Entry((costs.ledger, costs.time)),)),
     Section("About the runs", (Entry((facts.every_run, facts.settings)),)),

@@ -95,6 +95,12 @@ class Comparison(_Shown):
 
         return comparison_figure(load_runs(self.folder), Path(path))
 
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write one HTML page with a verdict, charts and tables; by default into the folder."""
+        from kinfolk.report.page.write import write_report
+
+        return write_report([self.folder], path)
+
     def __repr__(self) -> str:
         titles = list(dict.fromkeys(result.title for result in self.results))
         return f"<Comparison: {len(self.results)} runs of {', '.join(titles)}, folder {str(self.folder)!r}>"

@@ -109,7 +109,7 @@ def test_a_page_holds_so_many_images_and_no_more(run, monkeypatch):
 
 def test_samples_are_of_the_first_method_with_groups(run, tmp_path):
     plain = played(tmp_path / "r", "run.rounds=1")
-    assert images.samples([plain, run]).title == "Rows of ifca's groups"
+    assert images.samples([plain, run]).title == "Rows of the groups of ifca"
     assert images.samples([plain]).title == "Rows of the known groups"
 
 

@@ -95,7 +95,7 @@ def _labels(run: Run, group: pd.Series, kind: str) -> Chart | None:
 
 
 def _whose(run: Run, kind: str) -> str:
-    return f"{run.title}'s groups" if kind == "group" else "the known groups"
+    return f"the groups of {run.title}" if kind == "group" else "the known groups"
 
 
 def _method(run: Run, kind: str) -> Row:

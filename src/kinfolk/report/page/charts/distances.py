@@ -83,7 +83,7 @@ def _chart(one: Sketched) -> Chart:
     by, word = _grouping(frame)
     means = between(by, apart)
     clients, last = len(frame), one.rounds[-1]
-    name, title = f"distances-{one.run.title}", f"Distances between models of {one.run.title}'s clients"
+    name, title = f"distances-{one.run.title}", f"Distances between client models of {one.run.title}"
     notes = [f"Distances of sketches after round {last}, about 10 % off; seed {one.run.seed}."]
     if clients > MOST_PAIRED:
         notes.append(f"{clients} clients: means over the pairs of {word}s, not a cell for each pair.")

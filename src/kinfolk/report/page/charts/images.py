@@ -61,7 +61,7 @@ def samples(runs: Sequence[Run]) -> Chart | None:
     says = f"{counted(len(shown), 'training row')} of {counted(len(clients), 'client')}"
     says += f" in {counted(len(found), kind)}." if kind != "clients" else "."
     table = pd.DataFrame(values)[["group", "client", "label"]].rename(columns={"group": kind})
-    titles = {"group": f"Rows of {run.title}'s groups", "known group": "Rows of the known groups"}
+    titles = {"group": f"Rows of the groups of {run.title}", "known group": "Rows of the known groups"}
     title = titles.get(kind, "Rows of clients")
     return Chart("samples", title, _spec(values, list(found), kind), table, says, tuple(notes))
 

@@ -122,7 +122,7 @@ def _chart(one: Sketched, plane: Array, share: Array) -> Chart:
         0,
         "One plane for all rounds; the mean of each round lies in the middle. Distances are of sketches.",
     )
-    title = f"Models of {one.run.title}'s clients"
+    title = f"Client models of {one.run.title}"
     return Chart(
         f"projection-{one.run.title}",
         title,
@@ -148,7 +148,7 @@ def _umap(one: Sketched) -> list[Chart]:
         f"UMAP with {near} neighbours: who is near whom counts, distances between groups do not.",
         *_notes(last),
     ]
-    title = f"Models of {one.run.title}'s clients by UMAP"
+    title = f"Client models of {one.run.title} by UMAP"
     return [
         Chart(
             f"umap-{one.run.title}",

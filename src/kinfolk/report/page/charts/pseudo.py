@@ -111,7 +111,7 @@ def _confidences(run: Run, shown: Shown) -> Chart:
     apart = f", of the others' {percent(float(others.mean()))}" if len(others) else ""
     says = f"After round {rounds[-1]} models are {told} of their own cluster's rows{apart}."
     table = pd.DataFrame(values)
-    return Chart(f"confidence-{run.title}", f"How sure {run.title}'s models are of pseudo rows",
+    return Chart(f"confidence-{run.title}", f"How sure the models of {run.title} are of pseudo rows",
                  _matrix(values, rounds, len(last)), table, says, tuple(notes), tuple(rounds))  # fmt: skip
 
 

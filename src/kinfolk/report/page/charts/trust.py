@@ -49,14 +49,14 @@ def uncertainty(runs: Sequence[Run]) -> list[Chart]:
         "Mean uncertainty about other clients after round {last}: {mean:.2f}, from {low:.2f} to {high:.2f}."
     )
     return _curves(
-        runs, "uncertainty", "Uncertainty of {title}'s clients", "mean uncertainty about others", says
+        runs, "uncertainty", "Uncertainty among clients of {title}", "mean uncertainty about others", says
     )
 
 
 def lists(runs: Sequence[Run]) -> list[Chart]:
     """How many others each client asks for a model, by round."""
     says = "After round {last} a client would ask {mean:.1f} others on average, from {low:.0f} to {high:.0f}."
-    return _curves(runs, "asked", "Whom {title}'s clients ask", "clients on the list", says)
+    return _curves(runs, "asked", "Clients asked by each client of {title}", "clients on the list", says)
 
 
 def _curves(runs: Sequence[Run], name: str, title: str, axis: str, says: str) -> list[Chart]:
@@ -162,5 +162,5 @@ def _similarity(run: Run, frame: pd.DataFrame) -> Chart:
     }  # fmt: skip
     note = f"s of the opinions about those who were met or heard of; seed {run.seed}."
     table = frame.assign(similarity=short(frame["similarity"]), asked=short(frame["asked"]))
-    return Chart(f"similarity-{run.title}", f"How similar {run.title}'s clients find one another", spec,
+    return Chart(f"similarity-{run.title}", f"How similar clients of {run.title} find one another", spec,
                  table, says, (note,))  # fmt: skip

@@ -20,6 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import read_audit, read_client_facts, read_rounds, read_scores, readable
+from kinfolk.report.listed import compared, read_json
+from kinfolk.report.status import as_it_is
 from kinfolk.scores import SCORES, about, learn, summary
 
 
@@ -148,7 +150,7 @@ def load_run(path: str | Path) -> Run:
         runs = sorted(found.parent.name for found in folder.glob("*/run.json"))
         remedy = f"holds several runs; name one of them: {', '.join(runs[:6])}" + ", ..." * (len(runs) > 6)
         raise KinfolkError("run", str(folder), remedy if runs else "is not a run folder (it has no run.json)")
-    facts = _json(folder / "run.json")
+    facts = as_it_is(folder, read_json(folder / "run.json"), lambda: read_json(folder / "run.json"))
     readable(folder, facts)
     for name, kind in (("algorithm", str), ("seed", int)):
         if not isinstance(facts.get(name), kind):
@@ -177,30 +179,13 @@ def load_runs(folder: str | Path) -> list[Run]:
     if (folder / "run.json").is_file():
         return [load_run(folder)]
     if (folder / "compare.json").is_file():
-        names = _json(folder / "compare.json").get("runs")
-        if not isinstance(names, list) or not all(_is_name(name) for name in names):
-            raise KinfolkError("runs", str(folder / "compare.json"), "must list the names of run folders")
+        names = compared(folder)
     else:
         names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
     runs = [load_run(folder / name) for name in names if (folder / name / "run.json").is_file()]
     if not runs:
         raise KinfolkError("run", str(folder), "holds no run; name a run folder or a comparison folder")
     return runs
-
-
-def _is_name(name: object) -> bool:
-    """Whether this names something directly inside a folder, and not a way out of it."""
-    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise KinfolkError("run", str(path), f"cannot be read ({error})") from error
-    if not isinstance(value, dict):
-        raise KinfolkError("run", str(path), "must hold a JSON object")
-    return value
 
 
 def by_title(runs: Iterable[Run]) -> dict[str, list[Run]]:

@@ -232,8 +232,8 @@ def score(
 def _show(folder: Path, json_: bool = False, score: str | None = None, figure: bool = True) -> None:
     from kinfolk.experiment.record import disk_errors
     from kinfolk.report.figures import comparison_figure
-    from kinfolk.report.listed import missing_note
-    from kinfolk.report.read import load_runs
+    from kinfolk.report.read import compared, load_runs
+    from kinfolk.report.status import missing_note
     from kinfolk.report.tables import comparison_rows, comparison_table, run_table
 
     runs = load_runs(folder)
@@ -251,7 +251,8 @@ def _show(folder: Path, json_: bool = False, score: str | None = None, figure: b
     else:
         table, notes = comparison_table(runs, score)
         console.print(table)
-        for note in filter(None, [*notes, missing_note(folder)]):
+        named = compared(folder) if (folder / "compare.json").is_file() else []
+        for note in filter(None, [*notes, missing_note(folder, named)]):
             console.print(note, markup=False)
     print(f"run folder: {folder}")
     if figure:

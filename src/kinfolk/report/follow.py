@@ -20,7 +20,7 @@ from typing import Any
 from kinfolk.experiment.record import readable
 from kinfolk.live.standing import RUNNING, WAITING, Standing, named
 from kinfolk.lock import is_written
-from kinfolk.report.listed import is_name
+from kinfolk.report.read import is_name
 from kinfolk.report.status import as_it_is
 from kinfolk.scores import learn
 

@@ -20,7 +20,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import read_audit, read_client_facts, read_rounds, read_scores, readable
-from kinfolk.report.listed import compared, read_json
 from kinfolk.report.status import as_it_is
 from kinfolk.scores import SCORES, about, learn, summary
 
@@ -150,7 +149,7 @@ def load_run(path: str | Path) -> Run:
         runs = sorted(found.parent.name for found in folder.glob("*/run.json"))
         remedy = f"holds several runs; name one of them: {', '.join(runs[:6])}" + ", ..." * (len(runs) > 6)
         raise KinfolkError("run", str(folder), remedy if runs else "is not a run folder (it has no run.json)")
-    facts = as_it_is(folder, read_json(folder / "run.json"), lambda: read_json(folder / "run.json"))
+    facts = as_it_is(folder, _json(folder / "run.json"), lambda: _json(folder / "run.json"))
     readable(folder, facts)
     for name, kind in (("algorithm", str), ("seed", int)):
         if not isinstance(facts.get(name), kind):
@@ -186,6 +185,38 @@ def load_runs(folder: str | Path) -> list[Run]:
     if not runs:
         raise KinfolkError("run", str(folder), "holds no run; name a run folder or a comparison folder")
     return runs
+
+
+def compared(folder: Path) -> list[str]:
+    """The names of the runs of a comparison.
+
+    >>> compared(Path("nowhere"))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: run = 'nowhere/compare.json': cannot be read (...)
+    """
+    names = _json(folder / "compare.json").get("runs")
+    if not isinstance(names, list) or not all(is_name(name) for name in names):
+        raise KinfolkError("runs", str(folder / "compare.json"), "must list the names of run folders")
+    return names
+
+
+def is_name(name: object) -> bool:
+    """Whether this names something directly inside a folder, and not a way out of it.
+
+    >>> [is_name(name) for name in ("fedavg-seed0", "../other", "", None)]
+    [True, False, False, False]
+    """
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise KinfolkError("run", str(path), f"cannot be read ({error})") from error
+    if not isinstance(value, dict):
+        raise KinfolkError("run", str(path), "must hold a JSON object")
+    return value
 
 
 def by_title(runs: Iterable[Run]) -> dict[str, list[Run]]:

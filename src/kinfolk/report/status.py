@@ -1,8 +1,8 @@
-"""What a run's status is now: one that was killed cannot write it down itself."""
+"""What a run's status is now: one that was killed, or has not begun, cannot write it down itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +32,14 @@ def as_it_is(
         who = holder(folder)
         return {**facts, "reason": str(who)} if who else facts
     return facts
+
+
+def missing_note(folder: Path, names: Sequence[str]) -> str:
+    """A note on the runs of a comparison that have not begun; empty if there are none.
+
+    >>> missing_note(Path("nowhere"), ["local-seed0", "local-seed1"])
+    '2 of 2 runs have not begun: local-seed0, local-seed1'
+    """
+    lacking = [name for name in names if not (folder / name / "run.json").is_file()]
+    told = ", ".join(lacking[:3]) + ", ..." * (len(lacking) > 3)
+    return f"{len(lacking)} of {len(names)} runs have not begun: {told}" if lacking else ""

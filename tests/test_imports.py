@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "algorithms": CORE | {"by_path", "learning", "clustering", "shares"},
     "engines": CORE | {"codec", "learning", "federation"},
     "experiment": EVERYTHING - {"report", "cli", "contract", *PYTHON, "papers", "__init__"},
-    "report": {"errors", "experiment", "lock", "markup", "scores"},
+    "report": {"errors", "experiment", "live", "lock", "markup", "scores"},
     "contract": EVERYTHING - {"cli", "report", *PYTHON, "papers", "__init__"},
     **{room: EVERYTHING - {"cli", "papers", "__init__"} for room in PYTHON},
     "cli": EVERYTHING - {"papers", "__init__"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,11 +168,20 @@ def compare(
         raise typer.Exit(2)
 
 
-@app.command(epilog=examples("kinfolk show runs/demo", "kinfolk show runs/demo --score macro_f1 --format md"))
+@app.command(
+    epilog=examples(
+        "kinfolk show runs/demo",
+        "kinfolk show runs/demo --follow",
+        "kinfolk show runs/demo --score macro_f1 --format md",
+    )
+)
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder or a comparison folder.")],
     score: Annotated[str | None, typer.Option("--score", help="Which score to compare by.")] = None,
     format_: Annotated[str, typer.Option("--format", help="table, md, latex, csv or json.")] = "table",
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show how it goes on until it has ended; write nothing.")
+    ] = False,
     json_: AsJson = False,
 ) -> None:
     """Show a run or a comparison again, from its records alone."""
@@ -179,10 +189,17 @@ def show(
 
     if format_ not in ("table", "json", *FORMATS):
         raise KinfolkError("--format", format_, near(format_, ("table", "json", *FORMATS)))
+    if follow:
+        from kinfolk.cli.follow import follow as follow_until_the_end
+
+        try:
+            follow_until_the_end(run, quiet=json_ or format_ != "table")
+        except KeyboardInterrupt:  # whoever watched has seen enough
+            raise typer.Exit(128 + signal.SIGINT) from None
     if format_ in FORMATS and not json_:
         print(written(run, format_, score))
         return
-    _show(run, json_ or format_ == "json", score, judge=True)
+    _show(run, json_ or format_ == "json", score, figure=not follow, judge=True)
 
 
 @app.command(
@@ -214,18 +231,23 @@ def score(
         _show(folder, json_)
 
 
-def _show(folder: Path, json_: bool = False, score: str | None = None, judge: bool = False) -> None:
+def _show(
+    folder: Path, json_: bool = False, score: str | None = None, figure: bool = True, judge: bool = False
+) -> None:
     from kinfolk.experiment.record import disk_errors
     from kinfolk.report.figures import comparison_figure
-    from kinfolk.report.read import load_runs
+    from kinfolk.report.read import compared, load_runs
+    from kinfolk.report.status import missing_note
     from kinfolk.report.tables import comparison_rows, comparison_table, run_table
 
     runs = load_runs(folder)
     single = (folder / "run.json").exists()
-    with disk_errors("figure", folder):
-        figure = comparison_figure(runs, folder / "figure.png", score)
+    told = {"folder": str(folder)}
+    if figure:
+        with disk_errors("figure", folder):
+            told["figure"] = str(comparison_figure(runs, folder / "figure.png", score))
     if json_:
-        print_json({"folder": str(folder), "figure": str(figure), "rows": comparison_rows(runs, score)})
+        print_json({**told, "rows": comparison_rows(runs, score)})
         return
     console = out()
     if single:
@@ -233,9 +255,12 @@ def _show(folder: Path, json_: bool = False, score: str | None = None, judge: bo
     else:
         table, notes = comparison_table(runs, score)
         console.print(table)
-        for note in notes:
+        named = compared(folder) if (folder / "compare.json").is_file() else []
+        for note in filter(None, [*notes, missing_note(folder, named)]):
             console.print(note, markup=False)
-    print(f"run folder: {folder}\nfigure:     {figure}")
+    print(f"run folder: {folder}")
+    if figure:
+        print(f"figure:     {told['figure']}")
     if judge:
         from kinfolk.report.verdict import verdict
 

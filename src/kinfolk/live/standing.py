@@ -24,7 +24,7 @@ class Standing:
     >>> run.round({"round": 1, **spent})
     >>> run.evaluated(1, {"centre": {"accuracy": {"macro": 0.5, "worst": 0.25}}})
     >>> run.done, run.value, run.worst, run.seconds_per_round, run.left, run.sent
-    (1, 0.5, 0.25, 2.0, 57.0, {'up': 9})
+    (1, 0.5, 0.25, 2.0, 57.0, {'up': 9.0})
     """
 
     title: str
@@ -63,13 +63,13 @@ class Standing:
     def round(self, facts: Mapping[str, Any]) -> None:
         """Take in what is told of a round."""
         self.done = number = facts["round"]
-        spent = {str(kind): _number(much) for kind, much in (facts.get("seconds") or {}).items()}
+        spent = {kind: _number(much) for kind, much in named(facts.get("seconds")).items()}
         training = (s for kind, s in spent.items() if not kind.startswith("score.") and kind != "checkpoint")
         self._seconds[number] = sum(training), sum(spent.values())
-        self._sent[number] = facts.get("bytes") or {}
+        self._sent[number] = {kind: named(ways) for kind, ways in named(facts.get("bytes")).items()}
         self.last = {name: facts.get(name) for name in ("cohort", "answered", "unheard", "void")}
         if facts.get("groups"):
-            self.groups = facts["groups"]
+            self.groups = named(facts["groups"])
             self.switches[number] = _number(self.groups.get("switch"))
 
     def evaluated(self, number: int, summary: Mapping[str, Any]) -> None:
@@ -123,7 +123,7 @@ class Standing:
         for by_kind in self._sent.values():
             for kind, ways in by_kind.items():
                 for way, count in ways.items() if not kind.startswith("score.") else ():
-                    found[way] = found.get(way, 0) + count
+                    found[way] = found.get(way, 0) + _number(count)
         return found
 
 
@@ -135,7 +135,7 @@ def main_score(summary: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any]]
     """
     order = [*(name for name in SCORES if name != "loss"), "loss"]
     for model, scores in summary.items():
-        known = [name for name, over in scores.items() if (over or {}).get("macro") is not None]
+        known = [name for name, over in named(scores).items() if named(over).get("macro") is not None]
         known.sort(key=lambda name: order.index(name) if name in order else len(order) - 1.5)
         if known:
             return model, known[0], scores[known[0]]
@@ -150,10 +150,19 @@ def groups_text(groups: Mapping[str, Any]) -> str:
     >>> groups_text({})
     ''
     """
-    many = sum(1 for count in (groups.get("sizes") or {}).values() if count)
-    moved = len(groups.get("moved") or {})
+    many = sum(1 for count in named(groups.get("sizes")).values() if count)
+    moved = len(named(groups.get("moved")))
     said = [f"{many} group" + "s" * (many != 1)] if many else []
     return ", ".join(said + [f"{moved} moved"] * bool(moved))
+
+
+def named(value: Any) -> dict[str, Any]:
+    """What should be values by name; nothing where another program has written something else.
+
+    >>> named({"up": 1}), named([1]), named(None)
+    ({'up': 1}, {}, {})
+    """
+    return value if isinstance(value, dict) else {}
 
 
 def _number(value: Any) -> float:

@@ -27,6 +27,7 @@ from kinfolk.experiment.record import (
     readable,
     readable_json,
 )
+from kinfolk.report.status import as_it_is
 from kinfolk.scores import SCORES, about, learn, summary
 
 
@@ -173,7 +174,7 @@ def load_run(path: str | Path) -> Run:
         runs = sorted(found.parent.name for found in folder.glob("*/run.json"))
         remedy = f"holds several runs; name one of them: {', '.join(runs[:6])}" + ", ..." * (len(runs) > 6)
         raise KinfolkError("run", str(folder), remedy if runs else "is not a run folder (it has no run.json)")
-    facts = _json(folder / "run.json")
+    facts = as_it_is(folder, _json(folder / "run.json"), lambda: _json(folder / "run.json"))
     readable(folder, facts)
     for name, kind in (("algorithm", str), ("seed", int)):
         if not isinstance(facts.get(name), kind):
@@ -202,9 +203,7 @@ def load_runs(folder: str | Path) -> list[Run]:
     if (folder / "run.json").is_file():
         return [load_run(folder)]
     if (folder / "compare.json").is_file():
-        names = _json(folder / "compare.json").get("runs")
-        if not isinstance(names, list) or not all(_is_name(name) for name in names):
-            raise KinfolkError("runs", str(folder / "compare.json"), "must list the names of run folders")
+        names = compared(folder)
     else:
         names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
     runs = [load_run(folder / name) for name in names if (folder / name / "run.json").is_file()]
@@ -213,8 +212,25 @@ def load_runs(folder: str | Path) -> list[Run]:
     return runs
 
 
-def _is_name(name: object) -> bool:
-    """Whether this names something directly inside a folder, and not a way out of it."""
+def compared(folder: Path) -> list[str]:
+    """The names of the runs of a comparison.
+
+    >>> compared(Path("nowhere"))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: run = 'nowhere/compare.json': cannot be read (...)
+    """
+    names = _json(folder / "compare.json").get("runs")
+    if not isinstance(names, list) or not all(is_name(name) for name in names):
+        raise KinfolkError("runs", str(folder / "compare.json"), "must list the names of run folders")
+    return names
+
+
+def is_name(name: object) -> bool:
+    """Whether this names something directly inside a folder, and not a way out of it.
+
+    >>> [is_name(name) for name in ("fedavg-seed0", "../other", "", None)]
+    [True, False, False, False]
+    """
     return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 

@@ -32,7 +32,7 @@ def build(out: Path, *, run_notebooks: bool = True) -> None:
         command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
         done = subprocess.run(command, cwd=work, capture_output=True, text=True)
         if done.returncode:
-            raise SystemExit(f"{done.stdout}\n{done.stderr}\nerror: zensical did not build the site")
+            raise SystemExit(f"{done.stdout}\n{done.stderr[-300:]}\nerror: zensical did not build the site")
         (work / "site/404.html").unlink()  # it would need a server, at the root of its host
         found = list(site_check.faults(work / "site"))
         if found:

@@ -62,7 +62,7 @@ def place(source: str) -> str:
     >>> place("docs/glossary.md"), place("README.md"), place("examples/find_groups.ipynb")
     ('glossary.md', 'readme.md', 'tutorials/find_groups.md')
     >>> place("examples/own_data.py"), place("src/kinfolk/configs")
-    ('source/examples/own_data.py.md', 'source/src/kinfolk/configs/index.md')
+    ('source/examples/own_data.py.md', 'source/src/kinfolk/configs.md')
     """
     path = Path(source)
     if source in ROOT_PAGES:
@@ -73,7 +73,7 @@ def place(source: str) -> str:
         return source.removeprefix("docs/")
     if path.suffix == ".ipynb":
         return f"tutorials/{path.stem}.md"
-    return f"source/{source}/index.md" if (ROOT / source).is_dir() else f"source/{source}.md"
+    return f"source/{source}.md"
 
 
 def relinked(text: str, source: str, wanted: set[str]) -> str:
@@ -115,8 +115,15 @@ def source_page(source: str, wanted: set[str]) -> str:
             continue
         if place(name).startswith("source/"):
             wanted.add(name)
-        lines.append(f"- [{inner.name}]({os.path.relpath(place(name), f'source/{source}')})")
+        link = os.path.relpath(place(name), os.path.dirname(place(source)))
+        lines.append(f"- [{inner.name}]({link}){_first_line(inner)}")
     return "\n".join(lines) + "\n"
+
+
+def _first_line(path: Path) -> str:
+    """What a script or a configuration says of itself first, to stand behind its name."""
+    first = path.read_text().partition("\n")[0] if path.is_file() else ""
+    return ": " + first.strip('# "') if first.startswith(("#", '"')) else ""
 
 
 def _decisions() -> str:

@@ -139,3 +139,15 @@ def test_a_slip_is_found(line):
     (words,) = typed(line)
     with pytest.raises((KinfolkError, AssertionError, OSError, typer._click.exceptions.UsageError)):
         check(words)
+
+
+@pytest.mark.parametrize(
+    "how", ["/bin/sh -c 'echo >{0}'", "echo >{0}", "PATH=/bin; touch {0}", "(. {1}; touch {0})"]
+)
+def test_reading_a_block_runs_nothing(how, tmp_path):
+    script, made = tmp_path / "activate", tmp_path / "made"
+    script.write_text("PATH=/bin:/usr/bin")
+    with pytest.raises(ValueError, match=r"restricted|readonly"):
+        typed(how.format(made, script))
+    assert typed(f". {script}\ntouch {made}") == [["touch", str(made)]]
+    assert not made.exists()

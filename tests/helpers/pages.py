@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,12 +77,15 @@ def typed(script: str) -> list[list[str]]:
     >>> typed("few=k=4\\nfor s in 1 2; do kinfolk run -a ifca,$few --out 'a b'; done  # twice")[1]
     ['kinfolk', 'run', '-a', 'ifca,k=4', '--out', 'a b']
     """
-    # Where no command is to be found, bash hands each to this function.
-    record = "PATH=/nowhere; command_not_found_handle() { printf '%s\\x1f' \"$@\"; printf '\\x1e'; }\n"
-    script = re.sub(
-        r"^\. ", ": ", script, flags=re.MULTILINE
-    )  # a script to read that is not there ends a shell
-    done = subprocess.run(["/bin/bash", "-c", record + script], capture_output=True, text=True)
+    # Where no command is to be found, bash hands each to this function. A restricted shell in an empty
+    # folder finds none: it takes no path for a command, writes no file and keeps the PATH it was given.
+    record = "command_not_found_handle() { printf '%s\\x1f' \"$@\"; printf '\\x1e'; }\n"
+    script = re.sub(r"^(\.|source) .*", ":", script, flags=re.MULTILINE)  # reads a script, which it would run
+    with tempfile.TemporaryDirectory() as empty:
+        words = ["/bin/bash", "--restricted", "--noprofile", "--norc", "-c", record + script]
+        done = subprocess.run(words, cwd=empty, env={"PATH": "/nowhere"}, capture_output=True, text=True)
+    if done.stderr:
+        raise ValueError(f"not a plain list of commands: {done.stderr.strip()}")
     return [line.split("\x1f")[:-1] for line in done.stdout.split("\x1e")[:-1]]
 
 

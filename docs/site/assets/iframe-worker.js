@@ -11,7 +11,7 @@ if (location.protocol === "file:") {
       this.frame = frame
       const inner = frame.contentWindow
       // What the script posts goes to whoever made the worker.
-      inner.postMessage = data => this.tell(data)
+      inner.postMessage = data => this.tell(structuredClone(data))
       const script = frame.contentDocument.createElement("script")
       script.src = new URL(url, location.href).href
       script.onload = () => {
@@ -28,7 +28,9 @@ if (location.protocol === "file:") {
       const inner = this.frame.contentWindow
       setTimeout(() => inner && inner.dispatchEvent(new MessageEvent("message", { data })))
     }
-    postMessage(data) {
+    // Both sides change what they get, so each gets a copy, as from a real worker.
+    postMessage(message) {
+      const data = structuredClone(message)
       this.ready ? this.hand(data) : this.waiting.push(data)
     }
     terminate() {

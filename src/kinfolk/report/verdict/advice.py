@@ -17,7 +17,7 @@ from kinfolk.report.verdict.sentence import Sentence, count, listed, say
 
 # More would not be read.
 MOST = 4
-# The least by which docs/divergence.md advises to lower a rate: "by a factor of 3 to 10".
+# The least by which docs/results/divergence.md advises to lower a rate: "by a factor of 3 to 10".
 LOWER = 3
 # Evaluations that a run should have: one at least lies between half and three quarters of its rounds.
 LOOKS = 10

@@ -104,7 +104,7 @@ def _stacked(rows: list[Array], field: str) -> Leaf:
     types = sorted({str(row.dtype) for row in rows if row.dtype.kind != "U"})
     if len(types) > 1:
         raise KinfolkError(field, " and ".join(types[:2]), "give every row the same type and shape")
-    if rows and rows[0].ndim and rows[0].dtype.kind != "U":
+    if rows and rows[0].ndim:
         return Sequences(rows)
     if len({row.shape for row in rows}) > 1:
         raise KinfolkError(field, "numbers and lists", "give every row the same type and shape")
@@ -176,6 +176,8 @@ def _one_form(parts: Mapping[str, Leaf], field: str, name: str) -> dict[str, dic
         blank = "" if given[0][2].dtype.kind == "U" else IGNORED
         return {who: {name: padded(part, longest, blank)[0]} for who, part in parts.items()}
     made = {who: padded(part, longest, 0) for who, part in parts.items()}
+    if "mask" in name:  # which says itself what is real
+        return {who: {name: rows} for who, (rows, _) in made.items()}
     return {who: {name: rows, name + LENGTHS: lengths} for who, (rows, lengths) in made.items()}
 
 

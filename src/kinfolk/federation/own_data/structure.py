@@ -169,8 +169,10 @@ def _one_form(parts: Mapping[str, Leaf], field: str, name: str) -> dict[str, dic
         for who, part in parts.items()
         for i, row in enumerate(part.rows if isinstance(part, Sequences) else part[:1])
     ]
+    first = given[0][2].shape
     for who, i, row in given:
-        _check_sequence(f"data.{who}.{where}", i, row, given[0][2].shape)
+        if row.shape != first or row.ndim in (1, 2):  # an image is told beside one of another size
+            _check_sequence(f"data.{who}.{where}", i, row, first)
     longest = max(shape[0] for shape in shapes)
     if field == "y":
         blank = "" if given[0][2].dtype.kind == "U" else IGNORED
@@ -183,11 +185,11 @@ def _one_form(parts: Mapping[str, Leaf], field: str, name: str) -> dict[str, dic
 
 def _check_sequence(field: str, place: int, row: Array, other: tuple[int, ...]) -> None:
     if row.ndim not in (1, 2):
-        sizes = f"{list(row.shape)} and {list(other)}"
+        sizes = f"{list(other)} and {list(row.shape)}"
         remedy = "images of differing size; data.resize='HxW' (for files --resize HxW) brings all to one"
         raise KinfolkError(field, sizes, remedy)
     if row.shape[1:] != other[1:]:
-        remedy = f"others have {list(other)}; sequences may differ in their first axis alone"
+        remedy = f"others have {list(other)}; sequences may differ in their first axis alone, images with data.resize"
         raise KinfolkError(field, f"row {place + 1} of shape {list(row.shape)}", remedy)
     if field.endswith(".y") and row.dtype.kind in "bf":
         said = "floats" if row.dtype.kind == "f" else "truth values"

@@ -54,6 +54,8 @@ def _input(name: str, given: Mapping[str, Leaf], outline: Outline) -> dict[str, 
         return {name: _tensor(rows, (shape, kind), field), name + LENGTHS: torch.from_numpy(lengths)}
     if not isinstance(leaf, Sequences):
         return {name: _tensor(leaf, (shape, kind), field)}
+    if "mask" in name and shape:
+        return {name: _tensor(padded(_short(leaf, shape[0], field), shape[0], 0)[0], (shape, kind), field)}
     if len({row.shape for row in leaf.rows}) > 1:
         raise KinfolkError(field, "rows of differing length", f"give rows of shape {list(shape)}")
     return {name: _tensor(np.stack(leaf.rows), (shape, kind), field)}

@@ -135,6 +135,19 @@ def test_a_client_unlike_the_others_is_named(fault):
         from_arrays({"ann": ({"a": A, "b": B}, Y), "c": (x, Y)})
 
 
+def test_a_mask_of_ones_own_is_padded_as_not_real_and_has_no_lengths():
+    x = {"tokens": [[5, 2], [3]], "mask": [[True, True], [True]]}
+    f = from_arrays({"ann": (x, [0, 1])})
+    assert [*f.x] == ["tokens", "tokens.lengths", "mask"]
+    assert f.x["mask"].tolist() == [[True, True], [True, False]]
+
+
+def test_items_may_have_words_for_their_positions():
+    f = from_arrays({"ann": Items(*[({"ids": np.arange(n)}, [*"abc"[:n]]) for n in (2, 3, 1, 2, 3)])})
+    assert f.class_names == ("a", "b", "c")
+    assert f.y.tolist()[0] == [0, 1, -100]
+
+
 def test_lists_of_python_keep_what_they_hold():
     f = from_arrays({"ann": ([[1, 2], [0.5], []], [0, 1, 0])})
     assert f.x["0"].tolist() == [[1, 2], [0.5, 0], [0, 0]]

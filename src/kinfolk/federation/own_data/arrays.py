@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.federation import Federation, client_names
-from kinfolk.federation.own_data.columns import Columns, Recipe
+from kinfolk.federation.own_data.columns import Columns, FillRule, Recipe
 from kinfolk.federation.own_data.gather import check_present, client_rows, gather, kind_of
 from kinfolk.federation.own_data.images import Size, resized
 from kinfolk.federation.own_data.loaded import Array, Arrays, ClientRows, LoadedClients, array_rows, federate
@@ -30,6 +30,7 @@ from kinfolk.streams import Seed
 
 # What a user may hand in: by position or by name, pairs (x, y) or map-style data sets.
 Given = Sequence[Any] | Mapping[Any, Any]
+Pair = tuple[OneClient, OneClient]
 # What the target is called in the items of a Dataset that are dicts.
 LABELS = ("y", "label", "labels")
 
@@ -66,19 +67,36 @@ def from_arrays(
     size = (Columns.parse(resize=resize) if isinstance(resize, str) else Columns(resize=resize)).resize
     if size:
         read, tests = ({w: (_resized(x, size, w), y) for w, (x, y) in part.items()} for part in (read, tests))
+    facts = {"kind": "arrays", "missing": missing, "recipe": Recipe(resize=size)}
+    given = None if test is None else tests
+    loaded = loaded_arrays(read, given, classes=classes, fill=Columns(fill=fill).fill_rule, **facts)
+    return federate(loaded, test_fraction=test_fraction, valid=valid, seed=seed)
+
+
+def loaded_arrays(
+    read: Mapping[str, Pair],
+    tests: Mapping[str, Pair] | None = None,
+    *,
+    classes: int | None = None,
+    fill: FillRule = "",
+    **facts: Any,
+) -> LoadedClients:
+    """What clients gave, put together: one form for all. `tests` are rows that are for tests.
+
+    >>> loaded_arrays({"ann": (np.zeros((2, 3)), np.array([0, 1]))}, kind="arrays").rows
+    2
+    """
     x, y = (
-        settled({**_part(read, k), **{f"{who}.test": one for who, one in _part(tests, k).items()}}, "xy"[k])
+        settled(
+            {**_part(read, k), **{f"{who}.test": one for who, one in _part(tests or {}, k).items()}}, "xy"[k]
+        )
         for k in (0, 1)
     )
-    options: dict[str, Any] = {"kind": "arrays", "missing": missing, "recipe": Recipe(resize=size)}
-    rule = Columns(fill=fill).fill_rule
     if any(isinstance(rows, dict) for rows in (*x.values(), *y.values())):
-        if rule != "":
+        if fill != "":
             raise KinfolkError("fill", fill, "rows of several arrays are not filled; leave it out")
-        loaded = _structured(x, y, [*read], test is not None, classes, options)
-    else:
-        loaded = _plain(x, y, [*read], test is not None, classes, {**options, "fill": rule})
-    return federate(loaded, test_fraction=test_fraction, valid=valid, seed=seed)
+        return _structured(x, y, [*read], tests is not None, classes, {"missing": "refuse", **facts})
+    return _plain(x, y, [*read], tests is not None, classes, {**facts, "fill": fill})
 
 
 def _resized(x: OneClient, size: Size, who: str) -> OneClient:
@@ -88,7 +106,7 @@ def _resized(x: OneClient, size: Size, who: str) -> OneClient:
     return resized(x.rows if isinstance(x, Sequences) else list(x), size, f"data.{who}.x")
 
 
-def _part(read: Mapping[str, tuple[OneClient, OneClient]], k: int) -> dict[str, OneClient]:
+def _part(read: Mapping[str, Pair], k: int) -> dict[str, OneClient]:
     return {who: pair[k] for who, pair in read.items()}
 
 

@@ -6,6 +6,7 @@ They need the extras `hf` and `flower`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -16,12 +17,15 @@ import pandas as pd
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.datasets.files import UNREADABLE
 from kinfolk.federation.federation import client_names
+from kinfolk.federation.own_data.arrays import loaded_arrays
 from kinfolk.federation.own_data.columns import Columns, Recipe, fitted
-from kinfolk.federation.own_data.gather import gather
+from kinfolk.federation.own_data.gather import gather, no_numbers
 from kinfolk.federation.own_data.images import PIXELS, ImageHead, Size, agree, pixels
 from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
 from kinfolk.federation.own_data.missing import check_missing
+from kinfolk.federation.own_data.structure import Leaf, OneClient, Sequences, from_items
 from kinfolk.federation.own_data.tables import client_ids, label_values, split_part, table_part
+from kinfolk.types import IGNORED
 
 
 def read_huggingface(
@@ -34,8 +38,10 @@ def read_huggingface(
 ) -> LoadedClients:
     """The clients of a `datasets.Dataset`, named by the column `client`. Rows count from 1.
 
-    The other columns are the features: any number of numeric ones, or a single one of images or
-    of lists of equal shape. Choose them with `columns`, which also says what are categories or dates.
+    The other columns are the features: any number of numeric ones, or one of images, or lists of numbers.
+    Choose them with `columns`, which also says what are categories or dates. Lists go by the names of their
+    columns to the network if there are several; those of differing length are padded, as from Python. Labels
+    may be lists too, a class per position.
 
     >>> read_huggingface(None, client="who", label="y", missing="median ")
     Traceback (most recent call last):
@@ -53,6 +59,8 @@ def read_huggingface(
     for name in names:
         if name not in others:
             raise KinfolkError("data.columns", name, "no such column for features; " + near(name, others))
+    if names and _has_lists(dataset, [*names, label]):
+        return _sequences(dataset, label, replace(columns, names=names), owner, missing, nameless)
     whole, recipe, notes, scale = _read(dataset, label, names, columns)
     return gather(
         split_part(whole, owner),
@@ -131,25 +139,96 @@ def _read(
     dataset: Any, label: str, names: Sequence[str], wanted: Columns
 ) -> tuple[ClientRows, Recipe, list[str], tuple[float, float] | None]:
     """The rows of a data set, how they were made, notes on it, and how bytes are scaled."""
-    frame = _frame(dataset, [label])
-    if getattr(dataset.features[label], "names", None):  # Hugging Face writes -1 for a row without a label
-        frame[label] = frame[label].mask(frame[label] == -1)
+    frame = _label_frame(dataset, label)
     shapes = {name: _shape_of(dataset.features[name]) for name in names}
     if names and set(shapes.values()) == {"scalar"}:
         whole = frame.join(_frame(dataset, names))
         recipe, notes = fitted(wanted, {"": whole}, label)
         return table_part("data", whole, label, recipe.sources), recipe, notes, None
-    if len(names) != 1:
+    if len(names) != 1 or shapes[names[0]] != "image":
         said = ", ".join(f"{name} ({kind})" for name, kind in shapes.items()) or "none"
-        remedy = "give numeric columns only, or one of images or lists: columns= or dataset.select_columns"
+        remedy = "give columns of numbers and lists, or one of images: columns= or dataset.select_columns"
         raise KinfolkError("data.columns", said, remedy)
     row = np.arange(1, len(frame) + 1, dtype=np.int64)
     y, absent = label_values(frame[label], f"data.{label}", row)
-    if shapes[names[0]] == "image":
-        x, notes = _images(dataset, names[0], wanted.resize)
-        return ClientRows(x, y, absent, row), Recipe(resize=wanted.resize), notes, PIXELS
+    x, notes = _images(dataset, names[0], wanted.resize)
+    return ClientRows(x, y, absent, row), Recipe(resize=wanted.resize), notes, PIXELS
+
+
+def _has_lists(dataset: Any, names: Sequence[str]) -> bool:
+    kinds = {_shape_of(dataset.features[name]) for name in names}
+    return "list" in kinds <= {"list", "scalar"}
+
+
+def _sequences(
+    dataset: Any, label: str, wanted: Columns, owner: pd.Series, missing: str, left_out: dict[str, int]
+) -> LoadedClients:
+    """Clients whose inputs, or whose labels, are lists: whole numbers stay whole, as they do from Python."""
+    if named := [*wanted.categorical, *wanted.dates]:
+        raise KinfolkError("columns", named, "beside lists there are no categories or dates; leave it out")
     wanted.check_no_images()
-    return ClientRows(_lists(dataset, names[0]), y, absent, row), Recipe(), [], None
+    names = wanted.names
+    y, absent, classes = _labels(dataset, label)
+    if absent.any():
+        if missing != "drop":
+            remedy = f"row {int(absent.argmax()) + 1} has no label; missing='drop' leaves such rows out"
+            raise KinfolkError(f"data.{label}", None, remedy)
+        owner, left_out = owner.mask(absent), {**left_out, "rows without a label": int(absent.sum())}
+    x = {name: _leaf(dataset, name) for name in names}
+    for name, leaf in x.items():
+        first = leaf.rows[0] if isinstance(leaf, Sequences) else leaf
+        if first.dtype.kind not in "buif":
+            said, remedy = no_numbers(first)
+            raise KinfolkError(f"data.{name}", said, f"{remedy}; or leave the column out by columns=")
+    inputs: OneClient = x if len(x) > 1 else x[names[0]]
+    places = owner.reset_index(drop=True).groupby(owner.to_numpy()).indices
+    return loaded_arrays(
+        {str(who): (_taken(inputs, place), _taken(y, place)) for who, place in sorted(places.items())},
+        kind="Hugging Face data set",
+        label=label,
+        class_names=classes,
+        fill=wanted.fill_rule,
+        missing=missing,
+        types={name: _type(dataset.features[name]) for name in (*names, label)},
+        left_out=left_out,
+        notes=[f"client column: {owner.name!r}", f"inputs are {', '.join(names)}"],
+    )
+
+
+def _labels(dataset: Any, label: str) -> tuple[Leaf, Array, tuple[str, ...]]:
+    """Labels, which rows have none, and what classes are called."""
+    feature, field = dataset.features[label], f"data.{label}"
+    if _shape_of(feature) != "list":
+        values, absent = label_values(
+            _label_frame(dataset, label)[label], field, np.arange(1, len(dataset) + 1)
+        )
+        return values.astype(np.str_) if values.dtype == object else values, absent, _class_names(feature)
+    names, leaf = _class_names(getattr(feature, "feature", None)), _leaf(dataset, label)
+    if names and isinstance(leaf, Sequences):  # -1 is no label, of a position as of a row
+        leaf = Sequences([np.where(row < 0, IGNORED, row) for row in leaf.rows])
+    return leaf, np.zeros(len(dataset), dtype=bool), names
+
+
+def _leaf(dataset: Any, column: str) -> Leaf:
+    values = dataset.select_columns([column]).with_format("numpy")[:][column]
+    found = from_items(list(values), f"data.{column}")
+    assert not isinstance(found, dict)
+    return found
+
+
+def _taken(rows: OneClient, place: Array) -> OneClient:
+    """Some rows, by place."""
+    if isinstance(rows, dict):
+        return {name: _some(leaf, place) for name, leaf in rows.items()}
+    return _some(rows, place)
+
+
+def _some(leaf: Leaf, place: Array) -> Leaf:
+    return Sequences([leaf.rows[i] for i in place]) if isinstance(leaf, Sequences) else leaf[place]
+
+
+def _class_names(feature: Any) -> tuple[str, ...]:
+    return tuple(getattr(feature, "names", None) or ())
 
 
 def package() -> ModuleType:
@@ -190,20 +269,11 @@ def _frame(dataset: Any, columns: Sequence[str]) -> pd.DataFrame:
     return frame
 
 
-def _lists(dataset: Any, column: str) -> Array:
-    values = dataset.select_columns([column]).with_format("numpy")[:][column]
-    shape: tuple[int, ...] | None = None
-    for row, value in enumerate(values, 1):
-        own = np.asarray(value)
-        shape = own.shape if shape is None else shape
-        if own.dtype.kind not in "buif":
-            raise KinfolkError(
-                f"data.{column}", str(own.dtype), f"row {row} does not hold numbers of equal shape"
-            )
-        if own.shape != shape:
-            remedy = f"row {row} differs from row 1, which has {list(shape)}; give lists of one shape"
-            raise KinfolkError(f"data.{column}", list(own.shape), remedy)
-    return np.asarray(values)
+def _label_frame(dataset: Any, label: str) -> pd.DataFrame:
+    frame = _frame(dataset, [label])
+    if _class_names(dataset.features[label]):  # Hugging Face writes -1 for a row without a label
+        frame[label] = frame[label].mask(frame[label] == -1)
+    return frame
 
 
 def _images(dataset: Any, column: str, size: Size | None) -> tuple[Array, list[str]]:

@@ -104,7 +104,7 @@ def _stacked(rows: list[Array], field: str) -> Leaf:
     types = sorted({str(row.dtype) for row in rows if row.dtype.kind != "U"})
     if len(types) > 1:
         raise KinfolkError(field, " and ".join(types[:2]), "give every row the same type and shape")
-    if rows and rows[0].ndim and rows[0].dtype.kind != "U":
+    if rows and rows[0].ndim:
         return Sequences(rows)
     if len({row.shape for row in rows}) > 1:
         raise KinfolkError(field, "numbers and lists", "give every row the same type and shape")
@@ -169,23 +169,27 @@ def _one_form(parts: Mapping[str, Leaf], field: str, name: str) -> dict[str, dic
         for who, part in parts.items()
         for i, row in enumerate(part.rows if isinstance(part, Sequences) else part[:1])
     ]
+    first = given[0][2].shape
     for who, i, row in given:
-        _check_sequence(f"data.{who}.{where}", i, row, given[0][2].shape)
+        if row.shape != first or row.ndim in (1, 2):  # an image is told beside one of another size
+            _check_sequence(f"data.{who}.{where}", i, row, first)
     longest = max(shape[0] for shape in shapes)
     if field == "y":
         blank = "" if given[0][2].dtype.kind == "U" else IGNORED
         return {who: {name: padded(part, longest, blank)[0]} for who, part in parts.items()}
     made = {who: padded(part, longest, 0) for who, part in parts.items()}
+    if "mask" in name:  # which says itself what is real
+        return {who: {name: rows} for who, (rows, _) in made.items()}
     return {who: {name: rows, name + LENGTHS: lengths} for who, (rows, lengths) in made.items()}
 
 
 def _check_sequence(field: str, place: int, row: Array, other: tuple[int, ...]) -> None:
     if row.ndim not in (1, 2):
-        sizes = f"{list(row.shape)} and {list(other)}"
+        sizes = f"{list(other)} and {list(row.shape)}"
         remedy = "images of differing size; data.resize='HxW' (for files --resize HxW) brings all to one"
         raise KinfolkError(field, sizes, remedy)
     if row.shape[1:] != other[1:]:
-        remedy = f"others have {list(other)}; sequences may differ in their first axis alone"
+        remedy = f"others have {list(other)}; sequences may differ in their first axis alone, images with data.resize"
         raise KinfolkError(field, f"row {place + 1} of shape {list(row.shape)}", remedy)
     if field.endswith(".y") and row.dtype.kind in "bf":
         said = "floats" if row.dtype.kind == "f" else "truth values"

@@ -30,6 +30,8 @@ def ledger(runs: Sequence[Run]) -> Chart | None:
     'Bytes of training in all rounds, all clients together: fedavg 4 MB.'
     """
     frame = _sums(runs, _sent)
+    if not frame["amount"].sum():
+        return None
     frame = frame[frame["amount"] > 0]
     training = frame[frame["kind"].map(is_training)].assign(part=lambda f: f["kind"] + ", " + f["way"])
     if training.empty:

@@ -138,6 +138,9 @@ def test_of_choices_before_scores_only_the_one_for_the_round_counts() -> None:
     ]
     run = Run.of({"title": "ifca", "seed": 0, "federation": {"clients": 1}}, {"value": []}, rounds)
     assert convergence.spent(run)["megabytes"].tolist() == [7.0, 9.0]
+    chart = costs.ledger([run])
+    assert chart is not None
+    assert chart.table["megabytes"].sum() == 9.0
 
 
 def test_a_method_that_sends_nothing_is_a_level_line(runs: tuple[Run, ...]) -> None:
@@ -196,6 +199,19 @@ def test_the_bytes_of_a_method_are_those_of_its_table(runs: tuple[Run, ...]) -> 
     time = costs.time(runs)
     assert time is not None
     assert time.table.groupby("method")["seconds"].sum()["fedavg"] == pytest.approx(0.1 + 6 * 1.75)
+
+
+def test_small_kinds_of_messages_are_drawn_together_and_told_apart_in_the_table() -> None:
+    sent = {f"kind{i:02d}": {"up": 1e6 * (i + 1)} for i in range(12)}
+    chart = costs.ledger(
+        [Run.of({"title": "slfed", "seed": 0}, {"value": []}, [{"round": 1, "bytes": sent}])]
+    )
+    assert chart is not None
+    rows = chart.spec["data"]["values"]
+    assert [row["amount"] for row in rows if row["part"] == "all others"] == [1 + 2 + 3 + 4]
+    assert sum(row["amount"] for row in rows) == chart.table["megabytes"].sum() == 78
+    assert len(rows) == 9
+    assert len(chart.table) == 12
 
 
 def test_a_kind_that_one_seed_never_sent_counts_as_nothing_there() -> None:
@@ -257,14 +273,14 @@ def test_the_verdict_is_on_top_as_soon_as_there_are_rules(
     grouped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def verdict(runs: Any) -> Any:
-        one = SimpleNamespace(rule="groups", text=f"{len(runs)} runs & <b>", weight="warning")
+        one = SimpleNamespace(rule="groups", text=f"{len(runs)} runs & `<b>`", weight="warning")
         return SimpleNamespace(headline="Groups <i>", sentences=(one,))
 
     name = "kinfolk.report.page.verdict"
     monkeypatch.setitem(sys.modules, name, SimpleNamespace(verdict=verdict))
     page = write_report([grouped], tmp_path / "r.html").read_text()
     assert '<p class="headline">Groups &lt;i&gt;</p>' in page
-    assert '<span class="weight">Warning:</span> 8 runs &amp; &lt;b&gt;</li>' in page
+    assert '<span class="weight">Warning:</span> 8 runs &amp; <code>&lt;b&gt;</code></li>' in page
     assert page.index("Groups &lt;i&gt;") < page.index("section-comparison-h")
 
 

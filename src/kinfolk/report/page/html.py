@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
@@ -27,6 +28,15 @@ def text(value: object) -> str:
     '&lt;b&gt; &amp; &#x27;c&#x27;'
     """
     return html.escape(str(value).encode("utf-8", "replace").decode())
+
+
+def with_code(value: object) -> str:
+    """Text in which `commands` stand as such.
+
+    >>> with_code("Try `a < b`.")
+    'Try <code>a &lt; b</code>.'
+    """
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", text(value))
 
 
 def number(value: Any) -> str:
@@ -192,6 +202,8 @@ def differing(titles: Sequence[str]) -> list[str]:
 
     >>> differing(["Groups of ifca over time", "Groups of fesem k=4 over time"])
     ['ifca', 'fesem k=4']
+    >>> differing(["Ann's work", "Bob's work"])
+    ['Ann', 'Bob']
     """
     words = [title.split() for title in titles]
     front = len(list(takewhile(lambda same: len(set(same)) == 1, zip(*words, strict=False))))
@@ -199,4 +211,6 @@ def differing(titles: Sequence[str]) -> list[str]:
         list(takewhile(lambda same: len(set(same)) == 1, zip(*(one[::-1] for one in words), strict=False)))
     )
     short = [" ".join(one[front : len(one) - back]) for one in words]
+    if all(one.endswith("'s") for one in short):
+        short = [one.removesuffix("'s") for one in short]
     return short if all(short) else list(titles)

@@ -158,10 +158,10 @@ def _verdict(material: Material) -> str:
     lines = "".join(
         f'<li class="{html.text(one.weight)}" data-rule="{html.text(one.rule)}">'
         + (f'<span class="weight">{words[one.weight]}:</span> ' if one.weight in words else "")
-        + f"{html.text(one.text)}</li>"
+        + f"{html.with_code(one.text)}</li>"
         for one in verdict.sentences
     )
-    return f'<p class="headline">{html.text(verdict.headline)}</p><ul class="sentences">{lines}</ul>'
+    return f'<p class="headline">{html.with_code(verdict.headline)}</p><ul class="sentences">{lines}</ul>'
 
 
 def _members(material: Material) -> dict[str, dict[str, list[str]]]:

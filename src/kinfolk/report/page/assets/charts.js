@@ -34,10 +34,11 @@ function specOf(name, width) {
   return found;
 }
 
-// Vega-Lite warns of every chart that is as wide as its place and as high as its bars; that is as it should be.
+// Warnings of what is as it should be: charts as wide as their place and as high as their bars, and layers that
+// are empty as long as nobody is picked.
 const logger = vega.logger(vega.Warn);
 const warn = logger.warn.bind(logger);
-logger.warn = (...words) => (/^Dropping "fit-/.test(words[0]) ? logger : warn(...words));
+logger.warn = (...words) => (/^(Dropping "fit-|Infinite extent)/.test(words[0]) ? logger : warn(...words));
 
 // No request leaves the page: pictures are in it.
 function loader() {
@@ -63,7 +64,7 @@ function draw(figure) {
   const rows = Object.values(spec.datasets).reduce((sum, one) => sum + one.length, 0);
   const runtime = vega.parse(vegaLite.compile(spec, { logger }).spec, null, { ast: true });
   const view = new vega.View(runtime, {
-    expr: vegaInterpreter, loader: loader(), logLevel: vega.Warn, tooltip: showTip,
+    expr: vegaInterpreter, loader: loader(), logger, tooltip: showTip,
     renderer: rows > MANY && !printing ? "canvas" : "svg", hover: true,
   });
   view.initialize(place);
@@ -116,13 +117,13 @@ function addSlider(figure) {
   const { rounds } = chartData(figure.dataset.chart);
   if (!box || !rounds || rounds.length < 2) return;
   const id = `${figure.id}-round`;
-  const told = make("output", { for: id }, `round ${rounds.at(-1)}`);
+  const told = make("output", { for: id }, String(rounds.at(-1)));
   const slider = make("input", {
     type: "range", id, min: 0, max: rounds.length - 1, step: 1, value: rounds.length - 1, "aria-valuetext": `round ${rounds.at(-1)}`,
     oninput: () => {
       const round = rounds[Number(slider.value)];
       slider.setAttribute("aria-valuetext", `round ${round}`);
-      told.textContent = `round ${round}`;
+      told.textContent = String(round);
       if (!views.has(figure.dataset.chart)) draw(figure);
       const one = views.get(figure.dataset.chart);
       one.round = round;
@@ -130,7 +131,7 @@ function addSlider(figure) {
       one.view.runAsync();
     },
   });
-  box.append(make("label", { for: id }, "After round"), slider, told);
+  box.append(make("label", { for: id }, "Round"), slider, told);
 }
 
 function drawAgain(all) {

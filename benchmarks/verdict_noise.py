@@ -1,11 +1,12 @@
 """How often the verdict sees something where there is nothing: equal methods, groups without meaning.
 
-python benchmarks/verdict_noise.py [--draws 400] [--seed 0] [--case 3 ...]
+python benchmarks/verdict_noise.py [--draws 200] [--seed 0] [--part noise found pairs]
 
 prints, for each kind of noise, the share of draws in which the verdict names a best method, calls any two
 different, names another method for the worst client, says that there are groups, that groups are stable, or
-names a client that is worse off than elsewhere, or behind the rest; then how often two equal methods are
-called different by the test of `kinfolk compare` alone, by number of seeds. A quarter of an hour on one core.
+names a client that is worse off than elsewhere, or behind the rest. Then how often a method that is better is
+named; and how often the test of `kinfolk compare` alone calls two equal methods different, by number of
+seeds. Half an hour on one core.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from kinfolk.report.read import Run
-from kinfolk.report.statistics import paired
+from kinfolk.report.statistics import all_pairs
 from kinfolk.report.verdict import verdict
 
 METHODS = (
@@ -56,6 +57,7 @@ class Noise:
     shift: float = 0.0
     skill: float = 0.08
     score: str = "accuracy"
+    lead: float = 0.0  # by which the first method is better after all
     kinds: int = 1  # of models that a method with groups has: equal too, each with noise of its own
 
 
@@ -69,6 +71,10 @@ CASES = [
 ]  # fmt: skip
 
 
+# What is there must be seen as well: one method of three is better.
+FOUND = [Noise(3, lead=lead, shift=shift) for shift in (0.0, 0.01, 0.04) for lead in (0.02, 0.05, 0.1)]
+
+
 def draw(noise: Noise, rng: np.random.Generator) -> list[Run]:
     """The runs of one comparison; curves are flat, so that nothing is said to rise."""
     level = (0.8 + noise.skill * rng.normal(size=noise.clients)).clip(0.05, 0.95)
@@ -79,7 +85,8 @@ def draw(noise: Noise, rng: np.random.Generator) -> list[Run]:
         for seed in range(noise.seeds):
             kinds = ("centre", "personal", "fine-tuned")[: noise.kinds] if grouped else ("centre",)
             groups = rng.integers(0, 3, noise.clients) if grouped else [None] * noise.clients
-            parts = [_scored(noise, level, names, rng) | {"group": np.tile(groups, 2)} for _ in kinds]
+            mine = level + noise.lead * (title == METHODS[0])
+            parts = [_scored(noise, mine, names, rng) | {"group": np.tile(groups, 2)} for _ in kinds]
             for part, kind in zip(parts, kinds, strict=True):
                 part["model"] = "personal" if title == "local" else kind
             columns = pd.concat(map(pd.DataFrame, parts), ignore_index=True)
@@ -105,41 +112,58 @@ def rates(noise: Noise, draws: int, rng: np.random.Generator) -> dict[str, float
     return {claim: found[claim] / draws for claim in RULES}
 
 
-def pair_rate(seeds: int, shift: float, draws: int, rng: np.random.Generator) -> float:
-    """How often the table's test calls two equal methods different."""
-    apart = 0
+def pair_rate(seeds: int, shift: float, draws: int, rng: np.random.Generator, methods: int = 2) -> float:
+    """How often the table's test calls any two of so many equal methods different."""
+    found = 0
     for _ in range(draws):
         skill = rng.normal(size=(24, 1))
-        one, other = (
-            pd.DataFrame(skill + shift * rng.normal(size=seeds) + rng.normal(size=(24, seeds)))
-            for _ in range(2)
-        )
-        apart += bool(paired(one, other).apart)
-    return apart / draws
+        scores = [
+            skill + shift * rng.normal(size=seeds) + rng.normal(size=(24, seeds)) for _ in range(methods)
+        ]
+        found += any(one.apart for one in all_pairs([pd.DataFrame(one) for one in scores]).values())
+    return found / draws
+
+
+def print_rates(cases: list[Noise], draws: int, rng: np.random.Generator) -> None:
+    print(f"{draws} draws each; claims where there is nothing, in %")
+    heads = ("methods", "clients", "seeds", "rows", "shift", "kinds", "score")
+    print(" ".join(f"{head:>8}" for head in (*heads, *RULES)))
+    for noise in cases:
+        cells = [str(getattr(noise, head)) for head in heads]
+        cells += [f"{100 * rate:.1f}" for rate in rates(noise, draws, rng).values()]
+        print(" ".join(f"{cell:>8}" for cell in cells), flush=True)
+
+
+def print_found(draws: int, rng: np.random.Generator) -> None:
+    print("the best of three methods is named, in % (24 clients, three seeds, 100 test rows each)")
+    for noise in FOUND:
+        rate = 100 * rates(noise, draws, rng)["best"]
+        print(f"a lead of {100 * noise.lead:.0f} points, shift {noise.shift}: {rate:.0f}", flush=True)
+
+
+def print_pairs(draws: int, rng: np.random.Generator) -> None:
+    print("equal methods called different by the table's test, in % (24 clients differ by 1, scores by 1)")
+    for shift in (0.0, 0.5, 2.0):
+        told = [f"{s} seeds {100 * pair_rate(s, shift, 5 * draws, rng):.1f}" for s in (2, 3, 5)]
+        five = 100 * pair_rate(3, shift, draws, rng, methods=5)
+        print(f"shift {shift}: {', '.join(told)}; any two of five, 3 seeds: {five:.1f}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--draws", type=int, default=400)
+    parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--case", type=int, nargs="*", help="lines of the first table alone, from 0")
+    parser.add_argument("--part", nargs="*", default=["noise", "found", "pairs"])
     given = parser.parse_args()
-    rng = np.random.Generator(np.random.PCG64(given.seed))
-    print(f"{given.draws} draws each; claims where there is nothing, in %")
-    heads = ("methods", "clients", "seeds", "rows", "shift", "kinds", "score")
-    print(" ".join(f"{head:>8}" for head in (*heads, *RULES)))
-    for noise in CASES if given.case is None else [CASES[place] for place in given.case]:
-        cells = [str(getattr(noise, head)) for head in heads]
-        cells += [f"{100 * rate:.1f}" for rate in rates(noise, given.draws, rng).values()]
-        print(" ".join(f"{cell:>8}" for cell in cells), flush=True)
-    if given.case is not None:
-        return
-    print("\nequal methods called different by the table's test, in % (24 clients differ by 1, scores by 1)")
-    for shift in (0.0, 0.5, 2.0):
-        told = [f"{s} seeds {100 * pair_rate(s, shift, 5 * given.draws, rng):.1f}" for s in (2, 3, 5)]
-        print(f"a seed moves a method by {shift}: {', '.join(told)}", flush=True)
+    parts = {
+        "noise": lambda rng: print_rates(CASES, given.draws, rng),
+        "found": lambda rng: print_found(given.draws, rng),
+        "pairs": lambda rng: print_pairs(given.draws, rng),
+    }
+    for part in given.part:
+        parts[part](np.random.Generator(np.random.PCG64(given.seed)))
 
 
 if __name__ == "__main__":

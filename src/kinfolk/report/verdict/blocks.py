@@ -13,8 +13,8 @@ from kinfolk.report.verdict.folder import not_begun
 from kinfolk.report.verdict.sentence import Sentence, count, gap, listed, say
 from kinfolk.scores import about
 
-# With two seeds, an interval for two equal methods leaves out zero in one draw of seven where seeds shift all
-# clients alike (benchmarks/verdict_noise.py); with three in one of twenty, as it should.
+# With two seeds the interval for two equal methods leaves out zero in 7 draws of 100 where seeds shift all
+# clients alike, with three in 4 (benchmarks/verdict_noise.py --part pairs); 5 is what it promises.
 FEWEST_SEEDS = 3
 
 

@@ -16,18 +16,19 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn.datasets import load_digits
 
 from kinfolk.advice.advise import Effort, advise
 from kinfolk.experiment.sections import Experiment
-from kinfolk.experiment.spec import load, override
+from kinfolk.experiment.spec import override
 from kinfolk.federation.datasets.catalogue import where
-from kinfolk.federation.federation import Federation, Split
+from kinfolk.federation.federation import Federation
 from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.sources import build
 from kinfolk.streams import Seed
@@ -40,13 +41,37 @@ Make = Callable[[int], Made]
 TABULAR = ("model.name=logistic", "local.batch=20")
 
 
-def digits(*sets: str) -> Make:
-    """Embedded digits of 8 by 8; an MLP of one layer."""
+def digits(
+    clients: int = 20,
+    rows: int = 60,
+    groups: tuple[int, ...] = (),
+    shift: str = "rotation",
+    alpha: float = 0.0,
+    ragged: float = 0.0,
+) -> Make:
+    """Embedded digits of 8 by 8, no row with two clients, and an MLP of one layer.
+
+    `groups` are the sizes of the groups, `alpha` each class's Dirichlet parameter (0: as the digits come).
+    """
 
     def make(seed: int) -> Made:
-        usual = ["data.clients=20", "data.rows=60", "data.test=local", "model.hidden=[50]"]
-        spec = override(load("digits"), [*usual, *sets, f"data.seed={seed}", f"run.seed={seed}"])
-        return spec, build(spec.data, Seed(seed))
+        spec = override(Experiment(), ["data.name=own", "model.hidden=[50]", f"run.seed={seed}"])
+        draw = np.random.default_rng(seed)
+        x, y = load_digits(return_X_y=True)
+        order = draw.permutation(len(x))
+        left = {c: [i for i in order.tolist() if y[i] == c] for c in range(10)}
+        turns = [draw.permutation(10) for _ in groups]
+        member = [g for g, size in enumerate(groups) for _ in range(size)] or [0] * clients
+        made = {}
+        for who, g in enumerate(member):
+            shares = draw.dirichlet([alpha] * 10) if alpha else np.full(10, 0.1)
+            size = max(3, int(rows * np.exp(ragged * draw.normal() - ragged**2 / 2)))
+            mine = [left[c].pop() for c in draw.choice(10, size, p=shares) if left[c]]
+            images, labels = x[mine].reshape(-1, 1, 8, 8) / 16, y[mine]
+            images = np.rot90(images, g, (2, 3)) if groups and shift == "rotation" else images
+            labels = turns[g][labels] if groups and shift == "labels" else labels
+            made[f"c{who:02}"] = np.ascontiguousarray(images, dtype="float32"), labels
+        return spec, from_arrays(made, classes=10, seed=Seed(seed))
 
     return make
 
@@ -115,24 +140,6 @@ def rare(draw: np.random.Generator, i: int) -> Any:
     return x, (x @ np.ones(8) + draw.normal(size=120) > 4.5).astype(int)
 
 
-def unequal(make: Make, sizes: tuple[int, ...]) -> Make:
-    """Of each known group so many clients."""
-
-    def fewer(seed: int) -> Made:
-        spec, made = make(seed)
-        assert made.truth is not None
-        truth = made.truth.tolist()
-        kept = sorted(
-            i for g, size in enumerate(sizes) for i in [i for i, t in enumerate(truth) if t == g][:size]
-        )
-        place = torch.tensor(kept)
-        splits = {name: Split(s.start, s.row, s.of[place]) for name, s in made.splits.items()}
-        clients = tuple(made.clients[i] for i in kept)
-        return spec, replace(made, clients=clients, splits=splits, truth=made.truth[place])
-
-    return fewer
-
-
 @dataclass(frozen=True)
 class Case:
     """A federation, the answers that are right for it, and why."""
@@ -145,9 +152,8 @@ class Case:
 
 
 ONE = "one concept and few rows a client: pooling brings the most, groups only divide the rows"
-PERMUTED = ("data.shift=label_permutation", "data.alpha=100.0")
 CASES = [
-    Case("one group, IID", digits("data.shift=none"), ("fedavg",), ONE),
+    Case("one group, IID", digits(), ("fedavg",), ONE),
     Case(
         "2 groups, opposite labels", rows(opposite, 16), ("groups 2",), "no model can serve both halves"
     ),
@@ -159,37 +165,37 @@ CASES = [
     ),
     Case(
         "4 groups, rotations",
-        digits("data.groups=4", "data.clients=24"),
+        digits(groups=(6, 6, 6, 6)),
         ("groups 4",),
         "four rotations; the known answer of choose-k's page",
     ),
     Case(
         "3 groups, labels permuted",
-        digits("data.groups=3", "data.clients=21", *PERMUTED),
+        digits(groups=(7, 7, 7), shift="labels"),
         ("groups 3",),
         "every group names the classes in another order",
     ),
     Case(
         "3 groups of 12, 6 and 4",
-        unequal(digits("data.groups=3", "data.clients=36", *PERMUTED), (12, 6, 4)),
+        digits(groups=(12, 6, 4), shift="labels"),
         ("groups 3",),
         "as above, of unequal size",
     ),
     Case(
         "4 groups, label skew too",
-        digits("data.groups=4", "data.clients=32", "data.alpha=10.0"),
+        digits(rows=50, groups=(8, 8, 8, 8), alpha=1.0),
         ("groups 4",),
-        "rotations; labels are uneven besides (alpha 10)",
+        "rotations; labels are uneven besides (Dirichlet, 1 each)",
     ),
     Case(
         "label skew only",
-        digits("data.shift=none", "data.alpha=0.3", "data.alpha_means=each"),
+        digits(alpha=0.3),
         ("fedavg", "fine-tuned"),
         "one concept; own rows have few classes, so that fine-tuning may gain; groups of labels are none",
     ),
     Case(
         "quantity skew only",
-        digits("data.shift=none", "data.ragged=1.0"),
+        digits(ragged=1.0),
         ("fedavg",),
         "one concept; many clients have few rows",
     ),
@@ -201,7 +207,7 @@ CASES = [
     ),
     Case(
         "3 rows a client",
-        digits("data.shift=none", "data.rows=3"),
+        digits(rows=3),
         ("unclear",),
         "one validation row a client cannot tell methods apart",
     ),

@@ -2,9 +2,9 @@
 
     python benchmarks/advise.py --seeds 0 1 2 --out runs/advise
 
-What counts as right was written down here before any of them was run, each with its reason. Embedded digits
-and made-up rows; natural clients too where KINFOLK_DATA names a folder that has them. Everything is small: one
-federation takes some ten seconds of one core. What is in the folder already is not run again.
+What counts as right was written down here before any of them was run, each with its reason. Embedded
+digits and made-up rows; natural clients too where KINFOLK_DATA names a folder that has them. Everything is
+small: one federation takes some 20 seconds of one core. What is in the folder already is not run again.
 """
 
 from __future__ import annotations
@@ -154,12 +154,12 @@ class Case:
 ONE = "one concept and few rows a client: pooling brings the most, groups only divide the rows"
 CASES = [
     Case("one group, IID", digits(), ("fedavg",), ONE),
-    Case(
-        "2 groups, opposite labels", rows(opposite, 16), ("groups 2",), "no model can serve both halves"
-    ),
+    Case("2 groups, opposite labels", rows(opposite, 16), ("groups 2",), "no model can serve both halves"),
     Case(
         "3 groups, Gaussian classes",
-        source("gaussians", "data.clients=24", "data.groups=3", "data.shift=source", "data.rows=60", *TABULAR),
+        source(
+            "gaussians", "data.clients=24", "data.groups=3", "data.shift=source", "data.rows=60", *TABULAR
+        ),
         ("groups 3",),
         "every group has class means of its own; 48 rows are few for 60 columns",
     ),
@@ -239,18 +239,30 @@ CASES = [
     Case(
         "regression, 3 groups",
         source(
-            "linear", "data.clients=24", "data.groups=3", "data.shift=source", "data.rows=40",
-            "data.features=20", "data.noise=0.5", *TABULAR, "local.lr=0.02",
-        ),  # fmt: skip
+            "linear",
+            "data.clients=24",
+            "data.groups=3",
+            "data.shift=source",
+            "data.rows=40",
+            "data.features=20",
+            "data.noise=0.5",
+            *TABULAR,
+            "local.lr=0.02",
+        ),
         ("groups 3",),
         "every group has weights of its own; 32 rows are few for 20 columns",
     ),
     Case(
         "regression, one group",
         source(
-            "linear", "data.clients=20", "data.rows=40", "data.features=20", "data.noise=1.0", *TABULAR,
+            "linear",
+            "data.clients=20",
+            "data.rows=40",
+            "data.features=20",
+            "data.noise=1.0",
+            *TABULAR,
             "local.lr=0.02",
-        ),  # fmt: skip
+        ),
         ("fedavg",),
         "one set of weights; 32 rows are few for 20 columns",
     ),
@@ -281,7 +293,9 @@ CASES += [
     ),
     Case(
         "4 hospitals (heart disease)",
-        source("heart_disease", "data.partition=natural", "data.clients=0", *TABULAR, "data.standardize=global"),
+        source(
+            "heart_disease", "data.partition=natural", "data.clients=0", *TABULAR, "data.standardize=global"
+        ),
         ("fedavg", "fine-tuned", "unclear"),
         "one disease; four hospitals are few, so that it must not be sure",
         "heart_disease",
@@ -303,7 +317,9 @@ def answer(case: Case, seed: int, folder: Path) -> dict[str, Any]:
         spec, federation = case.make(seed)
         began, cpu = time.perf_counter(), time.process_time()
         shutil.rmtree(folder / "now", ignore_errors=True)
-        facts = advise(override(spec, ["engine.name=batched"]), folder / "now", Effort(), federation=federation)
+        facts = advise(
+            override(spec, ["engine.name=batched"]), folder / "now", Effort(), federation=federation
+        )
         spent = {"wall": time.perf_counter() - began, "cpu": time.process_time() - cpu}
         shutil.rmtree(folder / "now")
         file.write_text(json.dumps({**facts, "took": spent}))

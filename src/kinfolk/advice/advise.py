@@ -1,8 +1,8 @@
 """Advice on a federation: look at the data, run short trials, decide, write it down.
 
-The folder is a comparison folder as `kinfolk compare` writes it, with `advice.json` (everything), `advice.toml`
-(an experiment that is ready to run), `tune/` (the search for settings) and `choose-k/` (how many groups) beside
-the runs.
+The folder is a comparison folder as `kinfolk compare` writes it. Beside the runs are `advice.json`
+(everything), `advice.toml` (an experiment that is ready to run), `tune/` (the search for settings) and
+`choose-k/` (how many groups).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ALGORITHM = {"local": "local", "fedavg": "fedavg", "fine-tuned": "fedavg_tuned"}
 
 @dataclass(frozen=True)
 class Advisor:
-    """Everything is checked and planned, and nothing is trained yet but two rounds to see how fast it goes."""
+    """Everything is checked and planned; nothing is trained yet but a few rounds, to see how fast it goes."""
 
     given: Experiment
     bench: Bench
@@ -144,21 +144,22 @@ class Advisor:
 
     def _write(self, status: str, told: str, **facts: Any) -> dict[str, Any]:
         """Write `advice.json` as it stands."""
-        whole = {
+        whole = {"status": status, "told": told, **self.described(), **facts}
+        write_json(self.folder / FILE, whole)
+        found: dict[str, Any] = plain(whole)
+        return found
+
+    def described(self) -> dict[str, Any]:
+        """What is known before anything is trained, for `advice.json` and for people."""
+        return {
             "format": FORMAT,
-            "status": status,
-            "told": told,
             "federation": self.bench.whole.name,
             "look": self.look.described(),
             "validation": self.bench.note,
             "plan": self.plan.described(),
             "estimate": self.plan.seconds(self.pace),
             "spec": dump(self.given),
-            **facts,
         }
-        write_json(self.folder / FILE, whole)
-        found: dict[str, Any] = plain(whole)
-        return found
 
 
 def prepare(
@@ -230,14 +231,19 @@ def _before(spec: Experiment, folder: Path, resume: bool) -> Plan | None:
 
 
 def _grouping(found: Mapping[str, Any]) -> tuple[Grouping, list[int]]:
-    """(what counting said, numbers of groups to try, the likeliest first): one if it is sure, else two.
+    """(what counting said, numbers of groups to try, the likeliest first).
 
-    >>> _grouping({"recommended": 1, "confidence": "low", "reason": "", "named": {"accuracy": 1, "gap": 3}})[1]
+    >>> named = {"accuracy": 1, "silhouette": 3}
+    >>> found = {"recommended": 1, "confidence": "low", "reason": "", "named": named}
+    >>> _grouping(found)[1]
     [3]
     """
     k, sure = int(found["recommended"]), str(found["confidence"])
-    grouping = Grouping(k, sure, str(found["reason"]).partition("Confidence: ")[2].rstrip("."), True)
-    others = [] if sure == "high" else [int(number) for number in found["named"].values()]
+    named = [int(number) for number in found["named"].values()]
+    # "...; stability 1.00. Confidence: high (all criteria name it)."
+    why = str(found["reason"]).partition(f"Confidence: {sure} (")[2].rstrip(").")
+    grouping = Grouping(k, sure, why, True, set(named) == {k})
+    others = [] if sure == "high" else named
     return grouping, [number for number in dict.fromkeys([k, *others]) if number > 1][:2]
 
 
@@ -260,5 +266,3 @@ def _evidence(one: Candidate, verdict: Verdict) -> dict[str, Any]:
         "rounds": row.get("rounds"),
         "extra_rounds": row.get("extra_rounds"),
     }
-
-

@@ -13,6 +13,7 @@ import pandas as pd
 
 from kinfolk.report.convergence import last_quarter
 from kinfolk.report.diverged import has_diverged
+from kinfolk.report.groups import between_seeds
 from kinfolk.report.read import Run, by_title, final, load_runs
 from kinfolk.report.tables import comparison_frame
 from kinfolk.scores import about
@@ -35,6 +36,7 @@ class Candidate:
     rise: float = math.nan  # how much better it became in the last quarter of the rounds
     k: int = 1
     diverged: int = 0  # of its runs
+    agree: float = math.nan  # how far seeds agree on the groups, the mean adjusted Rand index of two
     facts: Mapping[str, Any] | None = None  # its row of the comparison
 
     @property
@@ -63,7 +65,7 @@ def of_runs(runs: Sequence[Run], score: str) -> list[Candidate]:
     """
     sign = -1.0 if about(score).lower_is_better else 1.0
     rows = {(r["algorithm"], r["model"]): r for r in comparison_frame(runs, score).to_dict("records")}
-    rises = last_quarter(runs, score)
+    rises, agreed = last_quarter(runs, score), between_seeds(runs)
     found = []
     for title, same in by_title(runs).items():
         name = str(same[0].facts["algorithm"])
@@ -75,13 +77,18 @@ def of_runs(runs: Sequence[Run], score: str) -> list[Candidate]:
                 continue
             rise = rises.get((title, model), (math.nan, math.nan))[1]
             broken = sum(has_diverged(run, model) for run in same)
-            frame = sign * pd.DataFrame(ends)
-            row = rows.get((title, model))
-            found.append(Candidate(answer, title, model, frame, rise, k, broken, row))
+            agree = float(np.mean(agreed.get(title, [math.nan])))
+            row, frame = rows.get((title, model)), sign * pd.DataFrame(ends)
+            found.append(Candidate(answer, title, model, frame, rise, k, broken, agree, row))
     return found
 
 
 def is_finite(candidate: Candidate) -> bool:
     """Whether all of its scores are numbers, and it is sound."""
     values = candidate.scores.to_numpy(dtype=np.float64)
-    return not candidate.diverged and values.size > 0 and not np.isinf(values).any() and not np.isnan(values).all()
+    return (
+        not candidate.diverged
+        and values.size > 0
+        and not np.isinf(values).any()
+        and not np.isnan(values).all()
+    )

@@ -122,16 +122,15 @@ def _labels(held: Federation, seed: Seed) -> tuple[dict[str, Any], list[str]]:
     )
     share = counts.sum(0) / max(counts.sum(), 1)
     draw, sizes = seed.numpy("advice", "labels"), counts.sum(1)
-    by_chance = np.mean(
-        [_apart(np.stack([draw.multinomial(n, share) for n in sizes]), share) for _ in range(DRAWS)]
-    )
+    drawn = [np.stack([draw.multinomial(n, share) for n in sizes]) for _ in range(DRAWS)]
+    by_chance = float(np.mean([_apart(one, share) for one in drawn]))
     skew = max(0.0, (_apart(counts, share) - by_chance) / max(1 - by_chance, 1e-9))
     facts = {"largest class": float(share.max()), "label skew": round(skew, 3)}
     notes = []
     if share.max() > RARE:
         notes.append(
             f"{share.max():.0%} of the rows are of one class, so that accuracy says little; a better judge: "
-            "--set run.metrics=[\"balanced_accuracy\"] --set run.monitor=balanced_accuracy"
+            '--set run.metrics=["balanced_accuracy"] --set run.monitor=balanced_accuracy'
         )
     if skew > SKEWED:
         word = "strong label skew" if skew > STRONGLY else "label skew"
@@ -171,9 +170,8 @@ def constant_scores(federation: Federation, score: str) -> pd.Series | None:
     The most frequent class among the client's own training rows, or their mean.
 
     >>> from kinfolk.federation.own_data.arrays import from_arrays
-    >>> f = from_arrays({"ann": (np.zeros((20, 1)), np.zeros(20, int)), "bob": (np.ones((20, 1)), [1, 0] * 10)},
-    ...     valid=0.5)
-    >>> float(constant_scores(f, "accuracy")["ann"])
+    >>> rows = {"ann": (np.zeros((20, 1)), np.zeros(20, int)), "bob": (np.ones((20, 1)), [1, 0] * 10)}
+    >>> float(constant_scores(from_arrays(rows, valid=0.5), "accuracy")["ann"])
     1.0
     """
     held = federation.among(federation.clients)

@@ -17,8 +17,8 @@ ROUNDS = 60
 # Shorter trials say more of a method's start than of the method.
 FEWEST_ROUNDS = 12
 MOST_ROUNDS = 400
-# Seeds of every trial; each holds other rows out for validation. With three an interval over seeds is twice as
-# wide.
+# Seeds of every trial; each holds other rows out for validation. With three, intervals over seeds are twice
+# as wide.
 SEEDS = 5
 # Numbers of groups that are tried, rounds of each such run and its seeds, as `kinfolk choose-k` has them.
 MOST_GROUPS = 6
@@ -28,6 +28,8 @@ COUNT_SEEDS = 3
 SEARCHED = ("local", "fedavg_tuned")
 # Methods that are trained at most: those two, and two with groups.
 TRIALS = 4
+# Rounds that a search may have: two, then times three, as successive halving has its rungs.
+SEARCH_ROUNDS = (6, 18, 54)
 # Rounds are a multiple of it: all trials are scored after every quarter, so that curves can be judged.
 QUARTERS = 4
 
@@ -66,7 +68,7 @@ class Plan:
     """How long trials are, and what they cost at most.
 
     >>> Plan(rounds=60, most_groups=6, start=5).cost
-    1044
+    1524
     """
 
     rounds: int  # of every trial
@@ -76,8 +78,11 @@ class Plan:
 
     @property
     def search_rounds(self) -> int:
-        """Rounds of a trial of settings."""
-        return max(4, self.rounds // QUARTERS)
+        """Rounds of a trial of settings: at most three eighths of the trials' own.
+
+        Where rungs are multiples of two, nobody is dropped after a single round, which favours large rates.
+        """
+        return max(n for n in SEARCH_ROUNDS if n == SEARCH_ROUNDS[0] or 8 * n <= 3 * self.rounds)
 
     @property
     def search(self) -> int:

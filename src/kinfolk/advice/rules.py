@@ -26,6 +26,8 @@ SURE = ("low", "medium", "high")
 POINTS, PART = 0.02, 0.05
 # What intervals still admit beyond so many margins makes an answer a guess.
 WIDE = 2.0
+# Seeds that agree less on who belongs together have not found the same groups, or no groups.
+SETTLED, LOOSE = 0.8, 0.5
 # With fewer clients nothing is sure, and with the fewest everything is a guess.
 FEW_CLIENTS, GUESSED = 8, 3
 # What a curve may still gain: as much as in the last quarter, or three times as much if it hardly bends.
@@ -50,6 +52,7 @@ class Grouping:
     confidence: str = "high"
     reason: str = ""
     tried: bool = False  # whether groups were looked for
+    unanimous: bool = True  # whether all criteria name this number
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Verdict:
     chosen: Candidate | None = None
     doubts: list[str] = field(default_factory=list)  # why it is no surer
     rivals: Mapping[str, tuple[Candidate, Duel]] = field(default_factory=dict)  # by answer
+    longer: bool = False  # whether longer trials may say otherwise
 
 
 Doubt = tuple[str, str]  # what confidence can be at most, and why
@@ -98,10 +102,12 @@ def decide(
     ]
     chosen = min(level, key=lambda one: one.simplicity)
     rivals = {one.answer: (one, duels[one.answer, chosen.answer]) for one in sound if one is not chosen}
-    doubts = _doubts(chosen, rivals, margin, score) + _grouping_doubts(chosen, grouping) + _few(chosen)
+    rising = _rising(chosen, rivals, margin)
+    doubts = [*_doubts(chosen, rivals, margin, score), *rising, *_grouping_doubts(chosen, grouping)]
+    doubts += _few(chosen)
     sure = min((most for most, _ in doubts), key=SURE.index, default="high")
     told = [why for most, why in doubts if most == sure]
-    return Verdict(chosen.answer, sure, _reason(chosen, rivals, score), chosen, told, rivals)
+    return Verdict(chosen.answer, sure, _reason(chosen, rivals, score), chosen, told, rivals, bool(rising))
 
 
 def _one_of_each(found: Sequence[Candidate], score: str) -> list[Candidate]:
@@ -174,10 +180,10 @@ def _nothing_learned(best: Candidate, constant: pd.DataFrame | None, score: str)
     margin = margin_of(score, best.mean)
     if best.rise > margin / 2:
         why = f"no method is better yet than a constant answer, but {_named(best)} is still rising"
-        return Verdict("unclear", "low", f"Cannot say: too short a budget: {why}.", None)
+        return Verdict("unclear", "low", f"Cannot say: too short a budget: {why}.", longer=True)
     why = f"no method is better than a constant answer by more than noise (best: {_named(best)}, "
     why += f"{_told(found.difference, score)})"
-    return Verdict("unclear", "low", f"Cannot say: nothing is learned from these rows: {why}.", None)
+    return Verdict("unclear", "low", f"Cannot say: nothing is learned from these rows: {why}.")
 
 
 def _undecided(
@@ -197,15 +203,22 @@ def _undecided(
 def _doubts(
     chosen: Candidate, rivals: Mapping[str, tuple[Candidate, Duel]], margin: float, score: str
 ) -> list[Doubt]:
-    """What the other answers have to say against the chosen one."""
+    """What the other answers have to say against the chosen one as things stand."""
     doubts: list[Doubt] = []
     for one, duel in rivals.values():
-        lead, faster = -duel.gain, one.rise - chosen.rise
         if one.simplicity < chosen.simplicity and not duel.apart:
             doubts.append(("low", f"{_named(one)} is simpler and cannot be told apart from it"))
         elif duel.high > margin:
             most = "low" if duel.high > WIDE * margin else "medium"
             doubts.append((most, f"{_named(one)} may be better by {_told(duel.high, score)}"))
+    return doubts
+
+
+def _rising(chosen: Candidate, rivals: Mapping[str, tuple[Candidate, Duel]], margin: float) -> list[Doubt]:
+    """Which of the others might still catch up, were trials longer."""
+    doubts: list[Doubt] = []
+    for one, duel in rivals.values():
+        lead, faster = -duel.gain, one.rise - chosen.rise
         if faster > margin / 4 and lead < POSSIBLE * faster:
             most = "low" if lead < LIKELY * faster else "medium"
             doubts.append((most, f"{_named(one)} still rises faster: longer trials may say otherwise"))
@@ -213,14 +226,22 @@ def _doubts(
 
 
 def _grouping_doubts(chosen: Candidate, grouping: Grouping) -> list[Doubt]:
-    if chosen.answer == "groups" and grouping.k != chosen.k:
-        return [("low", f"counting the groups says {grouping.k}, the trials say {chosen.k}")]
-    if chosen.answer == "groups" and grouping.confidence != "high":
-        return [(grouping.confidence, f"the number of groups: {grouping.reason}")]
-    if chosen.answer != "groups" and grouping.tried and grouping.k > 1:
-        told = f"clients' models lie in {grouping.k} groups ({grouping.confidence} confidence)"
-        return [("medium", f"{told}, but groups serve them no better")]
-    return []
+    """What counting the groups has to say; seeds of the trials that agree on the groups speak for them."""
+    told = f"counted were {grouping.k} groups, with {grouping.confidence} confidence ({grouping.reason})"
+    if chosen.answer != "groups":
+        if not grouping.tried or grouping.k == 1:
+            return []
+        return [("medium", f"{told}, but they are of no use here")]
+    doubts: list[Doubt] = []
+    if grouping.k != chosen.k:
+        doubts.append(("low", f"{told}; the trials are for {chosen.k}"))
+    elif grouping.confidence != "high":
+        settled = grouping.unanimous and chosen.agree >= SETTLED
+        doubts.append(("medium" if settled else grouping.confidence, told))
+    if chosen.agree < SETTLED:
+        most = "low" if chosen.agree < LOOSE else "medium"
+        doubts.append((most, f"seeds agree on who belongs together by {chosen.agree:.2f} only"))
+    return doubts
 
 
 def _few(chosen: Candidate) -> list[Doubt]:
@@ -266,4 +287,5 @@ def as_facts(verdict: Verdict) -> dict[str, Any]:
         "confidence": verdict.confidence,
         "reason": verdict.reason,
         "doubts": verdict.doubts,
+        "longer": verdict.longer,
     }

@@ -1,8 +1,8 @@
 """The trials: settings for every method, how many groups, and all methods at equal budgets.
 
-Everything is judged on validation rows; test rows are never looked at. Each seed of the trials holds 
-other rows out, so that seeds differ in rows as well; settings and the number of groups are searched on rows held out
-by yet another seed.
+Everything is judged on validation rows; test rows are never looked at. Each seed of the trials holds other
+rows out, so that seeds differ in rows as well; settings and the number of groups are searched on rows that
+yet another seed holds out.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ class Bench:
     held: dict[int, Federation] = field(default_factory=dict)  # with rows held out, by seed
 
     @staticmethod
-    def open(
-        spec: Experiment, federation: Federation | None, network: Network | None, sample: int
-    ) -> Bench:
+    def open(spec: Experiment, federation: Federation | None, network: Network | None, sample: int) -> Bench:
         """The bench for an experiment's data; `federation` is theirs if it is at hand already."""
         seed = Seed(spec.run.seed)
         spec = replace(spec, data=replace(spec.data, seed=seed.run) if spec.data.seed == -1 else spec.data)
@@ -57,9 +55,14 @@ class Bench:
             note = "the validation rows of the data are used, the same for all seeds"
         elif made.maker is not None:
             if federation is not None:
-                raise KinfolkError("data.valid", made.name, "its rows are made when asked for; set it above 0")
+                raise KinfolkError(
+                    "data.valid", made.name, "its rows are made when asked for; set it above 0"
+                )
             spec = replace(spec, data=replace(spec.data, valid=HELD))
-            made, note = build(spec.data, seed), "a fifth of the rows is for validation, the same for all seeds"
+            made, note = (
+                build(spec.data, seed),
+                "a fifth of the rows is for validation, the same for all seeds",
+            )
         return Bench(_trial(spec), sample_clients(made, sample, seed), len(made.clients), note, network)
 
     def rows(self, seed: Seed) -> Federation:
@@ -85,11 +88,13 @@ class Bench:
         for number in range(2):  # the first pays for what is loaded and compiled once
             stamps: list[float] = []
             began = time.perf_counter()
-            run(
-                spec, folder / str(number), federation=rows, network=self.network, resume=True,
-                watch=lambda event, facts, s=stamps: s.append(time.perf_counter()) if event == "round" else None,
-            )  # fmt: skip
-            training = stamps[1] - stamps[0] if len(stamps) > 1 else 0.0
+
+            def watch(event: str, facts: dict[str, Any], stamps: list[float] = stamps) -> None:
+                if event == "round":
+                    stamps.append(time.perf_counter())
+
+            run(spec, folder / str(number), federation=rows, network=self.network, resume=True, watch=watch)
+            training = stamps[-1] - stamps[-2] if len(stamps) > 1 else 0.0
             found = Pace(max(time.perf_counter() - began - 2 * training, 0.0), training)
         return found
 

@@ -64,9 +64,12 @@ def digits(
         member = [g for g, size in enumerate(groups) for _ in range(size)] or [0] * clients
         made = {}
         for who, g in enumerate(member):
-            shares = draw.dirichlet([alpha] * 10) if alpha else np.full(10, 0.1)
-            size = max(3, int(rows * np.exp(ragged * draw.normal() - ragged**2 / 2)))
-            mine = [left[c].pop() for c in draw.choice(10, size, p=shares) if left[c]]
+            shares = draw.dirichlet([alpha] * 10) if alpha else None
+            size = min(200, max(3, int(rows * np.exp(ragged * draw.normal() - ragged**2 / 2))))
+            mine = (
+                [left[c].pop() for c in draw.choice(10, size, p=shares) if left[c]] if alpha else order[:size]
+            )
+            order = order[size:]
             images, labels = x[mine].reshape(-1, 1, 8, 8) / 16, y[mine]
             images = np.rot90(images, g, (2, 3)) if groups and shift == "rotation" else images
             labels = turns[g][labels] if groups and shift == "labels" else labels

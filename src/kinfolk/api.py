@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group
 from rich.text import Text
 from torch import nn
 
@@ -239,7 +240,8 @@ class Advice(_Shown):
         from kinfolk.report.advice import advice_table, headline
 
         table, notes = advice_table(self.facts)
-        return table or "", [headline(self.facts), *notes]
+        line = Text(headline(self.facts))
+        return line if table is None else Group(line, table), notes
 
 
 def _printed(table: Any, notes: Sequence[str]) -> str:

@@ -8,7 +8,6 @@ The folder is a comparison folder as `kinfolk compare` writes it. Beside the run
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -74,12 +73,17 @@ class Advisor:
         self._write("running", "searching settings")
         found = self.bench.search(self.folder / "tune", self.plan, self.resume, listen)
         spent: dict[str, float] = {"search": sum(float(one["spent"]) for one in found["methods"])}
+        if all(one["score"] is None for one in found["methods"]):
+            return self._finish(decide([], ""), [], self.bench.spec, "", began, spent)
         spec, local = settled(self.bench.spec, found)
         grouping, ks, named = Grouping(), list[int](), dict[str, Any]()
         if self.plan.most_groups > 1:
             self._write("running", "counting groups")
-            named = self.bench.count(spec, self.folder / "choose-k", self.plan, self.resume, listen)
-            grouping, ks = _grouping(named)
+            try:
+                named = self.bench.count(spec, self.folder / "choose-k", self.plan, self.resume, listen)
+                grouping, ks = _grouping(named)
+            except KinfolkError as error:  # as clients that diverge when they train alone
+                grouping = Grouping(problem=f"groups could not be counted: {error}")
             spent["count"] = float(self.plan.count)
         lines = lines_for(local, ks)
         spent["trials"] = float(self.plan.seeds * self.plan.rounds * len(lines))
@@ -183,8 +187,7 @@ def prepare(
     start = bench.start()
     if seen.too_little:
         return Advisor(spec, bench, Plan(0, 1, start), seen, Pace(0, 0), folder, resume)
-    pace = Pace(0, 0) if before else bench.pace(folder / "pace")
-    shutil.rmtree(folder / "pace", ignore_errors=True)
+    pace = Pace(0, 0) if before else bench.pace()
     plan = before or Plan.of(effort, len(rows.clients), start, pace)
     return Advisor(spec, bench, plan, seen, pace, folder, resume)
 

@@ -134,7 +134,7 @@ def _labels(held: Federation, seed: Seed) -> tuple[dict[str, Any], list[str]]:
         )
     if skew > SKEWED:
         word = "strong label skew" if skew > STRONGLY else "label skew"
-        notes.append(f"{word}: {skew:.0%} of the labels would have to change for clients to be alike")
+        notes.append(f"{word}: {skew:.2f}, where 0 is alike and 1 is no class in common")
     return facts, notes
 
 

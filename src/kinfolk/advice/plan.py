@@ -68,7 +68,7 @@ class Plan:
     """How long trials are, and what they cost at most.
 
     >>> Plan(rounds=60, most_groups=6, start=5).cost
-    1524
+    1560
     """
 
     rounds: int  # of every trial
@@ -120,11 +120,11 @@ class Plan:
     def of(effort: Effort, clients: int, start: int, pace: Pace) -> Plan:
         """The longest trials that fit; too small a budget is an error that says how much is needed.
 
-        >>> Plan.of(Effort(budget=600), 20, 5, Pace(0.1, 0.01)).rounds
-        28
+        >>> Plan.of(Effort(budget=900), 20, 5, Pace(0.1, 0.01)).rounds
+        32
         >>> Plan.of(Effort(budget=100), 20, 5, Pace(0.1, 0.01))
         Traceback (most recent call last):
-        kinfolk.errors.KinfolkError: budget = 100: trials of 16 rounds need 384 or more
+        kinfolk.errors.KinfolkError: budget = 100: trials of 16 rounds need 536 or more
         """
         most = min(MOST_GROUPS, clients // 2)
         # Groups are split after some common rounds and a start: as many again must be left for them.
@@ -146,4 +146,4 @@ class Plan:
 
 
 def _too_small(field: str, value: float, least: Plan, need: str) -> KinfolkError:
-    return KinfolkError(field, f"{value:g}", f"trials of {least.rounds} rounds need {need} or more")
+    return KinfolkError(field, value, f"trials of {least.rounds} rounds need {need} or more")

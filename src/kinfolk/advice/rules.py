@@ -53,6 +53,7 @@ class Grouping:
     reason: str = ""
     tried: bool = False  # whether groups were looked for
     unanimous: bool = True  # whether all criteria name this number
+    problem: str = ""  # why they could not be counted
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,9 @@ def _nothing_learned(best: Candidate, constant: pd.DataFrame | None, score: str)
     found = paired(constant, best.scores)
     if found.difference > 0 and (found.apart or (found.apart is None)):
         return None
-    margin = margin_of(score, best.mean)
-    if best.rise > margin / 2:
+    # What a mean over these clients and seeds moves by chance is no rise.
+    chance = _reach(best.scores.to_numpy(dtype=np.float64))
+    if best.rise > max(margin_of(score, best.mean), chance):
         why = f"no method is better yet than a constant answer, but {_named(best)} is still rising"
         return Verdict("unclear", "low", f"Cannot say: too short a budget: {why}.", longer=True)
     why = f"no method is better than a constant answer by more than noise (best: {_named(best)}, "
@@ -215,18 +217,21 @@ def _doubts(
 
 
 def _rising(chosen: Candidate, rivals: Mapping[str, tuple[Candidate, Duel]], margin: float) -> list[Doubt]:
-    """Which of the others might still catch up, were trials longer."""
+    """Who might change the answer in longer trials: a simpler method by coming near, another by more."""
     doubts: list[Doubt] = []
     for one, duel in rivals.values():
         lead, faster = -duel.gain, one.rise - chosen.rise
-        if faster > margin / 4 and lead < POSSIBLE * faster:
-            most = "low" if lead < LIKELY * faster else "medium"
+        needed = lead - margin if one.simplicity < chosen.simplicity else lead + margin
+        if faster > 0 and POSSIBLE * faster > needed:
+            most = "low" if LIKELY * faster > needed else "medium"
             doubts.append((most, f"{_named(one)} still rises faster: longer trials may say otherwise"))
     return doubts
 
 
 def _grouping_doubts(chosen: Candidate, grouping: Grouping) -> list[Doubt]:
     """What counting the groups has to say; seeds of the trials that agree on the groups speak for them."""
+    if grouping.problem:
+        return [("medium", grouping.problem)]
     told = f"counted were {grouping.k} groups, with {grouping.confidence} confidence ({grouping.reason})"
     if chosen.answer != "groups":
         if not grouping.tried or grouping.k == 1:

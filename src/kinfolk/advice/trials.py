@@ -7,6 +7,7 @@ yet another seed holds out.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -79,13 +80,13 @@ class Bench:
         spec = replace(self.spec, algorithm=AlgorithmSpec("fesem", {"k": most}))
         return head_start(build_parts(spec, self.rows(Seed(self.spec.run.seed)), self.network))
 
-    def pace(self, folder: Path) -> Pace:
+    def pace(self) -> Pace:
         """How fast two rounds are here; what they have trained is not used."""
         length: dict[str, Any] = dict.fromkeys(("rounds", "evaluate_every", "checkpoint_every"), 2)
         spec = replace(self.spec, run=replace(self.spec.run, **length))
         spec = replace(spec, algorithm=AlgorithmSpec("fedavg_tuned"))
         rows, found = self.rows(Seed(spec.run.seed)), Pace(0.0, 0.0)
-        for number in range(2):  # the first pays for what is loaded and compiled once
+        for _ in range(2):  # the first pays for what is loaded and compiled once
             stamps: list[float] = []
             began = time.perf_counter()
 
@@ -93,7 +94,8 @@ class Bench:
                 if event == "round":
                     stamps.append(time.perf_counter())
 
-            run(spec, folder / str(number), federation=rows, network=self.network, resume=True, watch=watch)
+            with tempfile.TemporaryDirectory(prefix="kinfolk-") as folder:
+                run(spec, Path(folder) / "pace", federation=rows, network=self.network, watch=watch)
             training = stamps[-1] - stamps[-2] if len(stamps) > 1 else 0.0
             found = Pace(max(time.perf_counter() - began - 2 * training, 0.0), training)
         return found

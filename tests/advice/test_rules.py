@@ -173,6 +173,12 @@ def test_groups_are_as_sure_as_their_number(grouping, agree, confidence):
     assert as_facts(verdict)["k"] == 3
 
 
+@pytest.mark.parametrize(("share", "score", "sure"), [(0.79, "accuracy", "high"), (0.81, "accuracy", "low")])
+def test_accuracy_says_little_of_a_rare_class(share, score, sure):
+    assert decide(four(), score, None, NONE, share).confidence == sure
+    assert decide(four(), "balanced_accuracy", None, NONE, share).confidence == "high"
+
+
 def test_groups_that_were_counted_and_serve_nobody_are_a_doubt():
     assert decide(four(), "accuracy", None, SURE).confidence == "medium"
     assert decide(four(), "accuracy", None, NONE).confidence == "high"

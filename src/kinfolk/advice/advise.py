@@ -92,7 +92,8 @@ class Advisor:
         self.bench.compare(spec, lines, self.folder, self.plan, self.resume, listen)
         score = str(found["score"])
         there = candidates(self.folder, score)
-        verdict = decide(there, score, self._constant(score), grouping)
+        common = float(self.look.facts.get("largest class", 0.0))
+        verdict = decide(there, score, self._constant(score), grouping, common)
         return self._finish(verdict, there, spec, local, began, spent, score, named)
 
     def _constant(self, score: str) -> pd.DataFrame | None:
@@ -116,8 +117,9 @@ class Advisor:
     ) -> dict[str, Any]:
         """Write `advice.toml` and `advice.json`; what the second says."""
         ready = self._ready(verdict, spec, local)
-        text = f"# Advice: {verdict.answer}, confidence {verdict.confidence}.\n{dump(ready)}"
-        write_text(self.folder / SPEC, text)
+        why = " ".join(verdict.reason.split())
+        head = f"# kinfolk advise: {verdict.answer}, confidence {verdict.confidence}. {why}"
+        write_text(self.folder / SPEC, f"{head}\n{dump(ready)}")
         facts = {
             "advice": as_facts(verdict),
             "score": score,

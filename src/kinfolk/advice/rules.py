@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from kinfolk.advice.evidence import ANSWERS, Candidate, is_finite
+from kinfolk.advice.look import RARE
 from kinfolk.report.statistics import FEWEST_CLIENTS, LEVEL, holm, paired, signed_rank
 from kinfolk.scores import about
 
@@ -77,8 +78,11 @@ def decide(
     score: str,
     constant: pd.DataFrame | None = None,
     grouping: Grouping = Grouping(),  # noqa: B008 - a Grouping never changes
+    common: float = 0.0,
 ) -> Verdict:
     """Advice from candidates; `constant` are the scores of a constant answer, as theirs are.
+
+    `common` is the share of the most frequent class.
 
     >>> def one(answer, mean, seed):
     ...     draw = np.random.default_rng(seed)
@@ -105,7 +109,7 @@ def decide(
     rivals = {one.answer: (one, duels[one.answer, chosen.answer]) for one in sound if one is not chosen}
     rising = _rising(chosen, rivals, margin)
     doubts = [*_doubts(chosen, rivals, margin, score), *rising, *_grouping_doubts(chosen, grouping)]
-    doubts += _few(chosen)
+    doubts += [*_few(chosen), *_rare(common, score)]
     sure = min((most for most, _ in doubts), key=SURE.index, default="high")
     told = [why for most, why in doubts if most == sure]
     return Verdict(chosen.answer, sure, _reason(chosen, rivals, score), chosen, told, rivals, bool(rising))
@@ -198,7 +202,7 @@ def _undecided(
     if widest <= WIDE * margin:
         return None
     why = "no two methods can be told apart, though they may differ by as much as "
-    why += f"{_told(widest, score).lstrip('+')}; more rows or more clients would tell"
+    why += f"{_told(widest, score).lstrip('+')}; more rows, more clients or longer trials may tell"
     return Verdict("unclear", "low", f"Cannot say: too little data: {why}.")
 
 
@@ -255,6 +259,13 @@ def _few(chosen: Candidate) -> list[Doubt]:
         return []
     most = "low" if clients <= GUESSED else "medium"
     return [(most, f"{clients} clients are few: the next one may be served otherwise")]
+
+
+def _rare(common: float, score: str) -> list[Doubt]:
+    """Two points of accuracy are much where all that is to be learned are the other classes."""
+    if score != "accuracy" or common <= RARE:
+        return []
+    return [("low", f"{common:.0%} of the rows are of one class, so that accuracy says little")]
 
 
 def _named(one: Candidate) -> str:

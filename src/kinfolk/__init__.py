@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kinfolk.api import (
+        Advice,
         Comparison,
         KChoice,
         Placed,
         Tuned,
+        advise,
         assign,
         build_federation,
         choose_k,
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
 __all__ = [
     "IFCA",
     "MDICFL",
+    "Advice",
     "ClusteredFL",
     "ClusteredHDBSCAN",
     "Columns",
@@ -102,6 +105,7 @@ __all__ = [
     "TrainedRun",
     "Tuned",
     "__version__",
+    "advise",
     "assign",
     "build_federation",
     "choose_k",
@@ -155,7 +159,7 @@ _HOMES = {
         "api",
     ),
     **dict.fromkeys(_METHODS, "methods"),
-    **dict.fromkeys(("run", "tune"), "api"),
+    **dict.fromkeys(("Advice", "advise", "run", "tune"), "api"),
     **dict.fromkeys(("Run", "load_run", "load_runs"), "report.read"),
     "Columns": "federation.own_data.columns",
     "Experiment": "own_experiment",

@@ -1,7 +1,7 @@
 """The library in a few calls, on your own network and clients.
 
-`run` one algorithm, `compare` several, `tune` their settings, `choose_k` for the number of groups, `assign`
-newcomers to them.
+`advise` on a method, `run` one algorithm, `compare` several, `tune` their settings, `choose_k` for the number
+of groups, `assign` newcomers to them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group
 from rich.text import Text
 from torch import nn
 
+from kinfolk.advice import advise as advising
+from kinfolk.advice.plan import Effort
 from kinfolk.algorithms.options import flat_options
 from kinfolk.by_path import path_of
 from kinfolk.errors import KinfolkError
@@ -207,6 +210,44 @@ class Tuned(_Shown):
         from kinfolk.report.tune import tune_table
 
         return tune_table(self.facts)
+
+
+@dataclass(frozen=True)
+class Advice(_Shown):
+    """What to use for a federation; printing it shows the advice and its evidence."""
+
+    folder: Path
+    facts: dict[str, Any] = field(repr=False)  # all that `advice.json` holds
+
+    @property
+    def answer(self) -> str:
+        """`"local"`, `"fedavg"`, `"fine-tuned"`, `"groups"`, or `"unclear"`: nothing can be said."""
+        return str(self.facts["advice"]["answer"])
+
+    @property
+    def k(self) -> int:
+        """The number of groups; 1 where groups are not advised."""
+        return int(self.facts["advice"]["k"] or 1)
+
+    @property
+    def confidence(self) -> str:
+        """`"high"`, `"medium"` or `"low"`: whether anything speaks against it."""
+        return str(self.facts["advice"]["confidence"])
+
+    @property
+    def reason(self) -> str:
+        """Why, in a sentence."""
+        return str(self.facts["advice"]["reason"])
+
+    def __repr__(self) -> str:
+        return f"<Advice: {self.answer}, confidence {self.confidence}, folder {str(self.folder)!r}>"
+
+    def _parts(self) -> tuple[Any, Sequence[str]]:
+        from kinfolk.report.advice import advice_table, headline
+
+        table, notes = advice_table(self.facts)
+        line = Text(headline(self.facts))
+        return line if table is None else Group(line, table), notes
 
 
 def _printed(table: Any, notes: Sequence[str]) -> str:
@@ -464,6 +505,51 @@ def choose_k(
         told = lambda k, number: watch(f"K = {k} seed {number}", each)  # noqa: E731
         given: dict[str, Any] = {"federation": rows, "network": network, "resume": resume, "watch": told}
         return KChoice(where, choosing.choose_k(spec, where, trial, **given))
+
+
+def advise(
+    network: Network,
+    clients: Given | Federation,
+    *,
+    budget: float = 0,
+    minutes: float = 0,
+    sample: int = 100,
+    test: Given | None = None,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    loss: Loss | None = None,
+    metrics: Sequence[Score] = (),
+    progress: bool | None = None,
+) -> Advice:
+    """Advise on a method, groups and settings for your own clients; test rows play no part in it.
+
+    Args:
+        network: as for `compare`.
+        clients: as for `compare`.
+        budget: rounds' worth of training in all trials together; 0: as usual.
+        minutes: spend about so long instead of a budget.
+        sample: how many clients are drawn for the trials.
+        test: test rows of each client, which are left alone; without them a fifth is set aside.
+        folder: where the trials and `advice.json` are kept; a temporary folder if not given.
+        resume: go on with the trials of the folder.
+        settings: anything a spec file can say, as `{"local.batch": 10}`.
+        loss, metrics: as for `compare`; `run.monitor` names the score that decides.
+        progress: as for `compare`.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> rows = [(torch.linspace(-1, 1, 9)[:, None], torch.arange(9) // 5) for _ in range(4)]
+    >>> advise(lambda: nn.Linear(1, 2), rows).reason.partition(":")[0]
+    'Cannot say'
+    """
+    spec = _spec(network, Experiment().run.rounds, with_settings(settings, loss, metrics))
+    where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="kinfolk-"))
+    rows = _federation(clients, test, spec, Seed(spec.run.seed))
+    given: dict[str, Any] = {"federation": rows, "network": network, "resume": resume}
+    advisor = advising.prepare(spec, where, Effort(budget, minutes, sample), **given)
+    with watched(spec, advisor.plan.cost, progress) as watch:
+        return Advice(where, advisor.go(watch))
 
 
 def assign(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from kinfolk.cli.advise import advising
 from kinfolk.cli.data import data
 from kinfolk.cli.groups import groups
 from kinfolk.cli.models import models
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 
 app.add_typer(data, name="data")
+app.add_typer(advising)
 app.add_typer(groups)
 app.add_typer(models)
 app.add_typer(tuning)

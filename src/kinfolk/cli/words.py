@@ -9,6 +9,7 @@ from kinfolk.errors import KinfolkError
 # The flag for a parameter of the library.
 FLAGS = {
     "algorithm": "--algorithm",
+    "budget": "--budget",
     "by": "--by",
     "client": "--client",
     "criterion": "--criterion",
@@ -17,6 +18,7 @@ FLAGS = {
     "kind": "--kind",
     "ks": "--k",
     "log": "--log",
+    "minutes": "--minutes",
     "newcomers": "--data",
     "rounds": "--rounds",
     "sample": "--clients",

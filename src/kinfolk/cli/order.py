@@ -13,7 +13,17 @@ from kinfolk.cli.words import in_flags, speaks
 
 # A command that stands in no list comes last.
 PANELS = {
-    "From data to results": ("data", "advise", "run", "compare", "tune", "choose-k", "show", "report", "groups"),
+    "From data to results": (
+        "data",
+        "advise",
+        "run",
+        "compare",
+        "tune",
+        "choose-k",
+        "show",
+        "report",
+        "groups",
+    ),
     "Use the models": ("predict", "export", "assign", "score"),
     "Look up and check": ("list", "check"),
     "Papers": ("reproduce", "pseudo", "trust"),

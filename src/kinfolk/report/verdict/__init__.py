@@ -1,6 +1,6 @@
 """The verdict: what the records of one or many runs say, in sentences with numbers.
 
-Every sentence comes from a rule with a name, a threshold and a test; docs/verdict.md lists them.
+Every sentence comes from a rule with a name, a threshold and a test; docs/results/verdict.md lists them.
 """
 
 from __future__ import annotations

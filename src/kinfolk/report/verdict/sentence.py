@@ -25,7 +25,7 @@ class Sentence:
     {'seeds': 1.0}
     """
 
-    rule: str  # its name, as in docs/verdict.md
+    rule: str  # its name, as in docs/results/verdict.md
     text: str
     weight: Weight
     numbers: Mapping[str, float] = field(default_factory=dict)  # those in the text, all finite

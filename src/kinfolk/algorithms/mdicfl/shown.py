@@ -35,8 +35,8 @@ def first_images(x: Tensor, classes: int) -> Tensor:
 
     >>> import torch
     >>> first_images(torch.arange(8.0).reshape(2, 4, 1, 1, 1), 2).flatten(1)
-    tensor([[  0,  84],
-            [171, 255]], dtype=torch.uint8)
+    tensor([[  0,  83],
+            [172, 255]], dtype=torch.uint8)
     """
     first = x.reshape(len(x), classes, -1, *x.shape[2:])[:, :, 0]
     finite = first[first.isfinite()]

@@ -11,6 +11,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.report.page import facts
 from kinfolk.report.page.chart import Chart
 from kinfolk.report.page.charts import (
+    asking,
     attackers,
     choice,
     clients,
@@ -95,6 +96,7 @@ SECTIONS = (
             Entry((trust.uncertainty,), choose="Method"),
             Entry((trust.lists,), choose="Method"),
             Entry((trust.similarity,), choose="Method"),
+            Entry((asking.graph,), choose="Method"),
         ),
     ),
     Section("Attackers", (Entry((attackers.honest, attackers.rejected)),)),

@@ -15,7 +15,7 @@ from kinfolk.federation.own_data.arrays import Given
 
 @dataclass(frozen=True)
 class Experiment:
-    """A network, clients and settings; `run`, `compare`, `choose_k` and `tune` are about them.
+    """A network, clients and settings; `advise`, `run`, `compare`, `choose_k` and `tune` are about them.
 
     The methods take what the functions of the same names take besides.
 
@@ -52,6 +52,10 @@ class Experiment:
         held = self.clients.clients if isinstance(self.clients, Federation) else self.clients
         changed = "".join(f", {name}={value!r}" for name, value in (self.settings or {}).items())
         return f"<Experiment: {len(held)} clients, {self.rounds} rounds{changed}>"
+
+    def advise(self, **options: Any) -> api.Advice:
+        """Advise on a method, groups and settings: `kinfolk.advise`, which plans rounds of its own."""
+        return api.advise(self.network, self.clients, **self._given(), **options)
 
     def run(self, algorithm: api.Algorithm = "fedavg", **options: Any) -> Result:
         """Run one algorithm: `kinfolk.run`."""

@@ -28,7 +28,7 @@ def test_commands_come_in_the_order_of_a_day(kinfolk):
     assert code == 0
     found = [m[1] for line in out.splitlines() if (m := re.match(r"│ ([a-z][a-z-]*) ", line))]
     assert found == [name for name in ORDER if name in found]
-    assert found[:3] == ["data", "run", "compare"]
+    assert found[:3] == ["data", "advise", "run"]
     assert {"show", "list", "check", "choose-k", "assign", "score", "reproduce"} <= set(found)
 
 

@@ -59,7 +59,7 @@ class Advisor:
         try:
             facts = self._go(listen, shorter, began)
         except KeyboardInterrupt:
-            self._write("stopped", "told to stop: no advice yet; continue with resume=True")
+            self._write("stopped", "told to stop: no advice yet, but it can be resumed")
             raise
         except Exception as error:
             self._write("stopped", f"no advice: {error}")

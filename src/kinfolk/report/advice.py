@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from kinfolk.report.read import shown
+from kinfolk.report.read import human_bytes, shown
 from kinfolk.report.whole import WholeTable
 from kinfolk.scores import about
 
@@ -112,7 +112,7 @@ def advice_table(facts: Facts) -> tuple[Table | None, list[str]]:
     )  # fmt: skip
     for head in ("method", "model"):
         table.add_column(head)
-    for head in (about(score).title.lower(), "vs\nadvised", "last\nquarter", "MB per client,\nround"):
+    for head in (about(score).title.lower(), "vs\nadvised", "last\nquarter", "sent per\nclient, round"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         sent = row["bytes_per_client_round"]
@@ -120,9 +120,9 @@ def advice_table(facts: Facts) -> tuple[Table | None, list[str]]:
             ("* " if row["chosen"] else "  ") + row["method"],
             row["model"],
             "diverged" if row["diverged"] else shown(_number(row["mean"]), score, _number(row["std"])),
-            _against(row, score),
+            _against(row, score, next((one["mean"] for one in rows if one["chosen"]), None)),
             _difference(-worse * _number(row["rise"]), score, "+"),
-            "-" if sent is None else f"{sent / 1e6:.2g}",
+            "-" if sent is None else human_bytes(sent),
         ]
         table.add_row(*map(Text, cells), style="bold" if row["chosen"] else None)
     return table, _notes(facts)
@@ -135,7 +135,8 @@ def _notes(facts: Facts) -> list[str]:
     if groups:
         notes.append(f"groups, as choose-k counts them: {groups['reason']}")
     notes.append(
-        "vs advised: paired difference ± 95 % interval over clients and seeds; = : not distinguishable; "
+        "vs advised: paired difference ± 95 % interval over clients and seeds, of one row for each answer; "
+        "= : not distinguishable; "
         "last quarter: change over the last quarter of the rounds. Test rows were not looked at."
     )
     spent, cost = sum(facts["spent"].values()), facts["plan"]["cost"]
@@ -143,10 +144,13 @@ def _notes(facts: Facts) -> list[str]:
     return notes
 
 
-def _against(row: Facts, score: str) -> str:
+def _against(row: Facts, score: str, advised: float | None) -> str:
+    """The difference to what is advised; without an interval where another row stands for this answer."""
     duel = row["against"]
-    if row["chosen"] or not duel:
+    if row["chosen"] or advised is None or row["mean"] is None:
         return ""
+    if not duel:
+        return _difference(row["mean"] - advised, score, "+")
     sign = -1 if about(score).lower_is_better else 1
     reach = _difference((duel["high"] - duel["low"]) / 2, score)
     mark = "" if duel["apart"] else "= "

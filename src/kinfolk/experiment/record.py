@@ -208,6 +208,11 @@ class Records:
         kept = [line for line, fact in _lines(path) if fact["round"] < round]
         write_text(path, "".join(line + "\n" for line in [*kept, _line({"round": round}, facts)]))
 
+    def write_rounds(self, lines: Mapping[int, Mapping[str, Any]]) -> None:
+        """Write all lines anew, in order of their rounds."""
+        text = "".join(_line({"round": number}, lines[number]) + "\n" for number in sorted(lines))
+        write_text(self.run / "rounds.jsonl", text)
+
     def audit(self, event: str, **facts: Any) -> None:
         """Add one line to audit.jsonl: what happened, when (UTC), and the facts."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -216,7 +221,7 @@ class Records:
     def rewind(self, last: int) -> None:
         """Forget everything after round `last`, and a line that was torn. The audit trail stays."""
         with disk_errors("run", self.run):
-            for number, path in _score_files(self.run):
+            for number, path in score_files(self.run):
                 if number > last:
                     path.unlink()
             for leftover in (self.run / "records").glob(".round-*.tmp"):
@@ -237,20 +242,47 @@ def read_scores(run: Path) -> pd.DataFrame:
     ...     read_scores(Path(run))[["round", "client", "value"]].values.tolist()
     [[3, 'ann', 0.5]]
     """
-    tables = [SCHEMA.empty_table()]
-    for _, path in _score_files(_folder(run)):
-        try:
-            table = pq.read_table(path, partitioning=None)
-        except (pa.ArrowException, OSError) as error:
-            raise KinfolkError("records", str(path), f"cannot be read ({_first(error)})") from error
-        for name in OPTIONAL:
-            if name not in table.schema.names:
-                table = table.append_column(SCHEMA.field(name), pa.nulls(len(table), SCHEMA.field(name).type))
-        if not table.schema.equals(SCHEMA):
-            raise KinfolkError("records", str(path), f"must have the columns {', '.join(SCHEMA.names)}")
-        tables.append(table)
+    tables = [SCHEMA.empty_table(), *(_table(path) for _, path in score_files(_folder(run)))]
     frame: pd.DataFrame = pa.concat_tables(tables).to_pandas()
     return frame
+
+
+def read_round(path: Path) -> pd.DataFrame:
+    """The scores in one file of `score_files`.
+
+    >>> read_round(Path("nowhere.parquet"))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: records = 'nowhere.parquet': cannot be read (...
+    """
+    frame: pd.DataFrame = _table(path).to_pandas()
+    return frame
+
+
+def is_cut(path: Path) -> bool:
+    """Whether the end of a file of scores is missing; the rows are not read for that.
+
+    >>> is_cut(Path("nowhere.parquet"))
+    True
+    """
+    try:
+        pq.read_metadata(path)
+    except (pa.ArrowException, OSError):
+        return True
+    return False
+
+
+def _table(path: Path) -> pa.Table:
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except (pa.ArrowException, OSError) as error:
+        remedy = f"cannot be read ({_first(error)}); going on with resume=True sets it aside"
+        raise KinfolkError("records", str(path), remedy) from error
+    for name in OPTIONAL:
+        if name not in table.schema.names:
+            table = table.append_column(SCHEMA.field(name), pa.nulls(len(table), SCHEMA.field(name).type))
+    if not table.schema.equals(SCHEMA):
+        raise KinfolkError("records", str(path), f"must have the columns {', '.join(SCHEMA.names)}")
+    return table
 
 
 def read_client_facts(run: Path) -> pd.DataFrame:
@@ -330,8 +362,12 @@ def _check_scores(table: pa.Table, round: int) -> None:
         raise KinfolkError("scores", round, "holds rows of another round")
 
 
-def _score_files(run: Path) -> list[tuple[int, Path]]:
-    """(round, file) in order of rounds; anything else in the folder is not ours."""
+def score_files(run: Path) -> list[tuple[int, Path]]:
+    """(round, file) in order of rounds; anything else in the folder is not ours.
+
+    >>> score_files(Path("nowhere"))
+    []
+    """
     folder = run / "records"
     names = os.listdir(folder) if folder.is_dir() else []
     return sorted((int(m[1]), folder / m[0]) for m in map(_FILE.fullmatch, names) if m)

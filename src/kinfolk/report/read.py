@@ -405,6 +405,8 @@ def epochs_per_client(run: Run) -> float:
     """
     rows = (run.facts.get("federation") or {}).get("rows")
     told = [fact["trained"] for fact in run.rounds if "trained" in fact]
+    if any(fact.get("lost") for fact in run.rounds):  # its line was, and what it took with it
+        return math.nan
     return sum(sum(by.values()) for by in told) / rows if rows and told else math.nan
 
 

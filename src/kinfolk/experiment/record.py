@@ -52,9 +52,10 @@ def readable(folder: Path, facts: Mapping[str, Any]) -> None:
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: run = 'runs/a': is of format 2, this version reads 1; use kinfolk 9.1
     """
-    if isinstance(facts.get("format"), int) and facts["format"] > FORMAT:
+    form = facts.get("format", FORMAT)  # what older versions wrote has none
+    if type(form) is not int or form > FORMAT:
         written = (facts.get("versions") or {}).get("kinfolk", "of a newer version")
-        remedy = f"is of format {facts['format']}, this version reads {FORMAT}; use kinfolk {written}"
+        remedy = f"is of format {form}, this version reads {FORMAT}; use kinfolk {written}"
         raise KinfolkError("run", str(folder), remedy)
 
 
@@ -68,10 +69,16 @@ def check_place(folder: Path, resume: bool) -> None:
     if not resume:
         remedy = "a run is there already; add resume=True or choose another folder"
         raise KinfolkError("run folder", str(folder), remedy)
-    with suppress(
-        OSError, ValueError, AttributeError
-    ):  # it is written anew; checkpoints vouch for themselves
-        readable(folder, json.loads((folder / "run.json").read_text("utf-8")))
+    check_format(folder, "run.json")
+
+
+def check_format(folder: Path, file: str) -> None:
+    """Refuse to write a file of a folder anew that a newer version has written.
+
+    >>> check_format(Path("nowhere"), "compare.json")
+    """
+    with suppress(OSError, ValueError, AttributeError):  # what cannot be read says nothing of its format
+        readable(folder, json.loads((folder / file).read_text("utf-8")))
 
 
 @contextmanager

@@ -36,6 +36,7 @@ def read_facts(folder: str | Path, command: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         remedy = f"has no {command}.json; name a folder of `kinfolk {command}`"
         raise KinfolkError(command, str(folder), remedy) from error
+    readable(Path(folder), facts)
     return facts
 
 
@@ -194,7 +195,9 @@ def compared(folder: Path) -> list[str]:
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: run = 'nowhere/compare.json': cannot be read (...)
     """
-    names = _json(folder / "compare.json").get("runs")
+    facts = _json(folder / "compare.json")
+    readable(folder, facts)
+    names = facts.get("runs")
     if not isinstance(names, list) or not all(is_name(name) for name in names):
         raise KinfolkError("runs", str(folder / "compare.json"), "must list the names of run folders")
     return names

@@ -30,7 +30,7 @@ from kinfolk.experiment.asking import one_process, trained_alike
 from kinfolk.experiment.budget import head_start
 from kinfolk.experiment.build import Network, build_parts
 from kinfolk.experiment.recommend import Row, as_facts, chance, check_criterion, recommend
-from kinfolk.experiment.record import plain, read_rounds, read_scores, write_json
+from kinfolk.experiment.record import FORMAT, check_format, plain, read_rounds, read_scores, write_json
 from kinfolk.experiment.run import Watch, run
 from kinfolk.experiment.sections import AlgorithmSpec, Experiment
 from kinfolk.experiment.seeds import Seeds, seed_numbers
@@ -109,6 +109,7 @@ def choose_k(
     late = _late([one for k in ks[1:] for one in runs[k]], trial)
     facts = {
         **_answer(rows, trial, [look.counted for look in looks], runs[1][0].score, notes, late),
+        "format": FORMAT,
         "algorithm": spec.algorithm.name,
         "federation": whole.name,
         "clients": len(sample.clients),
@@ -128,6 +129,7 @@ def _ready(spec: Experiment, folder: Path, resume: bool) -> None:
     one_process(spec.engine.name)
     if (folder / "choose-k.json").exists() and not resume:
         raise KinfolkError("folder", str(folder), "a choice is there already; choose another folder")
+    check_format(folder, "choose-k.json")
 
 
 def _told(criterion: str, algorithm: str, ran: _Ran) -> None:

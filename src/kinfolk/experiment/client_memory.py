@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from kinfolk.engines.memory import Added, Memories
+from kinfolk.errors import KinfolkError
 from kinfolk.experiment.attack import given
 from kinfolk.experiment.build import Parts
 from kinfolk.experiment.record import disk_errors
 from kinfolk.private import private_file, private_folder
 from kinfolk.script import NeverForgets, Remembers, client_tasks
-from kinfolk.types import Client, map_leaves
+from kinfolk.types import Client, Message, map_leaves
 
 
 def make_memories(parts: Parts, device: torch.device, folder: Path | None = None) -> Memories:
@@ -39,6 +42,27 @@ def make_memories(parts: Parts, device: torch.device, folder: Path | None = None
         memories.journal = journal.append
         memories.recall(journal.read())
     return memories
+
+
+def check_journal(folder: Path, saved: Mapping[Client, Message], lasting: Sequence[str]) -> None:
+    """Refuse a journal that lacks what the memories in a checkpoint hold: later answers may be lost as well.
+
+    >>> check_journal(Path("nowhere"), {}, ("log",))
+    """
+    if not lasting:
+        return
+    known = {(who, entry, bytes(row)) for who, entry, new in Journal(folder).read() for row in new.numpy()}
+    held = {
+        (who, entry, bytes(row))
+        for who, memory in saved.items()
+        for entry in lasting
+        if isinstance(rows := memory.get(entry), Tensor)
+        for row in rows.cpu().numpy()
+    }
+    if held - known:
+        path = Journal(folder).path
+        remedy = f"lacks {len(held - known)} answers that the checkpoint knows of; restore it, or start again"
+        raise KinfolkError("run", str(path), f"{remedy} in another folder")
 
 
 class Journal:

@@ -12,7 +12,7 @@ from kinfolk.engines.link import follows
 from kinfolk.errors import BrokeDown, KinfolkError
 from kinfolk.experiment.build import Network, build_parts
 from kinfolk.experiment.method import Method, parse_algorithm, parse_method
-from kinfolk.experiment.record import write_json
+from kinfolk.experiment.record import FORMAT, check_format, write_json
 from kinfolk.experiment.run import Result, Watch, run
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.seeds import Seeds, seed_numbers
@@ -59,7 +59,8 @@ def compare(
         for one in methods.values():  # every spec is checked before the first of them runs
             build_parts(one.spec, data[numbers[0]], network)
         if leads:
-            write_json(folder / "compare.json", {"runs": list(runs)})
+            check_format(folder, "compare.json")
+            write_json(folder / "compare.json", {"format": FORMAT, "runs": list(runs)})
         return _all(runs, spec, folder, data, {"network": network, "resume": resume}, watch)
 
 

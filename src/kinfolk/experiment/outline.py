@@ -179,6 +179,21 @@ def read_first(folder: Path) -> Tree:
     return model
 
 
+def is_torn(folder: Path) -> bool:
+    """Whether there is an outline that cannot be read.
+
+    >>> is_torn(Path("nowhere"))
+    False
+    """
+    if not (folder / FILE).exists():
+        return False
+    try:
+        read_outline(folder)
+    except KinfolkError:
+        return True
+    return False
+
+
 def check_frozen(folder: Path, learner: Learner) -> None:
     """Refuse to go on with a run whose frozen part is another by now; its file may have changed."""
     if not learner.frozen:

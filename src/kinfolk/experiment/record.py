@@ -56,9 +56,10 @@ def readable(folder: Path, facts: Mapping[str, Any]) -> None:
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: run = 'runs/a': is of format 2, this version reads 1; use kinfolk 9.1
     """
-    if isinstance(facts.get("format"), int) and facts["format"] > FORMAT:
+    form = facts.get("format", FORMAT)  # what older versions wrote has none
+    if type(form) is not int or form > FORMAT:
         written = (facts.get("versions") or {}).get("kinfolk", "of a newer version")
-        remedy = f"is of format {facts['format']}, this version reads {FORMAT}; use kinfolk {written}"
+        remedy = f"is of format {form}, this version reads {FORMAT}; use kinfolk {written}"
         raise KinfolkError("run", str(folder), remedy)
 
 
@@ -72,10 +73,16 @@ def check_place(folder: Path, resume: bool) -> None:
     if not resume:
         remedy = "a run is there already; add resume=True or choose another folder"
         raise KinfolkError("run folder", str(folder), remedy)
-    with suppress(
-        OSError, ValueError, AttributeError
-    ):  # it is written anew; checkpoints vouch for themselves
-        readable(folder, json.loads((folder / "run.json").read_text("utf-8")))
+    check_format(folder, "run.json")
+
+
+def check_format(folder: Path, file: str) -> None:
+    """Refuse to write a file of a folder anew that a newer version has written.
+
+    >>> check_format(Path("nowhere"), "compare.json")
+    """
+    with suppress(OSError, ValueError, AttributeError):  # what cannot be read says nothing of its format
+        readable(folder, json.loads((folder / file).read_text("utf-8")))
 
 
 @contextmanager
@@ -230,6 +237,11 @@ class Records:
         kept = [line for line, fact in _lines(path) if fact["round"] < round]
         write_text(path, "".join(line + "\n" for line in [*kept, _line({"round": round}, facts)]))
 
+    def write_rounds(self, lines: Mapping[int, Mapping[str, Any]]) -> None:
+        """Write all lines anew, in order of their rounds."""
+        text = "".join(_line({"round": number}, lines[number]) + "\n" for number in sorted(lines))
+        write_text(self.run / "rounds.jsonl", text)
+
     def audit(self, event: str, **facts: Any) -> None:
         """Add one line to audit.jsonl: what happened, when (UTC), and the facts."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -260,24 +272,59 @@ def read_scores(run: Path, score: str | None = None) -> pd.DataFrame:
     ...     read_scores(Path(run))[["round", "client", "value"]].values.tolist()
     [[3, 'ann', 0.5]]
     """
-    tables = [SCHEMA.empty_table()]
-    for _, path in round_files(_folder(run), "records"):
-        try:
-            table = pq.read_table(path, partitioning=None)
-        except (pa.ArrowException, OSError) as error:
-            raise KinfolkError("records", str(path), f"cannot be read ({_first(error)})") from error
-        for name in OPTIONAL:
-            if name not in table.schema.names:
-                table = table.append_column(SCHEMA.field(name), pa.nulls(len(table), SCHEMA.field(name).type))
-        if not table.schema.equals(SCHEMA):
-            raise KinfolkError("records", str(path), f"must have the columns {', '.join(SCHEMA.names)}")
-        tables.append(table if score is None else table.filter(pc.equal(table["score"], score)))
-    frame: pd.DataFrame = pa.concat_tables(tables).to_pandas()
+    every = (_table(path) for _, path in round_files(_folder(run), "records"))
+    tables = [
+        SCHEMA.empty_table(),
+        *(table if score is None else table.filter(pc.equal(table["score"], score)) for table in every),
+    ]
+    return _frame(pa.concat_tables(tables))
+
+
+def read_round(path: Path) -> pd.DataFrame:
+    """The scores in one file of `round_files`.
+
+    >>> read_round(Path("nowhere.parquet"))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: records = 'nowhere.parquet': cannot be read (...
+    """
+    return _frame(_table(path))
+
+
+def is_cut(path: Path) -> bool:
+    """Whether the end of a file of scores is missing; the rows are not read for that.
+
+    >>> is_cut(Path("nowhere.parquet"))
+    True
+    """
+    try:
+        pq.read_metadata(path)
+    except (pa.ArrowException, OSError):
+        return True
+    return False
+
+
+def _frame(table: pa.Table) -> pd.DataFrame:
+    """Scores as a frame, whose names a terminal can show: a folder may be a stranger's."""
+    frame: pd.DataFrame = table.to_pandas()
     for name in ("client", "model", "split", "score"):
         shown = {text: visible(text) for text in frame[name].unique()}
         if any(text != seen for text, seen in shown.items()):
             frame[name] = frame[name].map(shown)
     return frame
+
+
+def _table(path: Path) -> pa.Table:
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except (pa.ArrowException, OSError) as error:
+        remedy = f"cannot be read ({_first(error)}); going on with resume=True sets it aside"
+        raise KinfolkError("records", str(path), remedy) from error
+    for name in OPTIONAL:
+        if name not in table.schema.names:
+            table = table.append_column(SCHEMA.field(name), pa.nulls(len(table), SCHEMA.field(name).type))
+    if not table.schema.equals(SCHEMA):
+        raise KinfolkError("records", str(path), f"must have the columns {', '.join(SCHEMA.names)}")
+    return table
 
 
 def read_client_facts(run: Path) -> pd.DataFrame:

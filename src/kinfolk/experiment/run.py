@@ -26,11 +26,12 @@ from kinfolk.experiment.checkpoint import Loaded, load_latest
 from kinfolk.experiment.choice import chosen, kept, work
 from kinfolk.experiment.choosing import choose_now, with_choices
 from kinfolk.experiment.client_facts import write_client_facts
-from kinfolk.experiment.client_memory import make_memories
+from kinfolk.experiment.client_memory import check_journal, make_memories
 from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.describe import description
 from kinfolk.experiment.finalize import finalize, go_on
 from kinfolk.experiment.health import Evaluation
+from kinfolk.experiment.mend import mend, warn_of_a_new_start
 from kinfolk.experiment.outline import FILE as OUTLINE
 from kinfolk.experiment.outline import check_frozen, write_outline
 from kinfolk.experiment.pictures import Pictures
@@ -452,14 +453,18 @@ class Running:
         for line in complaints:
             self._warn(line)
         if loaded is None:
+            warn_of_a_new_start(self)
             return False
         if loaded.facts["federation"] != self.parts.federation.fingerprint():
             raise KinfolkError("checkpoint", str(self.folder), "the data are not those the run began with")
         check_frozen(self.folder, self.parts.learner)
+        held = memories_from_message(loaded.tensors["memory"], self.clients)
+        check_journal(self.folder, held, self.memories.lasting)
         self.take(loaded)
         divergence.equip(self)
         self.ended = self.health.stopped
         self.records.rewind(self.done)
+        mend(self)
         write_text(self.folder / "spec.toml", dump(self.spec))
         self.describe("running", "")
         self.records.audit("resume", round=self.done, engine=self.coordinator.engine.note)

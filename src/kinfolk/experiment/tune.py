@@ -25,7 +25,7 @@ from kinfolk.experiment.choose_k import validated
 from kinfolk.experiment.compare import DEFAULT, parse_methods
 from kinfolk.experiment.halving import affordable, ask_optuna, cost, halve, rungs
 from kinfolk.experiment.method import Method
-from kinfolk.experiment.record import plain, read_rounds, write_json, write_text
+from kinfolk.experiment.record import FORMAT, check_format, plain, read_rounds, write_json, write_text
 from kinfolk.experiment.run import Result, run
 from kinfolk.experiment.score_again import read_run, score_again
 from kinfolk.experiment.sections import Experiment
@@ -81,6 +81,7 @@ def tune(
         if not resume and ((folder / "tune.json").exists() or (folder / "trials.json").exists()):
             remedy = "a search is there already; add --resume or choose another"
             raise KinfolkError("--out", str(folder), remedy)
+        check_format(folder, "tune.json")
         methods = list(parse_methods(spec, algorithms or DEFAULT).values())
         check_names(search.space, methods)
         bench = _Bench.of(spec, folder, search, federation, network, tell)
@@ -88,6 +89,7 @@ def tune(
         steps = rungs(spec.run.rounds, least)
         tasks = [_Task(bench, one, steps) for one in methods]  # all are checked before the first trial
         facts: dict[str, Any] = {
+            "format": FORMAT,
             "score": bench.score,
             "budget": bench.budget,
             "rounds": spec.run.rounds,
@@ -102,6 +104,19 @@ def tune(
         write_json(folder / "tune.json", facts)
     told: dict[str, Any] = plain(facts)
     return told
+
+
+def _trials(path: Path) -> dict[str, dict[str, Any]]:
+    """What earlier trials came to."""
+    try:
+        done: dict[str, dict[str, Any]] = json.loads(path.read_text())
+        if isinstance(done, dict) and all(isinstance(facts, dict) for facts in done.values()):
+            return done
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError):
+        pass
+    raise KinfolkError("tune", str(path), "cannot be read; remove it, and all trials are made again")
 
 
 @dataclass(frozen=True)
@@ -135,10 +150,7 @@ class _Bench:
             notes |= dict.fromkeys(told)
         length: dict[str, Any] = dict.fromkeys(("evaluate_every", "checkpoint_every"), spec.run.rounds)
         rules = replace(spec.run, **length, split="valid", target=0.0)
-        try:
-            done = json.loads((folder / "trials.json").read_text())
-        except FileNotFoundError:
-            done = {}
+        done = _trials(folder / "trials.json")
         trial = replace(spec, data=data, run=rules)
         return _Bench(trial, rows, folder, how, network, tell, list(notes), done, spec)
 

@@ -217,7 +217,9 @@ class Followed:
         if (self.folder / "run.json").is_file():
             self.single = True
             return [""]
-        names = self.compared.look().get("runs")
+        facts = self.compared.look()
+        readable(self.folder, facts)
+        names = facts.get("runs")
         if isinstance(names, list):
             return [name for name in names if is_name(name)]
         return sorted(path.parent.name for path in self.folder.glob("*/run.json"))

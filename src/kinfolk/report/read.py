@@ -43,6 +43,7 @@ def read_facts(folder: str | Path, command: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         remedy = f"has no {command}.json; name a folder of `kinfolk {command}`"
         raise KinfolkError(command, str(folder), remedy) from error
+    readable(Path(folder), facts)
     return facts
 
 
@@ -219,7 +220,9 @@ def compared(folder: Path) -> list[str]:
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: run = 'nowhere/compare.json': cannot be read (...)
     """
-    names = _json(folder / "compare.json").get("runs")
+    facts = _json(folder / "compare.json")
+    readable(folder, facts)
+    names = facts.get("runs")
     if not isinstance(names, list) or not all(is_name(name) for name in names):
         raise KinfolkError("runs", str(folder / "compare.json"), "must list the names of run folders")
     return names
@@ -430,6 +433,8 @@ def epochs_per_client(run: Run) -> float:
     """
     rows = (run.facts.get("federation") or {}).get("rows")
     told = [fact["trained"] for fact in run.rounds if "trained" in fact]
+    if any(fact.get("lost") for fact in run.rounds):  # its line was, and what it took with it
+        return math.nan
     return sum(sum(by.values()) for by in told) / rows if rows and told else math.nan
 
 

@@ -113,7 +113,7 @@ def _compared(
     for name in COMPARED:
         values = [view[name] for view in views]
         row |= {name: float(np.mean(values)) if values else math.nan, f"{name}_std": sample_std(values)}
-    facts = [fact for run in runs for fact in run.rounds]
+    facts = [fact for run in runs for fact in run.rounds if not fact.get("lost")]
     sent = sum(sum(ways.values()) for kind, ways in _parts(facts, "bytes") if is_training(kind))
     # Of choices before scoring the last counts: without it nobody could be served.
     chosen = [(run.rounds[-1].get("chosen") or {}) if run.rounds else {} for run in runs]
@@ -222,6 +222,8 @@ def _notes(runs: Sequence[Run], frame: pd.DataFrame) -> list[str]:
             reason = f": {run.facts['reason']}" if run.facts.get("reason") else ""
             notes.append(f"{run.title} seed {run.seed} is {run.facts['status']}{reason}")
         notes += [f"{run.title} seed {run.seed}: {line}" for line in divergences(run)]
+        lost = sum(bool(fact.get("lost")) for fact in run.rounds)
+        notes += [f"{run.title} seed {run.seed}: what {lost} rounds took is lost"] if lost else []
     return notes + unlike(runs).notes()
 
 

@@ -92,7 +92,7 @@ def import_(
     path: Annotated[Path, typer.Argument(help="A folder with a file or subfolder per client, or one table.")],
     out_: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to write the store.")],
     client: Annotated[str | None, typer.Option(help="The client column of a table.")] = None,
-    label: Annotated[str | None, typer.Option(help="The label column.")] = None,
+    label: Annotated[str | None, typer.Option(help="The label column, or several: time,event.")] = None,
     missing: Annotated[str, typer.Option(help="Missing values: refuse, drop or median.")] = "refuse",
     columns: Annotated[
         str, typer.Option(metavar="A,B,...", help="Which columns are features, in this order.")

@@ -162,3 +162,14 @@ def test_what_was_left_out_is_shown():
     Console(file=file, width=100).print(report_table(inspect(read_frame(frame, "who", "y", missing="drop"))))
     line = next(line for line in file.getvalue().splitlines() if "rows with a missing value" in line)
     assert line.split()[-1] == "1"
+
+
+def test_shares_of_positions_are_shares_of_those_that_have_a_class():
+    y = np.array([[0, 1, 1, -100], [1, 1, -100, -100]])
+    report = inspect(LoadedClients({"ann": (np.zeros((2, 3)), y)}, class_names=("no", "yes")))
+    file = io.StringIO()
+    Console(file=file, width=100).print(report_table(report))
+    lines = [line.split() for line in file.getvalue().splitlines()]
+    assert ["class", "positions", "share", "clients"] in lines
+    assert ["yes", "4", "80.0%", "1"] in lines
+    assert ["ann", "2", "2", "yes", "80.0%"] in lines

@@ -162,7 +162,7 @@ def test_lists_of_python_keep_what_they_hold():
 
 
 def test_sequences_that_fit_no_rule_are_named():
-    with pytest.raises(KinfolkError, match=r"row 2 of shape \[2, 3\]'.* first axis"):
+    with pytest.raises(KinfolkError, match=r"row 2 of shape \[2, 3\]'.* first axis alone"):
         from_arrays({"ann": ([np.zeros((3, 2)), np.zeros((2, 3))], [0, 1])})
     with pytest.raises(
         KinfolkError, match=r"images of differing size; data.resize='HxW' .*brings all to one"

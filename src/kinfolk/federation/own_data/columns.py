@@ -290,16 +290,18 @@ def fitted(
     >>> fitted(Columns(["age", "sex"], categorical="sex"), frames, "y")[0].features
     ('age', 'sex=f', 'sex=m')
     """
-    first, taken = next(iter(frames.values())), (label, *others)
+    first = next(iter(frames.values()))
+    labels = label_names(label, first.columns)
+    taken = (*labels, *others)
     wanted.check_no_images()
     if isinstance(wanted, Recipe):
         if wanted.sources:
-            _check_names(wanted.names, frames, taken)
+            _check_names(wanted.names, frames, taken, others)
             return wanted, []
         wanted = Columns()
     names = wanted.names or [str(name) for name in first.columns if name not in taken]
     dates = dict(_date(word) for word in wanted.dates)
-    _check_names([*names, *wanted.categorical, *dates], frames, taken)
+    _check_names([*names, *wanted.categorical, *dates], frames, taken, others)
     for name in (*wanted.categorical, *dates):
         if name not in names:
             raise KinfolkError("columns", name, "is a category or date but not among --columns; add it there")
@@ -319,10 +321,21 @@ def fitted(
     return Recipe(sources), _said(sources, frames.values(), taken)
 
 
-def _check_names(names: Sequence[str], frames: Mapping[str, pd.DataFrame], taken: Sequence[str]) -> None:
+def label_names(label: str, known: Iterable[str]) -> tuple[str, ...]:
+    """The columns or arrays that are the label: one of this name, or several with commas between them.
+
+    >>> label_names("time,event", ["age", "time", "event"]), label_names("a,b", ["a,b"])
+    (('time', 'event'), ('a,b',))
+    """
+    return (label,) if label in known else _split(label) or (label,)
+
+
+def _check_names(
+    names: Sequence[str], frames: Mapping[str, pd.DataFrame], taken: Sequence[str], others: Sequence[str]
+) -> None:
     for name in names:
         if name in taken:
-            what = "the label" if name == taken[0] else "the client column"
+            what = "the client column" if name in others else "the label"
             raise KinfolkError("columns", name, f"is {what}, no feature; leave it out")
         for who, frame in frames.items():
             if name not in frame.columns:

@@ -14,7 +14,7 @@ from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.datasets.files import reading, short
 from kinfolk.federation.datasets.formats import npz_names, read_npz
 from kinfolk.federation.own_data.cells import column_kind
-from kinfolk.federation.own_data.columns import Columns, Recipe, fitted
+from kinfolk.federation.own_data.columns import Columns, Recipe, fitted, label_names
 from kinfolk.federation.own_data.gather import check_name, client_rows, gather
 from kinfolk.federation.own_data.images import inside, read_images, resized
 from kinfolk.federation.own_data.loaded import Array, Arrays, LoadedClients
@@ -129,13 +129,14 @@ def _arrays(
     fill, size = columns.fill_rule, columns.resize
     first = next(iter(clients.values()))
     names = _array_names(first)
-    inputs = ["x"] if "x" in names or set(names) <= {label} else [n for n in names if n != label]
-    if label not in names:  # it has another name, and must not be taken for an input
-        _read_arrays(first, [label])
+    labels = label_names(label, names)
+    inputs = ["x"] if "x" in names or set(names) <= {*labels} else [n for n in names if n not in labels]
+    if not {*labels} <= {*names}:  # it has another name, and must not be taken for an input
+        _read_arrays(first, labels)
     read: dict[str, dict[str, Array]] = {}
-    types = {name: set[str]() for name in (*inputs, label)}
+    types = {name: set[str]() for name in (*inputs, *labels)}
     for who, path in clients.items():
-        read[who] = _read_arrays(path, [*inputs, label])
+        read[who] = _read_arrays(path, [*inputs, *labels])
         kind = "npz files" if path.is_file() else "npy files"
         left_out.update(f"arrays {name!r} of {kind}" for name in _array_names(path) if name not in read[who])
         for name, seen in types.items():
@@ -143,7 +144,7 @@ def _arrays(
     told = {name: ", ".join(sorted(seen)) for name, seen in types.items()}
     facts: dict[str, Any] = {"kind": "npz" if first.is_file() else "npy", "label": label, "missing": missing}
     facts |= {"types": told, "left_out": left_out}
-    if inputs == ["x"]:
+    if inputs == ["x"] and len(labels) == 1:
         if size:
             facts["recipe"] = Recipe(resize=size)
             for who, arrays in read.items():
@@ -156,7 +157,8 @@ def _arrays(
         raise KinfolkError("fill", fill, "rows of several arrays are not filled; leave it out")
     pairs: dict[str, tuple[Arrays, Arrays]] = {}
     for who, arrays in read.items():
-        pairs[who] = {name: arrays[name] for name in inputs}, arrays[label]
+        x = arrays["x"] if inputs == ["x"] else {name: arrays[name] for name in inputs}
+        pairs[who] = x, arrays[label] if len(labels) == 1 else {name: arrays[name] for name in labels}
         structured_rows(who, *pairs[who])
     return gather_structured(pairs, {}, notes=[f"inputs are {', '.join(inputs)}"], **facts)
 
@@ -177,10 +179,10 @@ def _tables(
         _same_columns(frames, first)
     label, chosen = choose_label(frames[first].columns, label)
     for who, frame in frames.items():
-        if label not in frame.columns:
-            raise KinfolkError(
-                f"data.{who}.columns", label, "the label is not there; " + near(label, frame.columns)
-            )
+        for name in label_names(label, frames[first].columns):
+            if name not in frame.columns:
+                remedy = "the label is not there; " + near(name, frame.columns)
+                raise KinfolkError(f"data.{who}.columns", name, remedy)
     recipe, said = fitted(columns, frames, label)
     _same_text(frames, clients, label, recipe.text)
     sources = recipe.sources
@@ -214,6 +216,8 @@ def _same_text(
     frames: dict[str, pd.DataFrame], clients: Mapping[str, Path], label: str, text: Sequence[str]
 ) -> None:
     """Read labels again as text where only other clients' are: classes 7 and A are both text."""
+    if any(label not in frame.columns for frame in frames.values()):  # several, which are no text
+        return
     kinds = {who: column_kind(frame[label]) for who, frame in frames.items()}
     if "text" not in kinds.values():
         return

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # A table on the screen lists this many classes, or columns with gaps, and counts the others.
 LISTED = 12
 WIDTH = 100
-NUMBERS = ("rows", "share", "clients", "classes", "values", "how many")
+NUMBERS = ("rows", "positions", "share", "clients", "classes", "values", "how many")
 Cells = tuple[str, ...]
 # A client is much larger than the rest beyond this many times the median.
 LARGE = 10
@@ -48,7 +48,7 @@ class Report:
     class_names: tuple[str, ...]  # empty: regression
     feature_names: tuple[str, ...]
     sizes: dict[str, int]  # client -> rows
-    counts: dict[str, list[int]]  # client -> rows of each class; empty for regression
+    counts: dict[str, list[int]]  # client -> rows (positions) of each class; empty for regression
     target: list[float] | None  # regression: least, mean and largest y
     missing: list[MissingValue]  # what was missing before it was dropped or filled
     anomalies: list[Anomaly]
@@ -276,7 +276,8 @@ def report_table(report: Report) -> RenderableType:
 def _blocks(report: Report) -> Iterator[RenderableType]:
     yield _table("Data", (), _facts(report))
     if report.counts:
-        yield _table("Classes", ("class", "rows", "share", "clients"), _short(_class_rows(report)))
+        counted = "rows" if _labelled(report) == report.rows else "positions"
+        yield _table("Classes", ("class", counted, "share", "clients"), _short(_class_rows(report)))
         heads = ("client", "rows", "classes", "most frequent class", "share")
         yield _table("Clients, by rows", heads, _short(_client_rows(report)))
     if report.missing:
@@ -307,10 +308,16 @@ def _facts(report: Report) -> list[Cells]:
     return facts
 
 
+def _labelled(report: Report) -> int:
+    """How many labels there are: one a row, or one a position that has one."""
+    return sum(map(sum, report.counts.values()))
+
+
 def _class_rows(report: Report) -> list[Cells]:
     table = np.array([*report.counts.values()])
     each = zip(report.class_names, table.sum(0), (table > 0).sum(0), strict=True)
-    return [(name, str(n), f"{n / report.rows:.1%}", str(who)) for name, n, who in each]
+    total = max(_labelled(report), 1)
+    return [(name, str(n), f"{n / total:.1%}", str(who)) for name, n, who in each]
 
 
 def _client_rows(report: Report) -> list[Cells]:
@@ -319,7 +326,7 @@ def _client_rows(report: Report) -> list[Cells]:
     for who in order[: LISTED + 1]:  # one more, to be counted among the others
         own, size = report.counts[who], report.sizes[who]
         name = report.class_names[int(np.argmax(own))]
-        rows.append((who, str(size), str(np.count_nonzero(own)), name, f"{max(own) / size:.1%}"))
+        rows.append((who, str(size), str(np.count_nonzero(own)), name, f"{max(own) / max(sum(own), 1):.1%}"))
     return rows + [("", "", "", "", "")] * (len(order) - len(rows))
 
 

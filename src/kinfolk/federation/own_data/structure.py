@@ -189,9 +189,7 @@ def _check_sequence(field: str, place: int, row: Array, other: tuple[int, ...]) 
         remedy = "images of differing size; data.resize='HxW' (for files --resize HxW) brings all to one"
         raise KinfolkError(field, sizes, remedy)
     if row.shape[1:] != other[1:]:
-        remedy = (
-            f"others have {list(other)}; sequences may differ in their first axis, images with data.resize"
-        )
+        remedy = f"others have {list(other)}; sequences may differ in their first axis alone"
         raise KinfolkError(field, f"row {place + 1} of shape {list(row.shape)}", remedy)
     if field.endswith(".y") and row.dtype.kind in "bf":
         said = "floats" if row.dtype.kind == "f" else "truth values"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kinfolk.errors import KinfolkError, near
 from kinfolk.federation.datasets.files import reading, short
 from kinfolk.federation.own_data.cells import column_kind, numbers, word
-from kinfolk.federation.own_data.columns import Columns, Recipe, Source, fitted
+from kinfolk.federation.own_data.columns import Columns, Recipe, Source, fitted, label_names
 from kinfolk.federation.own_data.gather import gather
 from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
 from kinfolk.federation.own_data.missing import check_missing
@@ -37,9 +37,12 @@ def choose_label(columns: Sequence[str], label: str | None, other: str | None = 
     """
     columns = [name for name in columns if name != other]
     if label is not None:
-        if label not in columns:
-            raise KinfolkError("label", label, "no such column; " + near(label, columns))
-        return label, f"label column: {label!r}, as asked"
+        names = label_names(label, columns)
+        for name in names:
+            if name not in columns:
+                raise KinfolkError("label", name, "no such column; " + near(name, columns))
+        said = f"columns: {', '.join(map(repr, names))}" if len(names) > 1 else f"column: {label!r}"
+        return label, f"label {said}, as asked"
     for name in ("y", "label"):
         if name in columns:
             return name, f"label column: {name!r}, by its name"
@@ -63,7 +66,7 @@ def table_part(
     ([[1.0, 0.5], [2.0, nan]], array([0, 1]))
     """
     row = np.arange(1, len(frame) + 1, dtype=np.int64) if row is None else row
-    y, absent = label_values(frame[label], f"{field}.{label}", row)
+    y, absent = _targets(frame, label, field, row)
     x = np.empty((len(frame), sum(len(source.features) for source in sources)), dtype=np.float32)
     rounded, at = set(), 0
     for source in sources:
@@ -76,6 +79,21 @@ def table_part(
         if (mine[far] != values[far]).any() and column_kind(frame[source.name]) == "whole":
             rounded.add(source.name)
     return ClientRows(x, y, absent, row, frozenset(rounded))
+
+
+def _targets(
+    frame: pd.DataFrame, label: str, field: str, row: NDArray[np.int64]
+) -> tuple[Array, NDArray[np.bool_]]:
+    """The label of each row, or several numbers, and where one is missing."""
+    names = label_names(label, frame.columns)
+    made = [label_values(frame[name], f"{field}.{name}", row) for name in names]
+    if len(names) == 1:
+        return made[0]
+    for name, (values, _) in zip(names, made, strict=True):
+        if values.dtype.kind not in "bif":
+            remedy = "is text; of several label columns all hold numbers"
+            raise KinfolkError(f"{field}.{name}", str(values[0]), remedy)
+    return np.column_stack([values for values, _ in made]), np.logical_or.reduce([gone for _, gone in made])
 
 
 def label_values(column: pd.Series, field: str, row: NDArray[np.int64]) -> tuple[Array, NDArray[np.bool_]]:

@@ -67,6 +67,8 @@ def test_wheel_and_sdist_hold_the_same_files_and_every_configuration(built):
     assert len(files) > 30
     assert {f"kinfolk/configs/{name}" for name in files} <= names
     assert "kinfolk/py.typed" in names
+    page = ("page.html", "page.js", "page.css", "vendor/vega.min.js", "vendor/LICENSES.md")
+    assert {f"kinfolk/report/page/assets/{name}" for name in page} <= names
     assert not [name for name in names if name.startswith(("tests", "configs", "benchmarks"))]
 
 

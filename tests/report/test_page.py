@@ -280,7 +280,9 @@ def test_the_verdict_is_on_top_as_soon_as_there_are_rules(
     monkeypatch.setitem(sys.modules, name, SimpleNamespace(verdict=verdict))
     page = write_report([grouped], tmp_path / "r.html").read_text()
     assert '<p class="headline">Groups &lt;i&gt;</p>' in page
-    assert '<span class="weight">Warning:</span> 8 runs &amp; <code>&lt;b&gt;</code></li>' in page
+    assert (
+        '<span class="weight">Warning:</span> 8 runs &amp; <code><span>&lt;b&gt;</span></code></li>' in page
+    )
     assert page.index("Groups &lt;i&gt;") < page.index("section-comparison-h")
 
 

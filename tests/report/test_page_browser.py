@@ -23,7 +23,6 @@ CLIENTS = (HOSTILE, "=1+1", "مستشفى الرياض", "clinic 🏥", *(f"clie
 if not CHROMIUM.exists():
     pytest.skip(f"no browser: {CHROMIUM} is missing", allow_module_level=True)
 sync_api: Any = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
-pytestmark = pytest.mark.xdist_group("browser")
 
 
 @dataclass
@@ -303,6 +302,15 @@ def test_the_theme_follows_the_system_and_can_be_chosen(tab: Opened) -> None:
     tab.page.select_option("#theme", "light")
     assert tab.page.evaluate(colour) == light
     assert not tab.page.evaluate("views.get('clients-sorted').dark")
+
+
+def test_a_chart_that_was_hidden_while_the_theme_changed_comes_back_in_it(tab: Opened) -> None:
+    tab.draw_all()
+    tab.page.locator("label", has_text="what was sent").click()
+    tab.page.select_option("#theme", "dark")
+    assert not tab.page.evaluate("views.get('convergence-rounds').dark"), "nobody sees it"
+    tab.page.locator("label").get_by_text("round", exact=True).click()
+    assert tab.page.evaluate("views.get('convergence-rounds').dark")
 
 
 def test_on_paper_everything_is_drawn_in_light_colours(browser: Any, report: Path) -> None:

@@ -31,12 +31,16 @@ def text(value: object) -> str:
 
 
 def with_code(value: object) -> str:
-    """Text in which `commands` stand as such.
+    """Text in which `commands` stand as such, and break between words alone.
 
     >>> with_code("Try `a < b`.")
-    'Try <code>a &lt; b</code>.'
+    'Try <code><span>a</span> <span>&lt;</span> <span>b</span></code>.'
     """
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", text(value))
+
+    def code(found: re.Match[str]) -> str:
+        return f"<code>{' '.join(f'<span>{word}</span>' for word in found[1].split())}</code>"
+
+    return re.sub(r"`([^`]+)`", code, text(value))
 
 
 def number(value: Any) -> str:

@@ -73,6 +73,7 @@ function startSwitches() {
       const name = fieldset.querySelector("input:checked").value;
       for (const figure of box.querySelectorAll("figure")) figure.hidden = figure.dataset.chart !== name;
       drawNear();
+      drawAgain(false); // the theme or the width may have changed while it was hidden
     };
     fieldset.addEventListener("change", show);
     show();

@@ -232,12 +232,15 @@ def _worse(known: Evidence, rule: str, one: Row, other: Row) -> list[Sentence]:
     if found is None:
         text = f"Which clients {name} serves worse than {with_} cannot be told from noise here."
         return [say(f"{rule}-unknown", text, "plain")] if rule == "worse-off" else []
-    if not found.fewest:
-        every = " in every seed" if found.most else ""
-        text = f"No client is clearly worse off with {name} than with {with_}{every}."
+    if not found.most:
+        text = f"No client is clearly worse off with {name} than with {with_}."
         if rule == "worse-than-alone":
-            text = f"No client would clearly do better alone ({with_}){every}."
+            text = f"No client would clearly do better alone ({with_})."
         return [say(f"{rule}-nobody", text, "plain", clients=found.clients)]
+    if not found.fewest:
+        many = f"0 to {found.most} of {count(found.clients, 'client')} would clearly do better with {with_}"
+        text = f"It depends on the seed whether {name} serves clients badly: {many}."
+        return [say(f"{rule}-by-seed", text, "plain", named=found.most, clients=found.clients)]
     most = float(found.gaps.iloc[0])
     numbers = {"fewest": found.fewest, "named": found.most, "clients": found.clients, "most": most}
     size = gap(most, known.score)

@@ -99,6 +99,16 @@ def test_clients_that_differ_from_seed_to_seed_are_counted_and_not_named():
     assert "c0" not in text
 
 
+def test_clients_that_are_named_in_some_seeds_only_depend_on_the_seed():
+    def run(title: str, seed: int) -> Run:
+        value = low(seed, by=0.4) if title == "fedavg" and seed else EVEN
+        return flat(title, seed, value, known=np.roll([0, 1, 2] * 4, seed).tolist())
+
+    found = rules([run(title, s) for title in ("fedavg", "local") for s in range(3)])
+    assert "worse-off" not in found
+    assert "0 to 1 of 12 clients would clearly do better with local" in found["worse-off-by-seed"].text
+
+
 def test_a_client_far_behind_the_rest_is_named():
     draw = np.random.default_rng(0)
     normal = 0.8 + 0.02 * draw.normal(size=12)

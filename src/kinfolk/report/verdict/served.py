@@ -27,6 +27,8 @@ Floats = NDArray[np.float64]
 # A gap that matters to a client: one row in twenty is answered wrongly that need not be; of an error, and of
 # any other score, a tenth of its value.
 POINTS, PART = 0.05, 0.1
+# Two methods are asked who serves a client better than one model for all, and one the other way round.
+QUESTIONS = 3
 # A client lags behind the rest if it is so far below the median of all: twice as much, as clients differ.
 BEHIND = 2
 # A spread told by the median deviation is as sure as a standard deviation of so much fewer clients.
@@ -147,11 +149,12 @@ def _named(tables: Sequence[pd.DataFrame], score: str, sign: float, groups: pd.S
         variance = np.nan_to_num(variance) + noise_of_rows(served, rows) + noise_of_rows(other, rows)
     if np.isnan(variance).any():
         return None  # one seed of a score whose noise the rows do not tell
-    # Satterthwaite: only the common part is known from few degrees of freedom.
-    sure = np.square(variance) * free / common**2 if common > 0 else np.full(len(first), np.inf)
+    # Satterthwaite: the common part is known from the seeds alone, the other from all clients.
+    parts = 0.0 if not free else (common**2 + each**2 / max(len(first) - 1, 1)) / free
+    sure = np.square(variance) / parts if parts > 0 else np.full(len(first), np.inf)
     gaps = apart.mean(1)
     enough = gaps >= np.array([matters(score, value) for value in served])
-    clear = (chance_of(gaps, variance, sure) < LEVEL) & enough & (gaps > 0)
+    clear = (chance_of(gaps, variance, sure) < LEVEL / QUESTIONS) & enough & (gaps > 0)
     named = pd.Series(gaps, index=first.index)[clear].sort_values(ascending=False)
     return Named(named, len(first), groups.reindex(named.index).dropna(), len(named), len(named))
 
@@ -229,12 +232,15 @@ def _worse(known: Evidence, rule: str, one: Row, other: Row) -> list[Sentence]:
     if found is None:
         text = f"Which clients {name} serves worse than {with_} cannot be told from noise here."
         return [say(f"{rule}-unknown", text, "plain")] if rule == "worse-off" else []
-    if not found.fewest:
-        every = " in every seed" if found.most else ""
-        text = f"No client is clearly worse off with {name} than with {with_}{every}."
+    if not found.most:
+        text = f"No client is clearly worse off with {name} than with {with_}."
         if rule == "worse-than-alone":
-            text = f"No client would clearly do better alone ({with_}){every}."
+            text = f"No client would clearly do better alone ({with_})."
         return [say(f"{rule}-nobody", text, "plain", clients=found.clients)]
+    if not found.fewest:
+        many = f"0 to {found.most} of {count(found.clients, 'client')} would clearly do better with {with_}"
+        text = f"It depends on the seed whether {name} serves clients badly: {many}."
+        return [say(f"{rule}-by-seed", text, "plain", named=found.most, clients=found.clients)]
     most = float(found.gaps.iloc[0])
     numbers = {"fewest": found.fewest, "named": found.most, "clients": found.clients, "most": most}
     size = gap(most, known.score)

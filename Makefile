@@ -6,11 +6,12 @@ READY := $(VENV)/.ready
 
 .PHONY: demo readme docs test test-slow check mutants bench bench-peers format clean
 
-# The demo: five methods on rotated digits until they have converged, three seeds, one table and one figure.
+# The demo: five methods on rotated digits until they have converged, three seeds: one table, and a report to open.
 DEMO := local fedavg fedavg_tuned ifca,k=4 fesem,k=4
 demo: $(READY)
 	@rm -rf runs/demo
 	@$(BIN)/kinfolk compare demo $(DEMO:%=-a %) --seeds 3 --out runs/demo
+	@$(BIN)/kinfolk report runs/demo --out runs/demo/report.html
 
 # Runs the demo and puts its table and figure into the README.
 readme: demo

@@ -14,8 +14,8 @@ from kinfolk.experiment.outline import read_outline
 from kinfolk.experiment.record import read_audit, read_client_facts, read_rounds, read_scores
 from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import override
-from kinfolk.report.read import epochs_per_client, extra_rounds, load_run
-from kinfolk.report.tables import comparison_table
+from kinfolk.report.read import epochs_per_client, extra_rounds, load_run, training_seconds
+from kinfolk.report.tables import comparison_frame, comparison_table
 
 FINALIZES = ("algorithm.name=mdicfl", "algorithm.k=2", "algorithm.final_reassign=true", "run.rounds=6")
 STARTS = ("algorithm.name=fesem", "algorithm.k=2", "algorithm.start.plateau=0", "run.rounds=6")
@@ -114,6 +114,8 @@ def test_what_is_lost_does_not_flatter_a_table(whole, three):
     damaged, sound = load_run(three), load_run(whole / "four")
     rows = [comparison_table([one])[0].columns[-3].cells for one in (damaged, sound)]
     assert next(iter(rows[0])).plain == next(iter(rows[1])).plain, "MB of the rounds that are known"
+    known = training_seconds(read_rounds(three)[4])
+    assert comparison_frame([damaged])["seconds_per_round"].tolist() == [pytest.approx(known)]
     assert epochs_per_client(damaged) != epochs_per_client(damaged), "not a number"
     assert "fedavg seed 0: what 4 rounds took is lost" in comparison_table([damaged])[1]
 

@@ -11,7 +11,9 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from kinfolk.advice.plan import COUNT_ROUNDS, COUNT_SEEDS, SEARCHED, Pace, Plan
@@ -28,6 +30,8 @@ from kinfolk.federation.federation import Federation
 from kinfolk.federation.sources import build
 from kinfolk.streams import Seed
 
+# Rounds that are run to see how fast they are.
+PACE = 5
 # Makes a listener for a run, by its name and its own rounds.
 Listen = Callable[[str, int], Watch]
 # Methods with groups that are tried: they work for any rows, and one of them wherever the other fails.
@@ -81,8 +85,8 @@ class Bench:
         return head_start(build_parts(spec, self.rows(Seed(self.spec.run.seed)), self.network))
 
     def pace(self) -> Pace:
-        """How fast two rounds are here; what they have trained is not used."""
-        length: dict[str, Any] = dict.fromkeys(("rounds", "evaluate_every", "checkpoint_every"), 2)
+        """How fast a few rounds are here; what they have trained is not used."""
+        length: dict[str, Any] = dict.fromkeys(("rounds", "evaluate_every", "checkpoint_every"), PACE)
         spec = replace(self.spec, run=replace(self.spec.run, **length))
         spec = replace(spec, algorithm=AlgorithmSpec("fedavg_tuned"))
         rows, found = self.rows(Seed(spec.run.seed)), Pace(0.0, 0.0)
@@ -96,8 +100,10 @@ class Bench:
 
             with tempfile.TemporaryDirectory(prefix="kinfolk-") as folder:
                 run(spec, Path(folder) / "pace", federation=rows, network=self.network, watch=watch)
-            training = stamps[-1] - stamps[-2] if len(stamps) > 1 else 0.0
-            found = Pace(max(time.perf_counter() - began - 2 * training, 0.0), training)
+            # Round 0 is scoring alone, and the last is scored and saved too.
+            rounds = [after - before for before, after in pairwise(stamps[:-1])]
+            training = median(rounds) if rounds else 0.0
+            found = Pace(max(time.perf_counter() - began - PACE * training, 0.0), training)
         return found
 
     def search(self, folder: Path, plan: Plan, resume: bool, listen: Listen) -> dict[str, Any]:

@@ -135,8 +135,8 @@ def _notes(facts: Facts) -> list[str]:
     if groups:
         notes.append(f"groups, as choose-k counts them: {groups['reason']}")
     notes.append(
-        "vs advised: paired difference ± 95 % interval over clients and seeds, of one row for each answer; "
-        "= : not distinguishable; "
+        "vs advised: paired difference ± 95 % interval over clients and seeds, of one row for each answer, "
+        "with = where the two are not distinguishable; "
         "last quarter: change over the last quarter of the rounds. Test rows were not looked at."
     )
     spent, cost = sum(facts["spent"].values()), facts["plan"]["cost"]

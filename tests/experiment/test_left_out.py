@@ -214,3 +214,5 @@ def test_a_mark_where_none_can_be_left_out_is_an_error():
     with pytest.raises(KinfolkError, match=r"data.bob.y = 2: all its training rows have this label"):
         run(Tagger, rows, settings=settings, rounds=1)
     assert from_arrays(rows).classes == 3
+    with pytest.raises(KinfolkError, match=r"the data have 256; if 255 marks .*ignore_index = 255"):
+        run(Tagger, sites(255), rounds=1)

@@ -216,7 +216,10 @@ def _with_axis(target: Target, options: Mapping[str, Any], out: Tensor, y: Tenso
         raise KinfolkError("local.loss_options.class_axis", 0, remedy)
     classes = out.shape[fits[0]]
     if classes < target.outputs and target.loss in LOSSES:
-        return target, f"gives {classes} classes for each position, the data have {target.outputs}"
+        last = target.outputs - 1
+        remedy = f"the data have {target.outputs}; if {last} marks positions without a class, set "
+        remedy += f"local.loss_options.ignore_index = {last}, or change the last layer"
+        return target, f"gives {classes} classes for each position, {remedy}"
     return replace(target, outputs=classes, class_axis=fits[0]), ""
 
 

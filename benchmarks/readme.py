@@ -1,4 +1,7 @@
-"""Puts the table and the figure of a comparison into the README: `make readme`."""
+"""Puts the table of a comparison, and a picture of its report, into the README: `make readme`.
+
+The picture is taken by Chromium, and stays as it is where there is none.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,24 @@ def main() -> None:
         raise SystemExit("README.md has no ```text block for the table")
     readme.write_text(text)
     shutil.copy(folder / "figure.png", ROOT / "docs/img/demo.png")
+    if chromium := shutil.which("chromium"):
+        photograph(folder / "report.html", ROOT / "docs/img/report.png", chromium)
+
+
+def photograph(page: Path, picture: Path, chromium: str) -> None:
+    """The top of a report as a reader sees it, at half the size, in few colours."""
+    from PIL import Image
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        window = browser.new_page(viewport={"width": 1180, "height": 1560}, color_scheme="light")
+        window.goto(page.resolve().as_uri())
+        window.wait_for_selector("html[data-ready]")
+        window.wait_for_timeout(2000)  # charts are drawn when they come near
+        window.screenshot(path=picture)
+        browser.close()
+    Image.open(picture).convert("RGB").quantize(64).save(picture, optimize=True)
 
 
 if __name__ == "__main__":

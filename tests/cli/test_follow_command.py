@@ -54,8 +54,8 @@ def test_a_run_that_appears_later_is_followed_to_its_table_and_nothing_is_writte
     assert lines[0] == "r: no run there yet; waiting for one (Ctrl-C ends)"
     assert lines[1] == "ifca k=2 seed 0: finished, 3 rounds done"
     assert "Scores of 4 clients after round 3" in out
-    assert lines[-2] == "run folder: r"
-    assert lines[-1].startswith("verdict:    ")
+    assert "run folder: r" in lines
+    assert lines[-1].startswith(("verdict:    ", " " * 12))
     assert files(Path("r")) == seen
     assert slept == [following.LOOK] * 2, "no busy loop"
 

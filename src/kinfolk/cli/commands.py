@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -165,7 +166,7 @@ def compare(
             watch=lambda name, k: all_of(teller.watch(f"{name} seed {k}"), logger()),
         )
     if not serves:
-        _show(folder, json_)
+        _show(folder, json_, judge=True)
     if len(results) < len(names) * len(numbers):  # what broke down, and why, stands below the table
         raise typer.Exit(2)
 
@@ -266,7 +267,8 @@ def _show(
     if judge:
         from kinfolk.report.verdict import verdict
 
-        print(f"verdict:    {verdict(runs, score).headline}")
+        told = verdict(runs, score).headline
+        print(textwrap.fill(told, 80, initial_indent="verdict:    ", subsequent_indent=" " * 12))
 
 
 # Lists that are pages of their own.

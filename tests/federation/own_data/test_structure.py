@@ -123,6 +123,7 @@ FAULTS = {
     "names": ({"a": A, "c": B}, r"data\.c\.x = \['a', 'c'\]: others have a, b"),
     "shape": ({"a": np.zeros((4, 3)), "b": B}, r"data\.c\.x\.a = 'floats of row shape \[3\]'"),
     "kind": ({"a": A, "b": np.zeros(4)}, r"data\.c\.x\.b = 'floats of row shape \[\]': 'ann' has whole"),
+    "nested": ({"a": {"p": A}, "b": B}, r"data\.c\.x\.a = \['p'\]: a dict in a dict; give one flat dict"),
     "one array": (A, r"data\.c\.x = 'one array': others have a, b"),
     "text": ({"a": A, "b": ["p", "q", "r", "s"]}, r"data\.c\.x\.b = 'text': give numbers; of text the ids"),
 }

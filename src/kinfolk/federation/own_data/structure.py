@@ -49,6 +49,10 @@ def parsed(value: Any, field: str) -> OneClient:
         return _leaf(value, field)
     if not named:
         raise KinfolkError(field, {}, "give at least one array")
+    for name, inner in named.items():
+        if isinstance(inner, Mapping):
+            remedy = "a dict in a dict; give one flat dict of arrays, and let forward put them together"
+            raise KinfolkError(f"{field}.{name}", [*map(str, inner)], remedy)
     return {name: _leaf(inner, f"{field}.{name}") for name, inner in named.items()}
 
 

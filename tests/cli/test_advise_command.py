@@ -58,7 +58,7 @@ def test_advise_prints_the_plan_the_advice_its_evidence_and_what_comes_next(kinf
     assert json.loads(text)["advice"] == answer
     code, _, err = kinfolk("advise", "shops", *SMALL, "--out", "a")
     assert code == 2
-    assert err == "--out = 'a': is not empty; add --resume or choose another folder\n"
+    assert err == "error: --out = 'a': is not empty; add --resume or choose another folder\n"
 
 
 def test_too_little_data_is_an_answer_and_no_error(kinfolk, tmp_path):

@@ -267,8 +267,8 @@ def _show(
     if judge:
         from kinfolk.report.verdict import verdict
 
-        told = verdict(runs, score).headline
-        print(textwrap.fill(told, 80, initial_indent="verdict:    ", subsequent_indent=" " * 12))
+        words = verdict(runs, score).headline
+        print(textwrap.fill(words, 80, initial_indent="verdict:    ", subsequent_indent=" " * 12))
 
 
 # Lists that are pages of their own.

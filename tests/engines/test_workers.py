@@ -33,6 +33,7 @@ from toys import (
 
 from kinfolk.engines import workers
 from kinfolk.engines.choose import arithmetic
+from kinfolk.engines.cohort import Limits
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.engines.workers import Workers
@@ -158,7 +159,7 @@ def test_a_fold_comes_in_four_parts_whatever_the_number_of_processes(processes):
     request = Ask("train", data.clients, {"model": one.first}, fold=Mean("model", one.first))
     made = workers.Workers(data, {"train": one.train()}, empty(), processes)
     try:
-        heard = [part.heard for part in made.parts(request, context(data))]
+        heard = [part.heard for part in made.parts(request, context(data), Limits())]
     finally:
         made.close()
     assert [len(who) for who in heard] == [2, 2, 2, 2]

@@ -28,6 +28,7 @@ def play_final(run: Running) -> Info | None:
     run.memories.snapshot()
     run.state, info = run.played(script, context)
     run.memories.rollback()
+    run.coordinator.forget()
     return info
 
 

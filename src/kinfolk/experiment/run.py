@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.engines.choose import Choice, arithmetic, make, reply_room
+from kinfolk.engines.cohort import Usual
 from kinfolk.engines.coordinator import Coordinator, drop_outs
 from kinfolk.engines.distributed import Distributed
 from kinfolk.engines.fast import KERNELS
@@ -147,7 +148,8 @@ class Running:
         engine = make(choice.engine, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
         rows, absent = parts.federation, drop_outs(self.spec.run.absent)
-        self.coordinator = Coordinator(engine, self.records.audit, absent, rows, self._afford, self._warn)
+        told = self.records.audit, absent, rows, self._afford, self._warn
+        self.coordinator = Coordinator(engine, *told, guard=self.spec.guard)
         self.budget, self.ended = Budget.of(parts, self._warn), ""
         self.state = self.algorithm.init(self._here(parts.learner.first), self.clients, parts.seed)
         self.scored = self.algorithm.eval_tasks()
@@ -252,6 +254,7 @@ class Running:
     def _stop_short(self, spent: Spent, extra: int) -> None:
         """A round asks for more than is left: it is not played, and the run ends before it."""
         self.memories.rollback()
+        self.coordinator.forget()
         self.budget.extra = extra
         self.spent()
         if not self.done:
@@ -425,6 +428,7 @@ class Running:
         self.unheard = {self.clients[i] for i in loaded.facts.get("unheard", ())}
         self.best = Best.of(loaded.facts.get("best", {}))
         self.health.take(loaded.facts.get("health", {}), self.folder)
+        self.coordinator.usual = Usual(loaded.facts.get("usual"))
         KERNELS.follow(loaded.facts.get("kernels", {}))
 
     def _restore(self) -> bool:

@@ -93,15 +93,15 @@ def assert_close(got: Any, want: Any) -> None:
 def test_who_changes_its_count_is_refused_by_name(kind):
     got, log = mean_of(engine_of(kind, {"d": 10**9}, always=False))
     assert ("rejected", "d", "row count 1000000000 is not the 5 it said at first") in log
-    assert_close(got, by_hand({"a": 4, "b": 3, "c": 400, "e": 4}))
+    assert_close(got, by_hand({"a": 4, "b": 3, "c": 200, "e": 4}))
 
 
 @pytest.mark.parametrize("kind", ENGINES, ids=lambda k: k.name)
-def test_who_says_from_the_beginning_that_it_has_more_counts_as_a_hundred_medians(kind):
+def test_who_says_from_the_beginning_that_it_has_more_counts_as_fifty_medians(kind):
     got, log = mean_of(engine_of(kind, {"d": 10**9}, always=True))
     assert [(event, who) for event, who, _ in log] == [("capped", "c"), ("capped", "d")]
-    assert log[1][2] == "its 1000000000 rows count as 400, 100 times the median"
-    assert_close(got, by_hand({"a": 4, "b": 3, "c": 400, "d": 400, "e": 4}))
+    assert log[1][2] == "its 1000000000 rows count as 200, 50 times the median"
+    assert_close(got, by_hand({"a": 4, "b": 3, "c": 200, "d": 200, "e": 4}))
 
 
 @pytest.mark.parametrize(
@@ -122,11 +122,11 @@ def test_a_large_client_is_heard_all_the_same_and_told_of_once():
             Ask("train", DATA.clients, {"model": ONE.first}), context(DATA, round=number)
         )
         assert got.clients == DATA.clients
-        assert got.size.tolist() == [4, 3, 400, 5, 4]
+        assert got.size.tolist() == [4, 3, 200, 5, 4]
     assert log == [("capped", "c")]
 
 
 def test_the_median_is_that_of_all_clients_whoever_is_asked():
     got, log = mean_of(engine_of(Loop, {}, False), who=[Client("c"), Client("d")])
     assert [who for _, who, _ in log] == ["c"]
-    assert_close(got, by_hand({"c": 400, "d": 5}))
+    assert_close(got, by_hand({"c": 200, "d": 5}))

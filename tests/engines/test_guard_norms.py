@@ -262,4 +262,4 @@ def test_what_was_usual_travels_and_is_saved():
     assert usual.lately["t"]["model"] == [6.0] * FEW
     limits = Limits(7, 5.0, usual.of("t"))
     assert Limits.read(limits.text()) == limits
-    assert GuardSpec() == GuardSpec(100.0, 100.0)
+    assert GuardSpec() == GuardSpec(50.0, 100.0)

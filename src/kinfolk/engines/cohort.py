@@ -34,12 +34,12 @@ class GuardSpec:
     """The `[guard]` table: what replies are held to, beside those of others.
 
     >>> GuardSpec().rows
-    100.0
+    50.0
     """
 
     # Rows that a client counts for, in medians of what all clients have; who claims more counts as this many.
     # 0: no limit.
-    rows: float = 100.0
+    rows: float = 50.0
     # Length of an update, in medians of the cohort's, beyond which a reply is refused; 0: no limit.
     norm: float = 100.0
 

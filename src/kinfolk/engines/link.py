@@ -160,10 +160,10 @@ def length_of(count: int, rank: int) -> int:
     20
     >>> length_of(1 << 60, 1)
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: rank 1 = 1152921504606846976: is no length of a message; look at what it printed
+    kinfolk.errors.KinfolkError: rank 1 = 1152921504606846976: is no length of a message; see what it printed
     """
     if abs(count) > MOST:
-        raise KinfolkError(f"rank {rank}", count, "is no length of a message; look at what it printed")
+        raise KinfolkError(f"rank {rank}", count, "is no length of a message; see what it printed")
     return abs(count)
 
 

@@ -223,11 +223,13 @@ class FeSEMMA:
 
 
 def _told(state: State, got: Stack) -> State:
-    """With the rows and labels of those who told them."""
+    """With the rows and labels of those who told them; of labels no more than the rows that count."""
     at = state.places(got.clients)
     rows, labels = state.rows.cpu().index_copy(0, at, got.size.cpu()), state.labels.cpu()
     if "labels" in got.body:
-        labels = labels.index_copy(0, at, got.tensor("labels").cpu().to(labels))
+        told = got.tensor("labels").cpu().to(labels)
+        most = got.size.cpu().double()[:, None] / told.sum(1, keepdim=True).clamp(min=1)
+        labels = labels.index_copy(0, at, told * most.clamp(max=1))
     return replace(state, rows=rows, labels=labels)
 
 

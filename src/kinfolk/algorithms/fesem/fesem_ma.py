@@ -80,6 +80,9 @@ class FeSEMMA:
     def __post_init__(self) -> None:
         at_least("algorithm.k", self.k, 1)
         at_least("algorithm.lam", self.lam, 0)
+        if self.aggregate.name != "mean" and self.aggregate.centre is None:
+            remedy = "layers are put together one by one, not whole models; use 'trimmed' or 'median'"
+            raise KinfolkError("algorithm.aggregate.name", self.aggregate.name, remedy)
         if self.aggregate.name != "mean" and self.matching.growth > 1:
             remedy = "a layer that grows has units that not every member has; use matching.growth = 1"
             raise KinfolkError("algorithm.aggregate.name", self.aggregate.name, remedy)

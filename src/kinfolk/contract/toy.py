@@ -263,9 +263,9 @@ def scores_of(
 def spec_of(algorithm: Algorithm[Any], settings: Mapping[str, Any]) -> Experiment:
     """An experiment with this algorithm, found by its import path, and these settings of the run.
 
-    >>> from kinfolk.algorithms.fedprox import FedProx
-    >>> spec_of(FedProx(learner("mlp", alike()), mu=0.5), {"rounds": 3}).algorithm
-    AlgorithmSpec(name='kinfolk.algorithms.fedprox:FedProx', options={'mu': 0.5, 'weights': 'size'})
+    >>> from kinfolk.algorithms.majority_label import MajorityLabel
+    >>> spec_of(MajorityLabel(learner("mlp", alike())), {"rounds": 3}).algorithm
+    AlgorithmSpec(name='kinfolk.algorithms.majority_label:MajorityLabel', options={})
     """
     kind: type[Any] = type(algorithm)
     return Experiment(

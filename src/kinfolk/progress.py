@@ -134,14 +134,15 @@ def headline(summary: dict[str, Any]) -> str:
 
     >>> headline({"centre": {"accuracy": {"macro": 0.871}}})
     'accuracy 87.1% (centre)'
+    >>> headline({"centre": {"accuracy": {"macro": 0.871, "clients": 5, "lost": 7}}})
+    'accuracy 87.1% (centre, 5 of 12 clients)'
     """
     for kind, scores in summary.items():
         for score in ("accuracy", "mse", "loss"):
             if score in scores and scores[score]["macro"] is not None:
-                value = scores[score]["macro"]
-                return (
-                    f"{score} {value:.1%} ({kind})"
-                    if score == "accuracy"
-                    else f"{score} {value:.4g} ({kind})"
-                )
+                value, lost = scores[score]["macro"], scores[score].get("lost", 0)
+                heard = scores[score].get("clients", 0)
+                whose = f"{kind}, {heard} of {heard + lost} clients" if lost else kind
+                told = f"{value:.1%}" if score == "accuracy" else f"{value:.4g}"
+                return f"{score} {told} ({whose})"
     return ""

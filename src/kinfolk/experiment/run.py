@@ -157,6 +157,7 @@ class Running:
         self.done = self.saved = 0
         self.voids = 0
         self.summary: dict[str, Any] = {}
+        self.lost: dict[str, list[Client]] = {}  # whose last scores could not be used, by kind of model
         self.served: Any = None  # by what clients were scored last
         self.served_at = -1  # after how many rounds that was
         self.best, self.valid = Best(), dict[str, Any]()  # by validation rows
@@ -323,10 +324,11 @@ class Running:
 
     def judged(self) -> dict[str, Any]:
         """The summary of an evaluation; by validation rows it is also told how good the round was."""
+        found = {"summary": self.summary} | ({"lost": self.lost} if self.lost else {})
         if not judged(self.spec.run):
-            return {"summary": self.summary}
+            return found
         self.best = self.best.after(self.done, self.valid, self.spec.run.monitor)
-        return {"summary": self.summary, "valid": self.valid}
+        return found | {"valid": self.valid}
 
     def _finish_round(self, facts: dict[str, Any], evaluate: bool) -> None:
         spec, facts = self.spec.run, self.record(facts, evaluate)
@@ -346,8 +348,8 @@ class Running:
         """Score everybody, by choices made now where clients choose; what that took."""
         run = self.spec.run
         self.served, chosen = self._chosen()
-        seen = dict[str, Evaluation]()
-        columns, self.summary = self._scored(run.split, run.models, seen=seen)
+        seen, self.lost = dict[str, Evaluation](), {}
+        columns, self.summary = self._scored(run.split, run.models, seen=seen, lost=self.lost)
         if judged(run):
             self.valid = self.summary
         if judged(run) and run.split != "valid":
@@ -359,11 +361,16 @@ class Running:
         return chosen
 
     def _scored(
-        self, split: str, models: str, suffix: str = "", seen: dict[str, Evaluation] | None = None
+        self,
+        split: str,
+        models: str,
+        suffix: str = "",
+        seen: dict[str, Evaluation] | None = None,
+        lost: dict[str, list[Client]] | None = None,
     ) -> tuple[Columns, dict[str, Any]]:
         rows, context = self.parts.federation.splits[split], self.context()
         by = self.algorithm, self.served, self.coordinator, context, split, self.attackers, models, rows
-        return score_everyone(*by, tasks=self.scored, suffix=suffix, seen=seen)
+        return score_everyone(*by, tasks=self.scored, suffix=suffix, seen=seen, lost=lost)
 
     def _chosen(self) -> tuple[Any, dict[str, Any]]:
         return choose_now(self.algorithm, self.state, self.coordinator, self.memories, self.context())

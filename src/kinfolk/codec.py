@@ -56,6 +56,22 @@ def encode(message: Message, header: Mapping[str, str] | None = None) -> bytes:
         raise KinfolkError("message", list(message), remedy) from error
 
 
+def head(data: bytes, limit: int | None = None) -> dict[str, str]:
+    """The header alone, before any tensor is made: who a message is from, and what it answers.
+
+    >>> head(encode({"n": torch.tensor(3)}, {"from": "ann"}))
+    {'from': 'ann'}
+    """
+    _check_size(data, limit)
+    try:
+        length = int.from_bytes(data[:8], "little")
+        if not length <= len(data) - 8:
+            raise ValueError("the header is longer than the message")
+        return _entry(data)[1]
+    except Exception as error:  # hostile bytes fail anywhere
+        raise _malformed(data, error) from error
+
+
 def decode(data: bytes, limit: int | None = None) -> tuple[Message, dict[str, str]]:
     """The message (on the CPU) and the header behind bytes that may come from anybody.
 
@@ -66,15 +82,23 @@ def decode(data: bytes, limit: int | None = None) -> tuple[Message, dict[str, st
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: message = '100 bytes': is above the limit of 64 bytes
     """
-    if limit is not None and len(data) > limit:
-        raise KinfolkError("message", f"{len(data)} bytes", f"is above the limit of {limit} bytes")
+    _check_size(data, limit)
     try:
         flat = from_safetensors(data)
         layout, header = _entry(data)
         return _arrange(flat, layout), header
     except Exception as error:  # hostile bytes fail anywhere: in the parser, in torch, in our layout
-        remedy = f"is torn or malformed ({_brief(error)}); send it again"
-        raise KinfolkError("message", f"{len(data)} bytes", remedy) from error
+        raise _malformed(data, error) from error
+
+
+def _check_size(data: bytes, limit: int | None) -> None:
+    if limit is not None and len(data) > limit:
+        raise KinfolkError("message", f"{len(data)} bytes", f"is above the limit of {limit} bytes")
+
+
+def _malformed(data: bytes, error: Exception) -> KinfolkError:
+    remedy = f"is torn or malformed ({_brief(error)}); send it again"
+    return KinfolkError("message", f"{len(data)} bytes", remedy)
 
 
 def _own(leaf: Tensor, seen: set[int]) -> Tensor:
@@ -98,7 +122,7 @@ def _check_entry(key: object, value: object) -> None:
 
 
 def _entry(data: bytes) -> tuple[_Layout, dict[str, str]]:
-    """Our own metadata, every type checked. Called once safetensors has accepted the document."""
+    """Our own metadata, every type checked; of tensors nothing is known by it."""
     length = int.from_bytes(data[:8], "little")
     entry = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_ENTRY])
     layout, header = entry["layout"], entry["header"]

@@ -170,9 +170,14 @@ def headline(summary: dict[str, Any], model: bool = True) -> str:
     >>> summary = {"centre": {"accuracy": {"macro": 0.871}}}
     >>> headline(summary), headline(summary, model=False)
     ('accuracy 87.1% (centre)', 'accuracy 87.1%')
+    >>> headline({"centre": {"accuracy": {"macro": 0.871, "clients": 5, "lost": 7}}})
+    'accuracy 87.1% (centre, 5 of 12 clients)'
     """
     found = main_score(summary)
     if found is None:
         return ""
     kind, score, over = found
-    return f"{score} {score_text(over['macro'], score)}" + f" ({kind})" * model
+    lost, heard = over.get("lost") or 0, over.get("clients") or 0
+    whose = [kind] * model + [f"{heard} of {heard + lost} clients"] * bool(lost)
+    told = f" ({', '.join(whose)})" if whose else ""
+    return f"{score} {score_text(over['macro'], score)}{told}"

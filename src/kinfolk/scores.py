@@ -70,6 +70,27 @@ def about(name: str) -> Score:
     return SCORES.get(name, Score(name))
 
 
+def of_all(by: Mapping[str, Any]) -> float | None:
+    """The mean over clients in a summary, to judge by; None where it is no number, or is not about all.
+
+    Whose model is no number cannot be scored, and must not flatter the mean by being left out.
+
+    >>> of_all({"macro": 0.5}), of_all({"macro": 0.9, "lost": 7}), of_all({})
+    (0.5, None, None)
+    """
+    value = by.get("macro")
+    return None if by.get("lost") or value is None or value != value else float(value)
+
+
+def over(by: Mapping[str, Any]) -> str:
+    """Over how many clients a summary is, if some were lost.
+
+    >>> over({"macro": 0.9, "clients": 5, "lost": 7}), over({"macro": 0.9, "clients": 12})
+    ('5 of 12 clients', '')
+    """
+    return f"{by['clients']} of {by['clients'] + by['lost']} clients" if by.get("lost") else ""
+
+
 def summary(values: ArrayLike, rows: ArrayLike, lower_is_better: bool = False) -> dict[str, float]:
     """One score over all clients, by the words of OVER. Clients whose score is NaN are left out.
 

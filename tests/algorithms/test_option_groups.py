@@ -47,8 +47,9 @@ LEARNER = toy.learner("mlp", toy.alike())
 
 def test_options_of_a_group_have_dotted_names_and_the_defaults_of_the_algorithm():
     usual = {
-        "weights": "size", "k": 3, "begin.name": "warm", "begin.epochs": 2, "begin.rate": 0.5,
-        "begin.inner.depth": 1,
+        "weights": "size", "aggregate.name": "mean", "aggregate.trim": 0.1, "aggregate.attackers": 1,
+        "aggregate.chosen": 1, "aggregate.clip": 1.0, "k": 3, "begin.name": "warm", "begin.epochs": 2,
+        "begin.rate": 0.5, "begin.inner.depth": 1,
     }  # fmt: skip
     assert options_of(Grouped) == option_values(Grouped(LEARNER)) == usual
 

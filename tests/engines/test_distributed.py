@@ -24,6 +24,7 @@ import kinfolk
 from kinfolk.algorithms import ALGORITHMS
 from kinfolk.codec import decode, encode
 from kinfolk.engines import rpc
+from kinfolk.engines.cohort import Limits
 from kinfolk.engines.coordinator import Coordinator, fold_part
 from kinfolk.engines.distributed import shares
 from kinfolk.engines.loop import Loop
@@ -360,9 +361,9 @@ class InParts:
     def __init__(self, loop: Loop) -> None:
         self.loop, self.table, self.memories = loop, loop.table, loop.memories
 
-    def parts(self, request: Ask[Any], at: Any) -> Any:
+    def parts(self, request: Ask[Any], at: Any, limits: Limits) -> Any:
         for who in shares(self.loop.federation, 2):
-            yield fold_part(self.loop, Ask(request.task, who, request.shared), request.fold, at)
+            yield fold_part(self.loop, Ask(request.task, who, request.shared), request.fold, at, limits)
 
 
 def test_a_fold_in_parts_counts_refuses_and_gives_what_a_whole_one_does():

@@ -1,4 +1,4 @@
-"""Models that are finite but absurd: seen by their norm, beside what was sent and beside the cohort."""
+"""Updates that are finite but absurd: seen by their length, beside those of the cohort and those before."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from toys import context, federation, learner
 
 from kinfolk.contract.spoil import Passing
 from kinfolk.engines.batched import Batched
+from kinfolk.engines.cohort import FEW, FIRST, Cohort, GuardSpec, Limits, Usual, norms
 from kinfolk.engines.coordinator import Coordinator, fold_part
-from kinfolk.engines.guard import FAR, Cohort, norms
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.rpc import pack_part, unpack_part
@@ -62,11 +62,11 @@ def engine_of(kind: Any, by: dict[str, float]) -> Any:
 
 
 @pytest.mark.parametrize("kind", [Loop, Batched, Wire, Workers], ids=lambda k: k.name)
-@pytest.mark.parametrize("factor", [1e5, 1e12])
+@pytest.mark.parametrize("factor", [200.0, 1e5, 1e12, 9e17])
 def test_an_absurd_model_is_refused_by_name_and_the_mean_is_that_of_the_others(kind, factor):
     got, bad = mean_of(engine_of(kind, {"c": factor}), DATA.clients)
     assert set(bad) == {"c"}
-    assert "over 1000 times what was sent and the cohort's median" in bad["c"]
+    assert "is over 100 times the cohort's median" in bad["c"] or "is not finite" in bad["c"]
     others = tuple(c for c in DATA.clients if c != "c")
     want, none = mean_of(engine_of(Loop, {}), others)
     assert none == {}
@@ -86,7 +86,7 @@ def test_where_most_of_the_cohort_grow_so_nobody_is_refused(kind):
 
 
 def test_a_large_but_possible_model_passes():
-    _, bad = mean_of(engine_of(Loop, {"c": 100.0}), DATA.clients)
+    _, bad = mean_of(engine_of(Loop, {"c": FIRST}), DATA.clients)
     assert bad == {}
 
 
@@ -119,15 +119,15 @@ def test_each_client_is_held_to_what_it_was_sent_itself():
     chunk = Stack.of({c: (1, {"model": {"w": torch.full((4,), v)}}) for c, v in values.items()})
     assert cohort.pass_on(chunk).clients == tuple("abcef")
     assert set(cohort.judge()[1]) == {"d"}
-    assert FAR == 1e3
 
 
 def test_replies_without_a_model_have_no_part_in_the_median():
     """Else many counts or losses in a round would make every model that grows look absurd."""
     who, sent, seen = tuple(map(Client, "abc")), {"w": torch.ones(4)}, []
-    told = Cohort(Ask("count", who), {"n": torch.zeros(())}, seen)
+    told = Cohort(Ask("count", who), {"n": torch.zeros(())}, seen=seen)
     assert told.pass_on(Stack.of({c: (1, {"n": torch.tensor(1.0)}) for c in who})).clients == who
-    grown = Cohort(Ask("t", who, {"model": sent}), {"model": sent}, seen)
+    assert seen == []
+    grown = Cohort(Ask("t", who, {"model": sent}), {"model": sent}, seen=seen)
     assert (
         grown.pass_on(Stack.of({c: (1, {"model": {"w": torch.full((4,), 1e5)}}) for c in who})).clients == ()
     )
@@ -149,11 +149,117 @@ def test_a_part_comes_back_from_bytes_with_the_replies_that_wait():
 
     engine = scaled({"c": 1e9})(Loop(DATA, TABLE, Memories(lambda who: {})))
     request: Ask[Any] = Ask("train", DATA.clients, {"model": ONE.first})
-    part = fold_part(engine, request, Mean("model", {}), context(DATA))
+    part = fold_part(engine, request, Mean("model", {}), context(DATA), Limits())
     back = unpack_part(*decode(encode(*pack_part(part))))
     assert back.waiting.clients == part.waiting.clients == ("c",)
     assert back.heard == part.heard == DATA.clients
     assert torch.equal(back.norms, part.norms)
+    assert list(back.lengths) == ["model"]
+    assert torch.equal(back.lengths["model"], part.lengths["model"])
     assert len(part.norms) == len(DATA.clients)
     assert torch.equal(back.waiting.tree("model")["0.weight"], part.waiting.tree("model")["0.weight"])
     assert set(back.total) == set(part.total)
+
+
+def replying(values: dict[str, float]) -> Stack:
+    return Stack.of({Client(c): (1, {"model": {"w": torch.full((4,), v)}}) for c, v in values.items()})
+
+
+def judged(
+    request: Ask[Any], values: dict[str, float], usual: Usual | None = None, norm: float = 100.0
+) -> set[str]:
+    """Who is refused, of replies that come one by one."""
+    usual = usual or Usual()
+    cohort = Cohort(request, {"model": {"w": torch.zeros(4)}}, Limits(norm=norm, usual=usual.of("t")), usual)
+    for client, value in values.items():
+        cohort.pass_on(replying({client: value}))
+    return set(cohort.judge()[1])
+
+
+def request(who: str, value: float = 1.0) -> Ask[Any]:
+    return Ask("t", tuple(map(Client, who)), {"model": {"w": torch.full((4,), value)}})
+
+
+def test_it_is_the_update_that_counts_and_not_the_model():
+    """Models of norm 2000 that move by 2 are ordinary; a smaller one that has moved by 400 is not."""
+    usual = Usual()
+    usual.note("t", {"model": torch.full((FEW,), 2.0)})
+    moved = dict.fromkeys("abcdefg", 1001.0)
+    assert judged(request("abcdefgh", 1000.0), {**moved, "h": 800.0}, usual) == {"h"}
+    usual.note("t", {"model": torch.full((FEW,), 2.0)})
+    assert judged(request("abcdefgh", 1000.0), {**moved, "h": 950.0}, usual) == set()
+
+
+def test_a_client_that_is_asked_alone_is_held_to_what_was_usual_before():
+    usual = Usual()
+    for value in (1.5, 1.4, 1.6):
+        assert judged(request("a"), {"a": value}, usual) == set()
+    assert judged(request("b"), {"b": 101.0}, usual) == {"b"}
+    assert judged(request("a"), {"a": 1.5}, usual) == set(), "one absurd reply does not become what is usual"
+
+
+def test_where_nothing_is_known_and_nobody_else_answers_a_reply_passes():
+    assert judged(request("a"), {"a": 9e9}) == set()
+
+
+def test_where_all_grow_at_once_the_next_are_judged_by_that():
+    usual = Usual()
+    usual.note("t", {"model": torch.full((FEW,), 1e-3)})
+    grown = dict.fromkeys("abcdefgh", 9.0)
+    assert judged(request("abcdefgh"), grown, usual) == set()
+    assert usual.of("t") == {"model": 16.0}
+
+
+def test_who_does_not_move_says_nothing_of_how_far_others_may():
+    """Most have too few rows for a step; who has more moves."""
+    still, usual = dict.fromkeys("abcdef", 1.0), Usual()
+    assert judged(request("abcdefgh"), {**still, "g": 2.0, "h": 3.0}, usual) == set()
+    assert judged(request("abcdefgh"), {**still, "g": 50.0, "h": 101.0}, usual) == set()
+    assert judged(request("abcdefgh"), {**still, "g": 50.0, "h": 105.0}) == {"g", "h"}, "nothing is known"
+
+
+def test_an_update_that_is_short_beside_the_model_does_no_harm():
+    usual = Usual()
+    usual.note("t", {"model": torch.full((FEW,), 1e-9)})
+    still = dict.fromkeys("abcdefg", 1.0 + 1e-7)
+    assert judged(request("abcdefgh"), {**still, "h": 1.0 + 9e-4}, usual) == set()
+    assert judged(request("abcdefgh"), {**still, "h": 1.0 + 1.1e-3}, usual) == {"h"}
+
+
+@pytest.mark.parametrize(("norm", "refused"), [(0.0, set()), (30.0, {"h"}), (100.0, set())])
+def test_the_limit_is_ours_to_set(norm, refused):
+    usual = Usual()
+    usual.note("t", {"model": torch.full((FEW,), 1.0)})
+    moved = dict.fromkeys("abcdefg", 1.5)
+    assert judged(request("abcdefgh"), {**moved, "h": 26.0}, usual, norm) == refused
+
+
+def test_an_update_begins_at_the_nearest_of_the_models_to_choose_from():
+    models = {"w": torch.stack([torch.full((4,), v) for v in (0.0, 1000.0)])}
+    ask: Ask[Any] = Ask("t", tuple(map(Client, "abc")), {"models": models})
+    usual = Usual()
+    usual.note("t", {"model": torch.full((FEW,), 2.0)})
+    assert judged(ask, {"a": 1.0, "b": 1001.0, "c": 500.0}, usual) == {"c"}
+
+
+def test_a_gradient_begins_nowhere():
+    ask: Ask[Any] = Ask("t", tuple(map(Client, "abc")), {"w": {"w": torch.full((4,), 50.0)}})
+    usual = Usual()
+    usual.note("t", {"model": torch.full((FEW,), 2.0)})
+    assert judged(ask, {"a": 1.0, "b": 1.0, "c": 101.0}, usual) == {"c"}
+
+
+def test_what_was_usual_travels_and_is_saved():
+    import json
+
+    usual = Usual()
+    usual.note("t", {"model": torch.tensor([1.0, 3.0, 2.0])})
+    assert usual.lately == {"t": {"model": [1.0, 2.0, 3.0]}}
+    assert Usual(json.loads(json.dumps(usual.lately))).of("t") == usual.of("t") == {"model": 2.0}
+    usual.note("t", {"model": torch.tensor([9.0])})
+    assert usual.lately["t"]["model"] == [9.0, 1.0, 2.0, 3.0]
+    usual.note("t", {"model": torch.arange(1.0, 12.0)})
+    assert usual.lately["t"]["model"] == [6.0] * FEW
+    limits = Limits(7, 5.0, usual.of("t"))
+    assert Limits.read(limits.text()) == limits
+    assert GuardSpec() == GuardSpec(50.0, 100.0)

@@ -34,6 +34,7 @@ from toys import (
 from kinfolk.engines import workers
 from kinfolk.engines.batched import Batched
 from kinfolk.engines.choose import arithmetic
+from kinfolk.engines.cohort import Limits
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.heartbeat import Heartbeat
 from kinfolk.engines.loop import Loop
@@ -171,7 +172,7 @@ def test_a_fold_comes_in_four_parts_whatever_the_number_of_processes(processes):
     request = Ask("train", data.clients, {"model": one.first}, fold=Mean("model", one.first))
     made = workers.Workers(data, {"train": one.train()}, empty(), processes)
     try:
-        heard = [part.heard for part in made.parts(request, context(data))]
+        heard = [part.heard for part in made.parts(request, context(data), Limits())]
     finally:
         made.close()
     assert [len(who) for who in heard] == [2, 2, 2, 2]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kinfolk.algorithms.blocks import one_model
+from kinfolk.algorithms.blocks.aggregator import RobustMean
 from kinfolk.algorithms.blocks.one_model import State, average
 from kinfolk.errors import at_least
 from kinfolk.fold import Weights
@@ -26,13 +27,14 @@ class FedAvg:
 
     learner: Learner
     weights: Weights = "size"  # n_i / n, or the same for every client
+    aggregate: RobustMean = RobustMean()
 
     init, tasks = one_model.init, one_model.tasks
     eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 
     def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """w <- sum_i (n_i / n) w_i, where w_i is w after E local epochs on client i."""
-        return State((yield from average(state.model, cohort, self.weights))), {}
+        return State((yield from average(state.model, cohort, self.weights, self.aggregate))), {}
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class FedAvgNoBuffers(FedAvg):
 
     def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """w <- sum_i (n_i / n) w_i over the trainable parameters; all else stays as it was at first."""
-        mean = yield from average(state.model, cohort, self.weights)
+        mean = yield from average(state.model, cohort, self.weights, self.aggregate)
         return State({**state.model, **self.learner.params(mean)}), {}
 
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks import one_model
+from kinfolk.algorithms.blocks.aggregator import RobustMean
 from kinfolk.algorithms.blocks.one_model import State
 from kinfolk.errors import at_least
-from kinfolk.fold import Mean, Weights
+from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner, reply_model
 from kinfolk.learning.optim import SumGradients
 from kinfolk.script import Script, TuneSpace, fold
@@ -31,6 +32,7 @@ class FedDANE:
     learner: Learner
     mu: float = 0.5  # strength of the penalty (mu / 2) |v - w|^2
     weights: Weights = "size"  # n_i / n, or the same for every client
+    aggregate: RobustMean = RobustMean()  # of gradients, and of models
     tune_space: ClassVar[TuneSpace] = {"mu": (0.01, 0.1, 0.5, 1.0)}
 
     def __post_init__(self) -> None:
@@ -43,10 +45,11 @@ class FedDANE:
         w = state.model
         none: Tree = {name: torch.zeros_like(w[name]) for name in self.learner.names}
         first = self.sample(len(cohort), context)
-        g = yield from fold(Mean("gradient", none, self.weights), "gradient", first, shared={"model": w})
+        mean = self.aggregate.tree_fold("gradient", none, self.weights)
+        g = yield from fold(mean, "gradient", first, shared={"model": w})
         if g is none:  # nobody answered: there is nothing to correct by
             return state, {}
-        mean = Mean("model", w, self.weights)
+        mean = self.aggregate.tree_fold("model", w, self.weights)
         return State((yield from fold(mean, "update", cohort, shared={"model": w, "g": g}))), {}
 
     def sample(self, count: int, context: RoundContext) -> tuple[Client, ...]:

@@ -17,14 +17,14 @@ Kept and sent is lr g, the length of a step: g itself would be rounding errors o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks import one_model
+from kinfolk.algorithms.blocks.aggregator import RobustMean
 from kinfolk.errors import KinfolkError, at_least
-from kinfolk.fold import Mean
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, TuneSpace, ask, fold
 from kinfolk.streams import RoundContext, Seed
@@ -48,6 +48,7 @@ class FedDC:
 
     learner: Learner
     a: float = 0.01  # alpha: strength of the penalty on drift
+    aggregate: RobustMean = RobustMean()  # of models, and of changes of gradients
     tune_space: ClassVar[TuneSpace] = {"a": (0.001, 0.01, 0.1)}
 
     def __post_init__(self) -> None:
@@ -61,7 +62,7 @@ class FedDC:
 
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """The common initial model and no drift."""
-        none = {n: torch.zeros_like(first[n]) for n in self.learner.names}
+        none = self.no_change(first)
         return State(first, none, none, 0.0)
 
     def init_client(self, who: Client) -> Message:
@@ -78,13 +79,19 @@ class FedDC:
             state = replace(state, rows=float(counted.size.double().mean()))
         w, everyone = state.model, len(context.clients)
         shared = {"model": w, "g": state.g, "rows": torch.tensor(state.rows)}
-        v, change, replies, rows = yield from fold(Means(w, state.g), "update", cohort, shared)
+        v, change, replies, rows = yield from fold(
+            Means(w, self.no_change(w), self.aggregate), "update", cohort, shared
+        )
         if not replies:
             return state, {}
         # What a client has added to its h is v_i - w, which need not be sent.
         h = {n: t + replies / everyone * (v[n] - w[n]) for n, t in state.h.items()}
         g = {n: t + rows / (everyone * state.rows) * change[n] for n, t in state.g.items()}
         return State({**v, **{n: v[n] + t for n, t in h.items()}}, g, h, state.rows), {}
+
+    def no_change(self, w: Tree) -> Tree:
+        """Where changes of gradients begin."""
+        return {n: torch.zeros_like(w[n]) for n in self.learner.names}
 
     def tasks(self) -> Table:
         """Train with penalty and correction; reply the model and by how much g_i has changed."""
@@ -141,18 +148,21 @@ def plain_steps(steps: Tensor, momentum: float) -> Tensor:
 class Means:
     """A fold: (mean model, mean change weighted by rows, replies, their rows)."""
 
-    def __init__(self, w: Tree, g: Tree) -> None:
-        self.model, self.change = Mean("model", w, "uniform"), Mean("change", g, "size")
+    def __init__(self, w: Tree, none: Tree, aggregate: RobustMean) -> None:
+        self.model = aggregate.tree_fold("model", w, "uniform")
+        self.change = aggregate.tree_fold("change", none, "size")
 
-    def begin(self) -> tuple[Message, Message]:
+    def begin(self) -> tuple[Any, Any, int, float]:
         """Nothing summed yet."""
-        return self.model.begin(), self.change.begin()
+        return self.model.begin(), self.change.begin(), 0, 0.0
 
-    def add(self, total: tuple[Message, Message], chunk: Stack) -> tuple[Message, Message]:
+    def add(self, total: tuple[Any, Any, int, float], chunk: Stack) -> tuple[Any, Any, int, float]:
         """Add a chunk to both sums."""
-        return self.model.add(total[0], chunk), self.change.add(total[1], chunk)
+        model, change, replies, rows = total
+        counted = replies + len(chunk), rows + float(chunk.size.double().sum())
+        return self.model.add(model, chunk), self.change.add(change, chunk), *counted
 
-    def end(self, total: tuple[Message, Message]) -> tuple[Tree, Tree, int, float]:
+    def end(self, total: tuple[Any, Any, int, float]) -> tuple[Tree, Tree, int, float]:
         """Both means, and over how much they were taken."""
-        replies, rows = (float(part["weight"]) for part in total)
-        return self.model.end(total[0]), self.change.end(total[1]), int(replies), rows
+        model, change, replies, rows = total
+        return self.model.end(model), self.change.end(change), replies, rows

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kinfolk.algorithms.blocks import one_model
+from kinfolk.algorithms.blocks.aggregator import RobustMean
 from kinfolk.algorithms.blocks.one_model import State, average
 from kinfolk.errors import at_least
 from kinfolk.fold import Weights
@@ -36,6 +37,7 @@ class FedDist:
 
     learner: Learner
     epsilon: float = 0.6  # length of the step; 1 gives FedAvg with uniform weights
+    aggregate: RobustMean = RobustMean()
     mean: ClassVar[Weights] = "uniform"
 
     def __post_init__(self) -> None:
@@ -46,7 +48,7 @@ class FedDist:
 
     def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """w <- w + epsilon mean_i(w_i - w); in FedDWS the mean is sum_i (n_i / n) (w_i - w)."""
-        towards = yield from average(state.model, cohort, self.mean)
+        towards = yield from average(state.model, cohort, self.mean, self.aggregate)
         return State(step_towards(state.model, towards, self.epsilon)), {}
 
 

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from kinfolk.algorithms.blocks.aggregator import RobustMean
 from kinfolk.algorithms.blocks.many_models import copies, distinct
 from kinfolk.errors import at_least
-from kinfolk.fold import Mean, Weights
+from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner, ScoreTask
 from kinfolk.learning.network import Wrapper, tensor_out
 from kinfolk.script import Script, fold
@@ -71,6 +72,7 @@ class FedEM:
     learner: Learner
     k: int = 3  # K, number of components; 1 gives FedAvg
     weights: Weights = "size"  # n_i / n, or the same for every client
+    aggregate: RobustMean = RobustMean()  # of all components together
 
     def __post_init__(self) -> None:
         at_least("algorithm.k", self.k, 1)
@@ -85,7 +87,7 @@ class FedEM:
 
     def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """Each component <- sum_i (n_i / n) of what clients made of it."""
-        by = Mean("components", state.components, self.weights)
+        by = self.aggregate.tree_fold("components", state.components, self.weights)
         shared = {"components": state.components}
         return State((yield from fold(by, "update", cohort, shared))), {}
 

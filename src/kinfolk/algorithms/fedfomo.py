@@ -101,7 +101,7 @@ class FedFomo:
     def tasks(self) -> Table:
         """Judge by validation rows or by training rows; mix and train."""
         fit = Fit((self.learner.descent(),), self.learner.plan)
-        liking, held = FloatSpec((self.models,)), IntSpec(0, 1 << 40)
+        liking, held = FloatSpec((self.models,), -1, 1), IntSpec(0, 1 << 40)
         expected: Expected = {"model": self.learner.first, "liking": liking, "held": held}
         return {
             split: Task(self.start, self.finish, (Scan(self.judge, self._rows(split)), fit), expected)

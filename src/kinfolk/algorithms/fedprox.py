@@ -12,6 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from kinfolk.algorithms.blocks import one_model
+from kinfolk.algorithms.blocks.aggregator import RobustMean
 from kinfolk.algorithms.blocks.one_model import State, average
 from kinfolk.errors import at_least
 from kinfolk.fold import Weights
@@ -29,6 +30,7 @@ class FedProx:
     learner: Learner
     mu: float = 0.1  # strength of the penalty; 0 gives FedAvg
     weights: Weights = "size"  # n_i / n, or the same for every client
+    aggregate: RobustMean = RobustMean()
     tune_space: ClassVar[TuneSpace] = {"mu": (0.001, 0.01, 0.1, 1.0)}
 
     def __post_init__(self) -> None:
@@ -38,7 +40,7 @@ class FedProx:
 
     def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
         """w <- sum_i (n_i / n) w_i, where w_i minimises F_i(w_i) + (mu / 2) |w_i - w|^2."""
-        return State((yield from average(state.model, cohort, self.weights))), {}
+        return State((yield from average(state.model, cohort, self.weights, self.aggregate))), {}
 
     def tasks(self) -> Table:
         """Train the received model on the client's own rows, with the penalty."""

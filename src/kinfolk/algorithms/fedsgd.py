@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from kinfolk.algorithms.blocks import one_model
-from kinfolk.fold import Mean, Weights
+from kinfolk.algorithms.blocks.aggregator import RobustMean
+from kinfolk.fold import Weights
 from kinfolk.learning.learner import Learner
 from kinfolk.learning.optim import SumGradients, clip
 from kinfolk.script import Script, fold
@@ -36,6 +37,7 @@ class FedSGD:
 
     learner: Learner
     weights: Weights = "size"  # n_i / n, or the same for every client
+    aggregate: RobustMean = RobustMean()  # of gradients
 
     eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 
@@ -47,7 +49,8 @@ class FedSGD:
         """w <- w - lr sum_i (n_i / n) g_i, or what the optimiser makes of that; buffers become their mean."""
         w, lr = state.model, self.learner.descent().rate(context.round)
         still: Tree = {n: torch.zeros_like(t) if n in self.learner.names else t for n, t in w.items()}
-        g = yield from fold(Mean("gradient", still, self.weights), "gradient", cohort, shared={"model": w})
+        by = self.aggregate.tree_fold("gradient", still, self.weights)
+        g = yield from fold(by, "gradient", cohort, shared={"model": w})
         if g is still:  # nobody answered: no step, which momentum and weight decay would take all the same
             return state, {}
         moved, moments = self.learner.optimiser.update(

@@ -32,9 +32,9 @@ def flat_options(table: Mapping[str, Any]) -> dict[str, Any]:
 def options_of(kind: type[Any]) -> dict[str, Any]:
     """An algorithm's options by dotted name, with their defaults.
 
-    >>> from kinfolk.algorithms.fedprox import FedProx
-    >>> options_of(FedProx)
-    {'mu': 0.1, 'weights': 'size'}
+    >>> from kinfolk.algorithms.fedfomo import FedFomo
+    >>> options_of(FedFomo)
+    {'models': 5, 'norm': 'l2', 'epsilon': 0.3, 'decay': 0.05}
     """
     return _values({f.name: _default(f) for f in fields(kind) if _is_option(f)})
 

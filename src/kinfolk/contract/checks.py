@@ -339,7 +339,8 @@ def check_bad_replies(make: Make) -> None:
         raise Skip("its clients reply with nothing")
     bad = [toy.NAMES[i] for i in (0, 2, 5, 7)]
     without = toy.play_rounds(algorithm, federation, absent=lambda context, who: who in bad, score=False)
-    for ways in (list(HARMS)[i::3] for i in range(3)):
+    for first in range(0, len(HARMS), len(bad)):
+        ways = [*HARMS, *HARMS][first : first + len(bad)]
         how = dict(zip(bad, ways, strict=True))
         outcome = toy.play_rounds(algorithm, federation, wrap=spoil(how), score=False)
         refused = outcome.named("rejected")

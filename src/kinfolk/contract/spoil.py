@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kinfolk.engines.coordinator import Engine
+from kinfolk.engines.coordinator import Engine, Registers, Rejects
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
 from kinfolk.types import Client, Stack, Tree, leaves
@@ -22,6 +22,14 @@ class Passing:
         self.name, self.note, self.device = engine.name, engine.note, engine.device
         self.table, self.memories = engine.table, engine.memories
         self.swap, self.close = engine.swap, engine.close
+
+    def claims(self, who: Sequence[Client]) -> Mapping[Client, int]:
+        """What the engine's clients said of their rows, before anything was changed."""
+        return self.engine.claims(who) if isinstance(self.engine, Registers) else {}
+
+    def take_rejected(self) -> dict[Client, str]:
+        """Whose messages the engine could not read."""
+        return self.engine.take_rejected() if isinstance(self.engine, Rejects) else {}
 
     def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """The engine's replies, each changed."""
@@ -99,7 +107,9 @@ HARMS: dict[str, Callable[[Stack], Stack]] = {
     "other order of names": lambda reply: _tree(reply, lambda t: dict(reversed(t.items()))),
     "a negative count": _count(-1),
     "a count of zero": _count(0),
+    "a count of a billion": _count(10**9),
     "a huge count": _count(10**18),
+    "a model 200 times as large": _scaled(200.0),
     "a model 1e5 times as large": _scaled(1e5),
     "a model 1e12 times as large": _scaled(1e12),
 }

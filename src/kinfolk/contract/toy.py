@@ -14,6 +14,7 @@ import torch
 from kinfolk.algorithms.options import option_values
 from kinfolk.engines.choose import arithmetic
 from kinfolk.engines.choose import make as make_engine
+from kinfolk.engines.cohort import GuardSpec
 from kinfolk.engines.coordinator import Coordinator, Engine
 from kinfolk.engines.fast import prepare
 from kinfolk.engines.memory import Memories
@@ -154,6 +155,7 @@ def coordinated(
     wrap: Callable[[Engine], Engine] = lambda engine: engine,
     log: Callable[..., None] = lambda event, **facts: None,
     device: torch.device = CPU,
+    guard: GuardSpec | None = None,
 ) -> Iterator[Coordinator]:
     """A stage; the batched engine takes three clients a call, so that there are several calls.
 
@@ -167,7 +169,7 @@ def coordinated(
         spec = EngineSpec(engine_name, str(device), chunk=3, lanes=1, processes=2)
         engine = make_engine(spec, federation, client_tasks(algorithm), memories)
         try:
-            yield Coordinator(wrap(engine), log, absent, federation)
+            yield Coordinator(wrap(engine), log, absent, federation, guard=guard)
         finally:
             engine.close()
 
@@ -185,6 +187,7 @@ def play_rounds(
     wrap: Callable[[Engine], Engine] = lambda engine: engine,
     score: bool = True,
     device: torch.device = CPU,
+    guard: GuardSpec | None = None,
 ) -> Outcome:
     """A few rounds as a run would play them; then, with `score`, everybody scored, the absent as well.
 
@@ -202,7 +205,7 @@ def play_rounds(
     def note(event: str, **facts: Any) -> None:
         log.append((event, facts))
 
-    with coordinated(algorithm, federation, engine_name, absent, wrap, note, device) as coordinator:
+    with coordinated(algorithm, federation, engine_name, absent, wrap, note, device, guard) as coordinator:
         first = {name: t.to(device) for name, t in first_model(algorithm).items()}
         state = algorithm.init(first, clients, run)
         for number in range(rounds):
@@ -260,9 +263,9 @@ def scores_of(
 def spec_of(algorithm: Algorithm[Any], settings: Mapping[str, Any]) -> Experiment:
     """An experiment with this algorithm, found by its import path, and these settings of the run.
 
-    >>> from kinfolk.algorithms.fedprox import FedProx
-    >>> spec_of(FedProx(learner("mlp", alike()), mu=0.5), {"rounds": 3}).algorithm
-    AlgorithmSpec(name='kinfolk.algorithms.fedprox:FedProx', options={'mu': 0.5, 'weights': 'size'})
+    >>> from kinfolk.algorithms.majority_label import MajorityLabel
+    >>> spec_of(MajorityLabel(learner("mlp", alike())), {"rounds": 3}).algorithm
+    AlgorithmSpec(name='kinfolk.algorithms.majority_label:MajorityLabel', options={})
     """
     kind: type[Any] = type(algorithm)
     return Experiment(

@@ -10,7 +10,7 @@ by side in lanes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -22,7 +22,7 @@ from torch.func import vmap
 from kinfolk.engines.fast import CudaLane, Passes, lanes_on
 from kinfolk.engines.loop import Loop, message_for
 from kinfolk.engines.memory import InProcess, Memories, by_form
-from kinfolk.engines.one import first_steps, on_device, opens_models, train_rows
+from kinfolk.engines.one import first_steps, on_device, opens_models, row_counts, train_rows
 from kinfolk.engines.padded import Padded, padded
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
@@ -92,6 +92,10 @@ class Batched(InProcess):
     def make(cls, spec: EngineSpec, federation: Federation, table: Table, memories: Memories) -> Batched:
         """The engine that a filled-in `[engine]` table describes."""
         return cls(federation, table, memories, spec.chunk, spec.device, lanes=spec.lanes)
+
+    def claims(self, who: Sequence[Client]) -> dict[Client, int]:
+        """How many training rows each client has."""
+        return row_counts(self.federation, who)
 
     def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """The replies to a request, in chunks; within a chunk sorted by client.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from kinfolk.engines.guard import EXPLODED, Cohort, inspect
+from kinfolk.engines.cohort import Cohort, GuardSpec, Limits, Usual
+from kinfolk.engines.guard import EXPLODED, LARGEST_COUNT, inspect
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.sketched import Sketches
 from kinfolk.engines.work import Work, trained_by
@@ -54,7 +55,8 @@ class Part:
     heard: tuple[Client, ...]  # whose replies are in the total
     rejected: dict[Client, str]  # whose are not, and why
     sent: int  # bytes of all their replies
-    norms: Tensor  # of their models, by which those that wait are judged
+    norms: Tensor  # of their models
+    lengths: dict[str, Tensor]  # of their updates, by which those that wait are judged
     waiting: Stack  # replies that are judged when all parts are there: see `Cohort`
     grown: dict[Client, tuple[float, float]] = field(default_factory=dict)  # see `Cohort`
 
@@ -63,8 +65,26 @@ class Part:
 class FoldsInParts(Protocol):
     """An engine of several processes, each of which can fold what its own clients reply."""
 
-    def parts(self, request: Ask[Any], context: RoundContext) -> Iterator[Part]:
+    def parts(self, request: Ask[Any], context: RoundContext, limits: Limits) -> Iterator[Part]:
         """The parts of a request whose fold is `Mergeable`, in a fixed order."""
+        ...
+
+
+@runtime_checkable
+class Registers(Protocol):
+    """An engine whose clients say how many training rows they have before they are asked anything."""
+
+    def claims(self, who: Sequence[Client]) -> Mapping[Client, int]:
+        """What each of these says; one that says nothing of use is left out."""
+        ...
+
+
+@runtime_checkable
+class Rejects(Protocol):
+    """An engine that reads what comes from elsewhere, of which some may be no message."""
+
+    def take_rejected(self) -> dict[Client, str]:
+        """Whose messages could not be used since the last call, and why."""
         ...
 
 
@@ -130,9 +150,11 @@ class Coordinator:
         federation: Federation | None = None,
         afford: Callable[[Work], None] = lambda work: None,
         warn: Callable[[str], None] = lambda text: None,
+        guard: GuardSpec | None = None,
     ) -> None:
         self.engine, self.log, self.warn, self.absent = engine, log, warn, absent
-        self.federation, self.afford = federation, afford
+        self.federation, self.afford, self.guard = federation, afford, guard or GuardSpec()
+        self.usual, self._claims, self._most_rows = Usual(), dict[Client, int](), LARGEST_COUNT
         self.ledger, self.folding = Ledger(), 0.0
         self.sketches: Sketches | None = None  # who looks at the models that are replied, if anybody does
         self.excluded: set[Client] = set()  # who has no part in rounds any more, and is scored all the same
@@ -140,6 +162,7 @@ class Coordinator:
 
     def begin(self) -> None:
         """A new round: nobody was asked yet."""
+        self._usual_before = Usual(self.usual.lately)
         self.asked: set[Client] = set()
         self.failed: set[Client] = set()
         self.norms: list[Tensor] = []  # of all models that were replied in this round
@@ -148,6 +171,10 @@ class Coordinator:
         ] = {}  # models far larger than what was sent: see `Cohort`
         self.exploded: dict[Client, str] = {}  # whose reply was rejected for its numbers, and why
         self.answered: set[Client] = set()  # those who gave a usable reply to all they were asked
+
+    def forget(self) -> None:
+        """Judge what comes as if the round had not been."""
+        self.usual = Usual(self._usual_before.lately)
 
     def perform(self, request: Request, context: RoundContext, rehearse: bool = True) -> Any:
         """Do what a script asks; the answer is a Stack, what the fold made of the replies, or nothing.
@@ -182,6 +209,7 @@ class Coordinator:
         sent = nbytes(request.shared) * len(present)
         sent += request.each.nbytes(present) if request.each else 0
         self.ledger.add_bytes(request.task, "down", sent)
+        self._hear_claims(context.clients, context.round)
         fold: Any = request.fold
         request = Ask(request.task, present, request.shared, request.each, fold)
         chunks = self._looked_at(request, task, context) if present else iter(())
@@ -209,7 +237,8 @@ class Coordinator:
 
     def _checked(self, request: Ask[Any], task: Task, context: RoundContext) -> Iterator[Any]:
         """The replies that may pass, chunk by chunk, or folded in parts; last those that had to wait."""
-        cohort = Cohort(request, task.reply, self.norms, grown=self.grown)
+        limits = Limits(self._most_rows, self.guard.norm, self.usual.of(request.task))
+        cohort = Cohort(request, task.reply, limits, self.usual, self.norms, grown=self.grown)
         if isinstance(self.engine, FoldsInParts) and isinstance(request.fold, Mergeable):
             yield from self._parts(self.engine, cohort, context)
         else:
@@ -243,23 +272,60 @@ class Coordinator:
             if not chunk.clients:
                 continue
             good, bad = inspect(chunk, cohort.expected)
+            bad |= self._unlike_claims(good)
+            good = good.at([c for c in good.clients if c not in bad])
             self._reject(bad, cohort, context)
             silent.difference_update(good.clients)
+            if bool((good.size > cohort.limits.rows).any()):
+                good = replace(good, size=good.size.clamp(max=cohort.limits.rows))
             good = cohort.pass_on(good) if good.clients else good
             if good.clients:
                 yield good
+        self._reject(self._malformed(), cohort, context)
+
+    def _malformed(self) -> dict[Client, str]:
+        return self.engine.take_rejected() if isinstance(self.engine, Rejects) else {}
 
     def _parts(self, engine: FoldsInParts, cohort: Cohort, context: RoundContext) -> Iterator[Message]:
         """The totals of all parts."""
-        for part in engine.parts(cohort.request, context):
+        for part in engine.parts(cohort.request, context, cohort.limits):
             self.ledger.add_bytes(cohort.request.task, "up", part.sent)
             self._reject(part.rejected, cohort, context)
             cohort.silent.difference_update(part.heard)
             cohort.seen.append(part.norms)
+            for key, length in part.lengths.items():
+                cohort.lengths.setdefault(key, []).append(length)
             cohort.grown.update(part.grown)
             if part.waiting.clients:
                 cohort.waiting.append(part.waiting)
             yield part.total
+
+    def _hear_claims(self, who: Sequence[Client], round: int) -> None:
+        """Once, before the first request: how many rows clients have, and who counts for fewer."""
+        if self._claims or not isinstance(self.engine, Registers):
+            return
+        self._claims = dict(self.engine.claims(who))
+        some = torch.tensor([n for n in self._claims.values() if n > 0], dtype=torch.int64)
+        if not len(some) or not self.guard.rows:
+            return
+        median = int(some.median())
+        self._most_rows = min(int(self.guard.rows * median), LARGEST_COUNT)
+        for client, rows in self._claims.items():
+            if rows > self._most_rows:
+                told = f"its {rows} rows count as {self._most_rows}, {self.guard.rows:g} times the median"
+                self.log("capped", round=round, client=client, reason=told)
+
+    def _unlike_claims(self, chunk: Stack) -> dict[Client, str]:
+        """Whose row count is not what it said at first."""
+        if not self._claims or not chunk.clients:
+            return {}
+        said = [self._claims.get(c, 0) for c in chunk.clients]
+        if torch.equal(chunk.size.cpu(), torch.tensor(said)):
+            return {}
+        pairs = zip(chunk.clients, chunk.size.tolist(), said, strict=True)
+        return {
+            c: f"row count {now} is not the {was} it said at first" for c, now, was in pairs if now != was
+        }
 
     def _reject(self, bad: dict[Client, str], cohort: Cohort, context: RoundContext) -> None:
         cohort.refused.update(bad)
@@ -276,6 +342,8 @@ class Coordinator:
         assert isinstance(swap, PeerTask), f"{request.swap} is a task, not an exchange"
         sent = self.engine.swap(swap, present, context)
         self.engine.memories.flush()  # before anybody writes a message that follows from it
+        for client, reason in self._malformed().items():
+            self.log("rejected", round=context.round, client=client, task=request.swap, reason=reason)
         self.answered = (self.answered | set(present)) - self.failed
         self.ledger.add_bytes(request.swap, "across", sum(sent.values()))
 
@@ -291,22 +359,26 @@ class Coordinator:
         return tuple(sorted(set(who) - set(missing)))
 
 
-def fold_part(engine: Engine, request: Ask[Any], fold: Mergeable, context: RoundContext) -> Part:
+def fold_part(
+    engine: Engine, request: Ask[Any], fold: Mergeable, context: RoundContext, limits: Limits
+) -> Part:
     """Perform a request by an engine of this process and fold the replies that may pass."""
     rejected: dict[Client, str] = {}
 
     def note(event: str, **facts: Any) -> None:
         rejected[facts["client"]] = facts["reason"]
 
-    coordinator, task = Coordinator(engine, note), engine.table[request.task]
+    coordinator, task = Coordinator(engine, note, guard=GuardSpec(rows=0)), engine.table[request.task]
     assert isinstance(task, Task)
-    cohort, total = Cohort(request, task.reply), fold.begin()
+    coordinator._hear_claims(request.to, context.round)
+    cohort, total = Cohort(request, task.reply, limits), fold.begin()
     for chunk in coordinator._inspected(cohort, context):
         total = fold.add(total, chunk)
     heard = tuple(sorted(set(request.to) - cohort.silent))
     norms = torch.cat(cohort.seen) if cohort.seen else torch.zeros(0, dtype=torch.float64)
     sent = coordinator.ledger.bytes.get(request.task, {}).get("up", 0)
-    return Part(total, heard, rejected, sent, norms, Stack.join(cohort.waiting), cohort.grown)
+    lengths = {key: torch.cat(found) for key, found in cohort.lengths.items()}
+    return Part(total, heard, rejected, sent, norms, lengths, Stack.join(cohort.waiting), cohort.grown)
 
 
 def _nobody(expected: Expected) -> Stack:

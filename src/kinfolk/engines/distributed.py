@@ -16,7 +16,8 @@ import torch
 
 from kinfolk.codec import encode
 from kinfolk.engines import rpc
-from kinfolk.engines.coordinator import Engine, Part, fold_part, warnings_of
+from kinfolk.engines.cohort import Limits
+from kinfolk.engines.coordinator import Engine, Part, Registers, fold_part, warnings_of
 from kinfolk.engines.link import Link, Posted, Served
 from kinfolk.engines.memory import Mail, Sent, read, written
 from kinfolk.engines.rpc import Header, Packed
@@ -61,7 +62,7 @@ class Distributed:
 
     def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """The replies to a request, in the chunks that each rank makes, rank after rank."""
-        asked = self._ask(request, context, {})
+        asked = self._ask(request, context, {}, Limits())
         mine = _of(self.shares[0], request.to)
         if mine:
             yield from self.inner.replies(replace(request, to=mine), context)
@@ -72,13 +73,17 @@ class Distributed:
                     break
                 yield rpc.unpack_stack(self._here(message), header)
 
-    def parts(self, request: Ask[Any], context: RoundContext) -> Iterator[Part]:
+    def claims(self, who: Sequence[Client]) -> Mapping[Client, int]:
+        """How many training rows each client has: all ranks hold the same data."""
+        return self.inner.claims(who) if isinstance(self.inner, Registers) else {}
+
+    def parts(self, request: Ask[Any], context: RoundContext, limits: Limits) -> Iterator[Part]:
         """What each rank made of its own clients' replies, in rank order."""
         assert isinstance(request.fold, Mergeable)
-        asked = self._ask(request, context, request.fold.spec())
+        asked = self._ask(request, context, request.fold.spec(), limits)
         mine = _of(self.shares[0], request.to)
         if mine:
-            yield fold_part(self.inner, replace(request, to=mine), request.fold, context)
+            yield fold_part(self.inner, replace(request, to=mine), request.fold, context, limits)
         for rank in asked:
             message, header = self._take(rank)
             # The sum of weights stays on the host, as in a fold that is done here.
@@ -124,13 +129,14 @@ class Distributed:
         """Give back what the engine of this rank holds; the others are told when the link ends."""
         self.inner.close()
 
-    def _ask(self, request: Ask[Any], context: RoundContext, fold: Header) -> list[int]:
+    def _ask(self, request: Ask[Any], context: RoundContext, fold: Header, limits: Limits) -> list[int]:
         """Send what is shared to all and everyone's own messages to its rank; the ranks that will answer."""
         if request.shared and self.others:
             self.link.spread(encode(request.shared, {"do": "shared"}))
         asked = {rank: who for rank in self.others if (who := _of(self.shares[rank], request.to))}
         for rank, who in asked.items():
-            self._posted[rank] = self.link.post(encode(*rpc.pack_request(request, context, who, fold)), rank)
+            packed = rpc.pack_request(request, context, who, fold, limits)
+            self._posted[rank] = self.link.post(encode(*packed), rank)
         return list(asked)
 
     def _tell(self, header: Header) -> None:

@@ -32,6 +32,9 @@ FAREWELL = 5.0
 # it does not, to end the run in order.
 LOOK, GRACE = 1.0, 2 * FAREWELL
 
+# Bytes of one message at most: a length beyond it is none, and room for it must not be asked for.
+MOST = 1 << 38
+
 # Chunks of replies that a rank may have on their way while it works on the next.
 AHEAD = 64
 
@@ -86,9 +89,10 @@ class Link:
         count = torch.zeros(1, dtype=torch.int64)
         with self._noticing(source):
             dist.recv(count, source, group=self.gloo)
-            if count < 0:
-                return self._broadcast(torch.empty(-int(count), dtype=torch.uint8))
-            data = torch.empty(int(count), dtype=torch.uint8)
+        data = torch.empty(length_of(int(count), source), dtype=torch.uint8)
+        if count < 0:
+            return self._broadcast(data)
+        with self._noticing(source):
             dist.recv(data, source, group=self.gloo)
         return data.numpy().tobytes()
 
@@ -151,6 +155,20 @@ class Link:
             yield
         except RuntimeError as error:  # all that torch says of a broken or a silent connection
             raise self.lost(rank, "timed out" in str(error).lower()) from error
+
+
+def length_of(count: int, rank: int) -> int:
+    """The bytes that a rank says are coming.
+
+    >>> length_of(-20, 1)
+    20
+    >>> length_of(1 << 60, 1)
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: rank 1 = 1152921504606846976: is no length of a message; see what it printed
+    """
+    if abs(count) > MOST:
+        raise KinfolkError(f"rank {rank}", count, "is no length of a message; see what it printed")
+    return abs(count)
 
 
 class Served:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,10 @@ class Loop(InProcess):
             if kept is not None:
                 self.memories[who] = kept
             yield Stack.of({who: (one.train_rows(self.federation, who), reply)})
+
+    def claims(self, who: Sequence[Client]) -> dict[Client, int]:
+        """How many training rows each client has."""
+        return one.row_counts(self.federation, who)
 
     def _here(self, t: Tensor) -> Tensor:
         return t.to(self.device)

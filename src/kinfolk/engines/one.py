@@ -27,6 +27,11 @@ def train_rows(federation: Federation, who: Client) -> int:
     return federation.splits["train"].count(federation.place(who))
 
 
+def row_counts(federation: Federation, who: Sequence[Client]) -> dict[Client, int]:
+    """How many training rows each of these clients has: what they say before they are asked anything."""
+    return {c: train_rows(federation, c) for c in who}
+
+
 def first_steps(task: Task, federation: Federation, who: Client) -> int:
     """How many steps the first pass of a task takes on a client."""
     if not task.passes:

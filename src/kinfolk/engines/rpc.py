@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from kinfolk.codec import decode, encode
+from kinfolk.engines.cohort import Limits
 from kinfolk.engines.coordinator import Engine, Part, fold_part, warnings_of
 from kinfolk.engines.sketched import fold_from
 from kinfolk.errors import KinfolkError
@@ -60,6 +61,7 @@ def pack_part(part: Part) -> Packed:
     """What a process made of its clients' replies, as a message and a header."""
     waiting = {f"waiting.body.{key}": value for key, value in part.waiting.body.items()}
     body = {f"total.{key}": value for key, value in part.total.items()} | waiting
+    body |= {f"lengths.{key}": value for key, value in part.lengths.items()}
     told = json.dumps([part.heard, part.rejected, part.sent, part.waiting.clients, part.grown])
     return {**body, "norms": part.norms, "waiting.size": part.waiting.size}, {"part": told}
 
@@ -69,7 +71,9 @@ def unpack_part(message: Message, header: Header) -> Part:
     heard, rejected, sent, waiting, grown = json.loads(header["part"])
     held = Stack(tuple(waiting), message["waiting.size"].cpu(), _under("waiting.body.", message))
     own = {Client(c): (norm, was) for c, (norm, was) in grown.items()}
-    return Part(_under("total.", message), tuple(heard), rejected, sent, message["norms"].cpu(), held, own)
+    lengths = {key: length.cpu() for key, length in _under("lengths.", message).items()}
+    total, norms = _under("total.", message), message["norms"].cpu()
+    return Part(total, tuple(heard), rejected, sent, norms, lengths, held, own)
 
 
 def pack_several(messages: Iterable[tuple[Any, Message]]) -> Packed:
@@ -97,9 +101,15 @@ def unpack_several(message: Message, header: Header) -> list[tuple[Any, Message]
     return found
 
 
-def pack_request(request: Ask[Any], context: RoundContext, who: Sequence[Client], fold: Header) -> Packed:
-    """A request for some clients, without what all are sent; `fold` says how replies are folded there."""
+def pack_request(
+    request: Ask[Any], context: RoundContext, who: Sequence[Client], fold: Header, limits: Limits
+) -> Packed:
+    """A request for some clients, without what all are sent; `fold` says how replies are folded there.
+
+    What is folded there is checked there, by `limits`.
+    """
     header = {"do": "ask", "task": request.task, "to": json.dumps(who), "fold": json.dumps(fold)}
+    header |= {"limits": limits.text()}
     header |= {"shared": "yes" if request.shared else "", **pack_context(context)}
     own, named = pack_stack(request.each.at(who)) if request.each else ({}, {})
     return own, {**header, **named}
@@ -221,7 +231,8 @@ class Server:
             engine.memories.clear()
             engine.memories.update(visits)
         if fold:
-            yield _with_kept(pack_part(fold_part(engine, request, fold_from(fold), context)), engine, visits)
+            part = fold_part(engine, request, fold_from(fold), context, Limits.read(header["limits"]))
+            yield _with_kept(pack_part(part), engine, visits)
         elif visits is not None:
             whole = Stack.join(list(engine.replies(request, context)))
             yield _with_kept(pack_stack(whole), engine, visits)

@@ -16,7 +16,7 @@ import os
 import signal
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
@@ -27,11 +27,13 @@ import torch
 from kinfolk.codec import encode
 from kinfolk.engines import rpc
 from kinfolk.engines.batched import Batched
+from kinfolk.engines.cohort import Limits
 from kinfolk.engines.coordinator import Engine, Part
 from kinfolk.engines.fast import keep_large_blocks, warm
 from kinfolk.engines.heartbeat import Heartbeat
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import InProcess, Memories
+from kinfolk.engines.one import row_counts
 from kinfolk.engines.rpc import Header, Packed
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
@@ -141,13 +143,18 @@ class Workers(InProcess):
     def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """The replies to a request, in order of names whatever the order of arrival."""
         some = jobs(sorted(request.to), -(-len(request.to) // self.together), self.processes)
-        return (rpc.unpack_stack(*got) for got in self._all(request, context, {}, some))
+        return (rpc.unpack_stack(*got) for got in self._all(request, context, {}, Limits(), some))
 
-    def parts(self, request: Ask[Any], context: RoundContext) -> Iterator[Part]:
+    def parts(self, request: Ask[Any], context: RoundContext, limits: Limits) -> Iterator[Part]:
         """What the processes made of their clients' replies, in order of names."""
         assert isinstance(request.fold, Mergeable)
         some = jobs(sorted(request.to), PARTS, self.processes)
-        return (rpc.unpack_part(*got) for got in self._all(request, context, request.fold.spec(), some))
+        folded = self._all(request, context, request.fold.spec(), limits, some)
+        return (rpc.unpack_part(*got) for got in folded)
+
+    def claims(self, who: Sequence[Client]) -> dict[Client, int]:
+        """How many training rows each client has."""
+        return row_counts(self.federation, who)
 
     def take_warnings(self) -> list[str]:
         """What the processes had to tell since the last call."""
@@ -164,7 +171,7 @@ class Workers(InProcess):
         self._channels = []
 
     def _all(
-        self, request: Ask[Any], context: RoundContext, fold: Header, some: list[list[Client]]
+        self, request: Ask[Any], context: RoundContext, fold: Header, limits: Limits, some: list[list[Client]]
     ) -> Iterator[Packed]:
         """What the processes answer, job after job."""
         self._start()
@@ -173,15 +180,17 @@ class Workers(InProcess):
             with self._heartbeat() as self._pulse:
                 if request.shared:
                     self._spread(encode(request.shared, {"do": "shared"}))
-                jobs = ((self._job(request, context, who, fold), len(who)) for who in some)
+                jobs = ((self._job(request, context, who, fold, limits), len(who)) for who in some)
                 yield from self._served(jobs)
             finished = True
         finally:
             if not finished:  # answers may be on their way still; they must not be taken for later ones
                 self.close()
 
-    def _job(self, request: Ask[Any], context: RoundContext, who: list[Client], fold: Header) -> bytes:
-        own, header = rpc.pack_request(request, context, who, fold)
+    def _job(
+        self, request: Ask[Any], context: RoundContext, who: list[Client], fold: Header, limits: Limits
+    ) -> bytes:
+        own, header = rpc.pack_request(request, context, who, fold, limits)
         held, named = rpc.pack_several((c, self.memories[c]) for c in who)
         return encode({**own, **held}, {**header, **named})
 

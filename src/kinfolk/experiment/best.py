@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ from kinfolk.experiment.build import JUDGED_BY, Parts
 from kinfolk.experiment.sections import RunSpec
 from kinfolk.experiment.state import to_message
 from kinfolk.learning.learner import ScoreTask
-from kinfolk.scores import about
+from kinfolk.scores import about, of_all
 from kinfolk.script import Algorithm, Remembers
 from kinfolk.task import Task
 from kinfolk.types import nbytes
@@ -34,7 +33,8 @@ class Best:
     def after(self, round: int, summary: Mapping[str, Any], by: str = "auto") -> Best:
         """What holds after one more evaluation, by the mean over clients of a score of the main model.
 
-        A score that is no number is no better than any; of equal ones the first is the best.
+        A score that is no number, or not of all clients, is no better than any; of equal ones the first is
+        the best.
 
         >>> rated = lambda value: {"centre": {"loss": {"macro": 1.0}, "accuracy": {"macro": value}}}
         >>> seen = Best().after(0, rated(0.5)).after(5, rated(0.7)).after(10, rated(0.7))
@@ -43,8 +43,8 @@ class Best:
         """
         main: Mapping[str, Any] = next(iter(summary.values()), {})
         score = next((name for name in (JUDGED_BY if by == "auto" else (by,)) if name in main), "")
-        value = main.get(score, {}).get("macro")
-        if value is None or math.isnan(value):
+        value = of_all(main.get(score, {}))
+        if value is None:
             return replace(self, since=self.since + 1)
         gain = self.value - value if about(score).lower_is_better else value - self.value
         return (

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.algorithms import build_algorithm, find_algorithm, options_of
+from kinfolk.algorithms.blocks.aggregator import RobustMean
 from kinfolk.algorithms.options import flat_options
 from kinfolk.engines.fast import accelerated
 from kinfolk.errors import KinfolkError, near
@@ -32,7 +33,7 @@ from kinfolk.learning.row_metrics import find_metrics, named_targets
 from kinfolk.learning.schedules import factor, find_schedule
 from kinfolk.scores import learn
 from kinfolk.script import Algorithm
-from kinfolk.streams import Seed
+from kinfolk.streams import Seed, cohort_size
 from kinfolk.task import Augment, Plan
 from kinfolk.types import Rows, Tree
 
@@ -120,6 +121,7 @@ def build_parts(
             raise KinfolkError(name, score, near(score, learner.scoring.names))
     algorithm = build_algorithm(spec.algorithm.name, learner, spec.algorithm.options)
     _check_rows(spec.algorithm.name, algorithm, federation)
+    _check_room(algorithm, cohort_size(len(federation.clients), spec.run.participation))
     attack = planned(spec.run, federation, seed)
     notes = "; ".join(filter(None, (short, note, target.note)))
     return Parts(spec, seed, federation, learner, algorithm, title(spec, own), attack, own or {}, notes)
@@ -191,6 +193,13 @@ def _check_built_in(name: str, federation: Federation) -> None:
     if isinstance(federation.x, dict) and ":" not in name:
         remedy = f"takes one tensor, and rows are {federation.row_text}; give a network of your own"
         raise KinfolkError("model.name", name, f"{remedy}: 'module:Class'")
+
+
+def _check_room(algorithm: Algorithm[Any], cohort: int) -> None:
+    """Refuse an aggregation that a group of even size would have too few members for."""
+    aggregate = getattr(algorithm, "aggregate", None)
+    if isinstance(aggregate, RobustMean):
+        aggregate.check_room(cohort, getattr(algorithm, "k", 1))
 
 
 def _check_rows(name: str, algorithm: Algorithm[Any], federation: Federation) -> None:

@@ -28,6 +28,7 @@ def play_final(run: Running) -> Info | None:
     run.memories.snapshot()
     run.state, info = run.played(script, context)
     run.memories.rollback()
+    run.coordinator.forget()
     return info
 
 
@@ -44,6 +45,7 @@ def finalize(run: Running) -> None:
     run.score()
     run.save(before, summary)  # with what clients are scored by beside it
     facts = with_final(read_rounds(run.folder)[-1], found, groups, spent) | {"summary": run.summary}
+    facts |= {"lost": run.lost} if run.lost else {}
     run.records.amend_round(run.done, facts)
     run.watch("round", {**facts, "rounds": run.done, "memories": run.memories})
     run.tell("evaluate", **{**facts, "rounds": run.done})

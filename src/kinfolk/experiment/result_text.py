@@ -9,7 +9,7 @@ from rich.text import Text
 
 from kinfolk.markup import as_html
 from kinfolk.progress import headline
-from kinfolk.scores import about
+from kinfolk.scores import about, over
 
 if TYPE_CHECKING:
     from kinfolk.experiment.run import Result
@@ -29,7 +29,8 @@ def result_html(result: Result) -> str:
     for model, scores in result.summary.items():
         for score, by in scores.items():
             cells = (_shown(by.get(over), score) for over in OVER)
-            table.add_row(Text(model), Text(about(score).title), *map(Text, cells))
+            whose = ", ".join(filter(None, (model, over(by))))
+            table.add_row(Text(whose), Text(about(score).title), *map(Text, cells))
     return as_html(table, Text(f"folder: {result.folder}"))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.engines.choose import Choice, arithmetic, make, reply_room
+from kinfolk.engines.cohort import Usual
 from kinfolk.engines.coordinator import Coordinator, drop_outs
 from kinfolk.engines.distributed import Distributed
 from kinfolk.engines.fast import KERNELS
@@ -160,7 +161,8 @@ class Running:
         engine = make(choice.engine, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
         rows, absent = parts.federation, drop_outs(self.spec.run.absent)
-        self.coordinator = Coordinator(engine, self.records.audit, absent, rows, self._afford, self._warn)
+        told = self.records.audit, absent, rows, self._afford, self._warn
+        self.coordinator = Coordinator(engine, *told, guard=self.spec.guard)
         self.budget, self.ended = Budget.of(parts, self._warn), ""
         self.state = self.algorithm.init(self._here(parts.learner.first), self.clients, parts.seed)
         self.scored = self.algorithm.eval_tasks()
@@ -168,6 +170,7 @@ class Running:
         self.done = self.saved = 0
         self.voids = 0
         self.summary: dict[str, Any] = {}
+        self.lost: dict[str, list[Client]] = {}  # whose last scores could not be used, by kind of model
         self.served: Any = None  # by what clients were scored last
         self.served_at = -1  # after how many rounds that was
         self.best, self.valid = Best(), dict[str, Any]()  # by validation rows
@@ -267,6 +270,7 @@ class Running:
     def _stop_short(self, spent: Spent, extra: int) -> None:
         """A round asks for more than is left: it is not played, and the run ends before it."""
         self.memories.rollback()
+        self.coordinator.forget()
         self.budget.extra = extra
         self.spent()
         if not self.done:
@@ -339,10 +343,11 @@ class Running:
 
     def judged(self) -> dict[str, Any]:
         """The summary of an evaluation; by validation rows it is also told how good the round was."""
+        found = {"summary": self.summary} | ({"lost": self.lost} if self.lost else {})
         if not judged(self.spec.run):
-            return {"summary": self.summary}
+            return found
         self.best = self.best.after(self.done, self.valid, self.spec.run.monitor)
-        return {"summary": self.summary, "valid": self.valid}
+        return found | {"valid": self.valid}
 
     def _finish_round(self, facts: dict[str, Any], evaluate: bool) -> None:
         spec, facts = self.spec.run, self.record(facts, evaluate)
@@ -362,8 +367,8 @@ class Running:
         """Score everybody, by choices made now where clients choose; what that took."""
         run = self.spec.run
         self.served, chosen = self._chosen()
-        seen = dict[str, Evaluation]()
-        columns, self.summary = self._scored(run.split, run.models, seen=seen)
+        seen, self.lost = dict[str, Evaluation](), {}
+        columns, self.summary = self._scored(run.split, run.models, seen=seen, lost=self.lost)
         if judged(run):
             self.valid = self.summary
         if judged(run) and run.split != "valid":
@@ -375,11 +380,16 @@ class Running:
         return chosen
 
     def _scored(
-        self, split: str, models: str, suffix: str = "", seen: dict[str, Evaluation] | None = None
+        self,
+        split: str,
+        models: str,
+        suffix: str = "",
+        seen: dict[str, Evaluation] | None = None,
+        lost: dict[str, list[Client]] | None = None,
     ) -> tuple[Columns, dict[str, Any]]:
         rows, context = self.parts.federation.splits[split], self.context()
         by = self.algorithm, self.served, self.coordinator, context, split, self.attackers, models, rows
-        return score_everyone(*by, tasks=self.scored, suffix=suffix, seen=seen)
+        return score_everyone(*by, tasks=self.scored, suffix=suffix, seen=seen, lost=lost)
 
     def _chosen(self) -> tuple[Any, dict[str, Any]]:
         return choose_now(self.algorithm, self.state, self.coordinator, self.memories, self.context())
@@ -445,6 +455,7 @@ class Running:
         self.unheard = {self.clients[i] for i in loaded.facts.get("unheard", ())}
         self.best = Best.of(loaded.facts.get("best", {}))
         self.health.take(loaded.facts.get("health", {}), self.folder)
+        self.coordinator.usual = Usual(loaded.facts.get("usual"))
         KERNELS.follow(loaded.facts.get("kernels", {}))
 
     def _restore(self) -> bool:

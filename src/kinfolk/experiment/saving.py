@@ -27,6 +27,7 @@ def write_checkpoint(run: Running, state: Any, summary: dict[str, Any]) -> Path:
         "unheard": [i for i, c in enumerate(run.clients) if c in run.unheard],
         "summary": summary,
         "health": run.health.saved(),
+        "usual": run.coordinator.usual.lately,  # by which the next replies are judged
         "federation": run.parts.federation.fingerprint(),
         "kernels": KERNELS.chosen,  # by timing, so that a resumed run might choose otherwise
     }

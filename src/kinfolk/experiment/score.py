@@ -17,7 +17,7 @@ from kinfolk.federation.federation import Split
 from kinfolk.learning import metrics
 from kinfolk.learning.network import run
 from kinfolk.learning.row_metrics import METRICS, metric_value
-from kinfolk.scores import about, summary
+from kinfolk.scores import about, of_all, summary
 from kinfolk.script import Algorithm, Ask, Groups, Margins
 from kinfolk.streams import RoundContext
 from kinfolk.task import Task
@@ -64,6 +64,7 @@ def score_everyone(
     tasks: Mapping[str, Task] | None = None,
     suffix: str = "",
     seen: dict[str, Evaluation] | None = None,
+    lost: dict[str, list[Client]] | None = None,
 ) -> tuple[Columns, dict[str, Any]]:
     """(tidy columns for the records, summary by kind of model and score); drop-outs are scored too.
 
@@ -72,7 +73,7 @@ def score_everyone(
     With `rows`, the split that is scored, clients with the same model and the same rows are scored once.
     `tasks` are what `eval_tasks` gave before; a run builds them once. `suffix` ends the names of tasks that
     go over the rows of another split. What the watch on training needs of every kind of model goes into
-    `seen`.
+    `seen`; whose scores could not be used, as of a model that is no number, into `lost`.
     """
     columns: Columns = {name: [] for name in ("client", "model", "split", "score", "value", "rows")}
     over_all: dict[str, Any] = {}
@@ -87,17 +88,22 @@ def score_everyone(
             Ask(f"score.{kind}{suffix}", asked, shared, each), context, rehearse=False
         )
         scored, body = _for_all(got, instead)
+        without_score = sorted(set(who) - set(scored))
+        if without_score and lost is not None:
+            lost[kind] = without_score
         if seen is not None:
-            lost = {c for c in who if instead[c] in coordinator.exploded} - set(scored)
-            seen[kind] = _evaluation(scored, body, lost)
+            exploded = {c for c in without_score if instead[c] in coordinator.exploded}
+            seen[kind] = _evaluation(scored, body, exploded)
+        over_all[kind] = {}
         if not scored:
             continue
         count = tensor_of(body, "rows").cpu().numpy()
-        over_all[kind] = {}
         for score, values in metrics.scores(body).items():
             _add(columns, scored, kind, split, score, values, count)
             one = summary(values, count, about(score).lower_is_better)
-            over_all[kind][score] = one | metrics.pooled(score, body)
+            told = {"lost": len(without_score)} if without_score else {}
+            counted = {"clients": int((~np.isnan(np.asarray(values, dtype=np.float64))).sum())}
+            over_all[kind][score] = one | metrics.pooled(score, body) | counted | told
     return columns | _membership(algorithm, state, context.clients, columns["client"]), over_all
 
 
@@ -190,13 +196,13 @@ def score_groups(
 
 
 def reached(summary: Mapping[str, Any], score: str, target: float) -> bool:
-    """Whether the main model's mean over clients is as good as a target.
+    """Whether the main model's mean over all clients is as good as a target.
 
     >>> reached({"centre": {"accuracy": {"macro": 0.9}}}, "accuracy", 0.8)
     True
     """
     main: dict[str, Any] = next(iter(summary.values()), {})
-    value = main.get(score, {}).get("macro")
-    if value is None or value != value:  # nobody could be scored
+    value = of_all(main.get(score, {}))
+    if value is None:
         return False
     return bool(value <= target if about(score).lower_is_better else value >= target)

@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, get_type_hints
 
 from kinfolk.engines import spec as engine
+from kinfolk.engines.cohort import GuardSpec
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.federation.sources import DataSpec
 from kinfolk.learning.augment import NAMES as AUGMENTS
@@ -165,6 +166,7 @@ class Experiment:
     local: LocalSpec = field(default_factory=LocalSpec)
     algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
     engine: EngineSpec = field(default_factory=EngineSpec)
+    guard: GuardSpec = field(default_factory=GuardSpec)
     run: RunSpec = field(default_factory=RunSpec)
 
 
@@ -202,6 +204,7 @@ RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
     (lambda v: 0 < v <= 1, "give a number above 0 and at most 1", "local.decay run.participation"),
     (lambda v: 0 <= v < 1, "give a number from 0 to below 1", "local.momentum run.absent run.attackers"),
     (lambda v: 0 <= v <= 1, "give a number from 0 to 1", "run.quorum"),
+    (lambda v: v == 0 or v >= 1, "give 1 or more, or 0 for no limit", "guard.rows guard.norm"),
 ]
 
 

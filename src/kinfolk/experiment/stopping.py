@@ -111,6 +111,7 @@ def undone_if_stopped(run: Running) -> Iterator[None]:
                 setattr(run, name, value)
             run.unheard, run.budget.extra, run.health = unheard, extra, health
             run.memories.restore(held)
+            run.coordinator.forget()
             run.records.rewind(run.done)
         raise
     run.stop.check()

@@ -34,7 +34,7 @@ from kinfolk.experiment.spec import dump, values
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.plan import row_visits
 from kinfolk.lock import writing
-from kinfolk.scores import about
+from kinfolk.scores import about, of_all
 from kinfolk.streams import Seed
 
 BACKENDS = ("halving", "optuna")
@@ -345,9 +345,9 @@ class _Task:
         """The mean over clients of each scored model, larger is better; one that is not a number is worst."""
         found = {}
         for kind, scores in result.summary.items():
-            value = scores.get(self.bench.score, {}).get("macro")
+            value = of_all(scores.get(self.bench.score, {}))
             known = value is not None and math.isfinite(value)
-            found[kind] = self.bench.sign * float(value) if known else -math.inf
+            found[kind] = self.bench.sign * value if value is not None and known else -math.inf
         return found
 
     def _fine_cost(self, point: Mapping[str, Any]) -> float:

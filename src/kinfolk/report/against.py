@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from kinfolk.report.diverged import unranked
+from kinfolk.report.diverged import is_ranked, unranked
 from kinfolk.report.read import Run, by_title, last, power
 from kinfolk.report.statistics import (
     FEWEST_CLIENTS,
@@ -32,13 +32,22 @@ _NOT_COMPARED = {
 
 def last_scores(model: str, score: str, runs: Sequence[Run]) -> list[pd.DataFrame]:
     """The clients at the end of each run that scored this model so."""
-    found = [last(run, model, score) for run in runs if model in run.models and score in run.metrics]
-    return [end for end in found if len(end)]
+    return [last(run, model, score) for run in runs if has_scores(run, model, score)]
+
+
+def has_scores(run: Run, model: str, score: str) -> bool:
+    """Whether a run has ever scored this model so.
+
+    >>> run = Run.of({"title": "local", "seed": 0}, {"value": [0.5]})
+    >>> has_scores(run, "centre", "accuracy"), has_scores(run, "centre", "mse")
+    (True, False)
+    """
+    return model in run.models and score in run.metrics and len(last(run, model, score)) > 0
 
 
 def against_best(rows: Sequence[Row], runs: Sequence[Run], over: str) -> tuple[list[dict[str, Any]], str]:
     """(what to add to each row, the best first: its difference to the best; which ranks hold, in words)."""
-    sound = [row for row in rows if not row["diverged"]]  # those that diverged come last and have no rank
+    sound = [row for row in rows if is_ranked(row)]  # the others come last and have no rank
     pairs = row_pairs(sound, runs, over)
     found = [_against(place, row, sound[0], over, pairs) for place, row in enumerate(sound)]
     found += [dict(_NOT_COMPARED) for _ in rows[len(sound) :]]
@@ -112,7 +121,7 @@ def marks_told(over: str, frame: pd.DataFrame) -> list[str]:
     tested = frame[frame["unit"] != ""]
     if tested.empty:
         return []
-    ranked = int((frame["diverged"] == 0).sum())
+    ranked = ranked_rows(frame)
     many = ranked * (ranked - 1) // 2
     span = sorted({int(n) for n in tested["n"]})
     number = f"{span[0]}" if len(span) == 1 else f"{span[0]} to {span[-1]}"
@@ -128,6 +137,15 @@ def marks_told(over: str, frame: pd.DataFrame) -> list[str]:
     ]
 
 
+def ranked_rows(frame: pd.DataFrame) -> int:
+    """How many rows of a comparison have a rank.
+
+    >>> ranked_rows(pd.DataFrame({"diverged": [0, 0, 1], "lost": [0, 2, 0]}))
+    1
+    """
+    return int(((frame["diverged"] == 0) & (frame["lost"] == 0)).sum())
+
+
 def pair_notes(runs: Sequence[Run], frame: pd.DataFrame) -> list[str]:
     """Which ranks hold, who was compared on some clients only, and where the test is too weak to tell."""
     tested = frame[frame["unit"] == "client"]
@@ -137,7 +155,7 @@ def pair_notes(runs: Sequence[Run], frame: pd.DataFrame) -> list[str]:
     if len(some):
         told = ", ".join(f"{row['algorithm']} {row['n']}" for row in some.to_dict("records"))
         notes.append(f"compared on the clients that both have scored: {told} of {everyone}")
-    ranked = int((frame["diverged"] == 0).sum())
+    ranked = ranked_rows(frame)
     many = ranked * (ranked - 1) // 2
     least = int(tested["n"].min()) if len(tested) else 0
     if least >= FEWEST_CLIENTS and many * 2.0 ** (1 - least) > LEVEL:

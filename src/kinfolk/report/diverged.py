@@ -1,11 +1,11 @@
-"""What tables say of runs that diverged: they are never ranked, and a reader learns when and why."""
+"""What tables say of runs that diverged or lost clients: they are never ranked, and a reader learns why."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kinfolk.report.read import Run
+from kinfolk.report.read import Run, last
 
 
 def has_diverged(run: Run, model: str) -> bool:
@@ -31,15 +31,59 @@ def divergence_rounds(runs: Sequence[Run], model: str) -> list[int]:
     return [int(facts.get("round", 0)) for facts in gone]
 
 
-def unranked(row: Mapping[str, Any]) -> str:
-    """What stands in place of a comparison in the row of a method that diverged.
+def lost_clients(run: Run, model: str) -> list[str]:
+    """The clients whose score at the end of a run could not be used: this model of theirs is of no use.
 
-    >>> unranked({"diverged": 3, "runs": 3}), unranked({"diverged": 1, "runs": 3}), unranked({"diverged": 0})
-    ('diverged', '1 of 3\\ndiverged', '')
+    Who was never scored at all, as without rows, is none of them.
+
+    >>> scores = {"round": [0, 0, 5], "client": ["ann", "bob", "ann"], "value": 0.5}
+    >>> run = Run.of({"title": "fedavg", "seed": 0}, scores, [{"round": 5, "summary": {}}])
+    >>> lost_clients(run, "centre"), lost_clients(run, "personal")
+    (['bob'], [])
     """
-    if not row["diverged"]:
-        return ""
-    return "diverged" if row["diverged"] == row["runs"] else f"{row['diverged']} of {row['runs']}\ndiverged"
+    frame = run.scores[run.scores["model"] == model]
+    told = [fact for fact in run.rounds if "summary" in fact]
+    if frame.empty or not told:
+        return []
+    end = frame[frame["round"] == told[-1]["round"]]
+    left = set(frame["client"]) - set(end["client"])
+    return sorted({*map(str, left), *((told[-1].get("lost") or {}).get(model) or ())})
+
+
+def scored_clients(run: Run, model: str, score: str) -> tuple[int, int]:
+    """Over how many clients a score at the end of a run is, and how many it should be over.
+
+    >>> scores = {"round": [0, 0, 5], "client": ["ann", "bob", "ann"], "value": 0.5}
+    >>> run = Run.of({"title": "fedavg", "seed": 0}, scores, [{"round": 5, "summary": {}}])
+    >>> scored_clients(run, "centre", "accuracy")
+    (1, 2)
+    """
+    lost = lost_clients(run, model)
+    known = set(map(str, last(run, model, score)["value"].dropna().index)) - set(lost)
+    return len(known), len(known) + len(lost)
+
+
+def is_ranked(row: Mapping[str, Any]) -> bool:
+    """Whether a method can be compared with others: all its models served all clients.
+
+    >>> is_ranked({"diverged": 0, "lost": 0}), is_ranked({"diverged": 0, "lost": 1})
+    (True, False)
+    """
+    return not row["diverged"] and not row["lost"]
+
+
+def unranked(row: Mapping[str, Any]) -> str:
+    """What stands in place of a comparison in the row of a method that diverged, or that lost clients.
+
+    >>> unranked({"diverged": 3, "runs": 3}), unranked({"diverged": 1, "runs": 3})
+    ('diverged', '1 of 3\\ndiverged')
+    >>> unranked({"diverged": 0, "lost": 1, "clients": 5, "everyone": 12})
+    '5 of 12\\nclients'
+    """
+    if row["diverged"]:
+        many = f"{row['diverged']} of {row['runs']}\n" if row["diverged"] != row["runs"] else ""
+        return f"{many}diverged"
+    return f"{row['clients']} of {row['everyone']}\nclients" if row["lost"] else ""
 
 
 def divergences(run: Run) -> list[str]:
@@ -57,6 +101,10 @@ def divergences(run: Run) -> list[str]:
     if excluded:
         more = f"without {len(excluded)} client{'s' if excluded[1:] else ''} from then on"
         lines.append(f"{more}: {_some(excluded)}")
+    for model in run.models:
+        lost = lost_clients(run, model)
+        if lost:
+            lines.append(f"no {model} score of {len(lost)} clients, whose models are no use: {_some(lost)}")
     exploded = [who for who in run.facts.get("exploded") or {} if who not in excluded]
     if exploded:
         lines.append(f"replies far out of bounds or not finite: {_some(exploded)}")

@@ -19,7 +19,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import write_bytes
-from kinfolk.report.diverged import divergence_rounds
+from kinfolk.report.diverged import divergence_rounds, scored_clients
 from kinfolk.report.read import (
     Run,
     by_title,
@@ -72,7 +72,7 @@ class Series:
     seeds: int
     colour: str
     style: Style
-    failure: str = ""  # that it diverged, and when
+    failure: str = ""  # that it diverged, and when; or that it lost clients
     since: int | None = None  # the first round at which a seed had diverged
 
     @property
@@ -111,7 +111,8 @@ def all_series(runs: Iterable[Run], score: str) -> list[Series]:
         taken.append(look(str(same[0].facts.get("algorithm", title)), taken))
         colour, style = COLOURS[taken[-1][0]], STYLES[taken[-1][1]]
         curve, gone = mean_history(same, model, score), divergence_rounds(same, model)
-        failure, since = _failure(gone, len(same)), min(gone, default=None)
+        counts = [scored_clients(run, model, score) for run in same]
+        failure, since = _failure(gone, len(same)) or _lost(counts), min(gone, default=None)
         found.append(Series(label, curve, mean, worst, len(same), colour, style, failure, since))
     return found
 
@@ -124,6 +125,12 @@ def _failure(rounds: Sequence[int], runs: int) -> str:
         return f"{len(rounds)} of {runs} diverged"
     first, last = min(rounds), max(rounds)
     return f"diverged at round {first}" if first == last else f"diverged at {first}-{last}"
+
+
+def _lost(counts: Sequence[tuple[int, int]]) -> str:
+    """Over how many clients the worst seed's score is, if not over all."""
+    heard, of = min(counts, key=lambda count: count[0] - count[1])
+    return f"{heard} of {of} clients" if heard < of else ""
 
 
 def comparison_figure(runs: Iterable[Run], path: str | Path, score: str | None = None) -> Path:
@@ -170,7 +177,12 @@ def save(figure: Figure, path: Path) -> Path:
 
 def _ordered(found: Sequence[Series]) -> list[Series]:
     """The series from the lowest value to the highest, as they lie in the left panel."""
-    return sorted(found, key=lambda series: -np.inf if np.isnan(series.end) else series.end)
+    lost = [series.failure and series.since is None for series in found]
+    ends = [
+        -np.inf if gone or np.isnan(series.end) else series.end
+        for gone, series in zip(lost, found, strict=True)
+    ]
+    return [found[i] for i in np.argsort(ends, kind="stable")]
 
 
 def _headline(runs: Sequence[Run], drawn: Sequence[Series], score: str) -> tuple[str, str]:
@@ -216,7 +228,7 @@ def _curves(axes: Axes, drawn: Sequence[Series], score: str) -> None:
     longest = max((series.last for series in drawn), default=0)
     axes.set_xlim(-0.01 * longest, 1.01 * longest or 1)
     said = ["band: ± standard deviation over seeds"] if any(series.seeds > 1 for series in drawn) else []
-    said += ["dashed, ×: diverged"] if any(series.failure for series in drawn) else []
+    said += ["dashed, ×: diverged"] if any(series.since is not None for series in drawn) else []
     dress(axes, "Mean over clients, by round", "; ".join(said))
 
 

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import plain
-from kinfolk.report.against import against_best, last_scores, mark, marks_told, pair_notes
+from kinfolk.report.against import against_best, has_scores, mark, marks_told, pair_notes
 from kinfolk.report.convergence import convergence_note
-from kinfolk.report.diverged import divergences, has_diverged
+from kinfolk.report.diverged import divergences, has_diverged, is_ranked, scored_clients
 from kinfolk.report.groups import doubtful, named, switches
 from kinfolk.report.read import (
     Run,
@@ -54,7 +54,9 @@ def comparison_frame(runs: Iterable[Run], score: str | None = None, over: str = 
     hold. Bytes and seconds are those of training, a start's included: scoring and checkpoints do not count.
     `extra_rounds` are rounds' worth of training beyond the rounds; `epochs` how often a client went over its
     training rows, a mean over rows and seeds; NaN where that was not recorded. `diverged` is the
-    number of runs (of `runs`) whose models had diverged: such a row comes last and is not compared.
+    number of runs (of `runs`) whose models had diverged, `lost` of those that had clients who could not be
+    scored at the end: such a row comes last and is not compared. Its means are over `clients` of `everyone`,
+    the fewest of any seed.
 
     >>> def run(title, seed, value):
     ...     return Run.of({"title": title, "seed": seed}, {"client": ["a", "b"], "value": value, "rows": 10})
@@ -76,13 +78,13 @@ def ranked_rows(runs: Sequence[Run], score: str | None = None, over: str = "macr
         raise KinfolkError("over", over, near(over, COMPARED))
     score = check_score(runs, score)
     rows = [
-        _compared(title, model, score, same, ends)
+        _compared(title, model, score, same)
         for title, same in by_title(runs).items()
         for model in dict.fromkeys(kind for run in same for kind in run.models)
-        if (ends := last_scores(model, score, same))
+        if any(has_scores(run, model, score) for run in same)
     ]
     worse = 1 if about(score).lower_is_better else -1
-    return sorted(rows, key=lambda row: (row["diverged"] > 0, math.isnan(row[over]), worse * row[over]))
+    return sorted(rows, key=lambda row: (not is_ranked(row), math.isnan(row[over]), worse * row[over]))
 
 
 def comparison_rows(
@@ -100,15 +102,18 @@ def comparison_rows(
     return rows
 
 
-def _compared(
-    title: str, model: str, score: str, runs: Sequence[Run], ends: Sequence[pd.DataFrame]
-) -> dict[str, Any]:
+def _compared(title: str, model: str, score: str, runs: Sequence[Run]) -> dict[str, Any]:
     """One row: every number over clients at each seed's end, then mean and deviation over seeds."""
-    ends = [end for end in ends if end["value"].notna().any()]  # nothing to score on is not a seed
+    held = [run for run in runs if has_scores(run, model, score)]
+    counts = [scored_clients(run, model, score) for run in held]
+    # Nothing to score on is not a seed, nor is a score of rounds ago, since when all clients were lost.
+    ends = [last(run, model, score) for run, (heard, _) in zip(held, counts, strict=True) if heard]
     views = [summary(end["value"], end["rows"], about(score).lower_is_better) for end in ends]
     rounds = [int(end["round"].max()) for end in ends]
     row: dict[str, Any] = {"algorithm": title, "model": model, "score": score, "seeds": len(ends)}
     row |= {"runs": len(runs), "diverged": sum(has_diverged(run, model) for run in runs)}
+    row |= {"lost": sum(heard < of for heard, of in counts)}
+    row |= {"clients": min(heard for heard, _ in counts), "everyone": max(of for _, of in counts)}
     row |= {"rounds": min(rounds, default=0), "rounds_most": max(rounds, default=0)}
     for name in COMPARED:
         values = [view[name] for view in views]
@@ -157,10 +162,10 @@ def comparison_table(
     for head in [*(_HEADS[name] for name in means), *heads]:
         table.add_column(head, justify="right", no_wrap=True)
     for place, row in enumerate(frame.to_dict("records")):
-        exact = (over,) if not row["diverged"] else ()  # no deviation of what is not compared
+        exact = (over,) if is_ranked(row) else ()  # no deviation of what is not compared
         cells = [shown(row[n], score, row[f"{n}_std"] if n in exact else math.nan) for n in means]
         cells += [mark(row, score, place), *_costs(row)[: len(heads) - 1]]
-        name = Text(row["algorithm"], style="bold" if place == 0 and not row["diverged"] else "")
+        name = Text(row["algorithm"], style="bold" if place == 0 and is_ranked(row) else "")
         table.add_row(name, Text(row["model"]), *map(Text, cells))
     table.caption = _caption(over, frame)
     settled = convergence_note(runs, score)
@@ -308,12 +313,14 @@ def _scores(run: Run) -> RenderableType:
             lower = about(score).lower_is_better
             view = summary(end["value"], end["rows"], lower)
             rounds |= set(end["round"])
-            scored, everyone = max(scored, int(end["value"].notna().sum())), max(everyone, len(end))
+            heard, of = scored_clients(run, model, score)
+            scored, everyone = max(scored, heard), max(everyone, len(end), of)
+            whose = f"{model}\n{heard} of {of} clients" if heard < of else model
             cells = [shown(view[k], score, unit=True) for k in ("micro", "macro", "worst", "p10", "spread")]
             cells.insert(3, _who(end["value"], lower))
-            table.add_row(Text(model), Text(score), *map(Text, cells))
-    of = f"{scored} of {everyone} clients" if scored < everyone else f"{everyone} clients"
-    table.title = f"[bold]Scores of {of} after round {max(rounds)}"
+            table.add_row(Text(whose), Text(score), *map(Text, cells))
+    told = f"{scored} of {everyone} clients" if scored < everyone else f"{everyone} clients"
+    table.title = f"[bold]Scores of {told} after round {max(rounds)}"
     table.caption = "10th percentile: one client in ten does no better than this."
     return table
 

@@ -72,7 +72,7 @@ def _answering(models, counts=None, log=None):
             labels = (
                 torch.ones(len(NAMES), 10)[:, : len(models[0]["head.bias"])] if counts is None else counts
             )
-            return Stack(request.to, torch.full((len(place),), 4), {"labels": labels[place]})
+            return Stack(request.to, labels[place].sum(1).clamp(4, 9).long(), {"labels": labels[place]})
         tree = {n: torch.stack([models[i][n] for i in place]) for n in models[0]}
         return Stack(request.to, torch.full((len(place),), 4), {"model": tree})
 
@@ -150,6 +150,16 @@ def test_clients_from_one_start_give_the_centres_of_fesem(network):
     for kind, scores in plain.scores.items():
         for who, (_, loss) in scores.items():
             assert matched.scores[kind][who][1] == pytest.approx(loss, abs=1e-4)
+
+
+def test_nobody_tells_of_more_labels_than_it_has_rows():
+    learner, _ = _learner("mlp")
+    method = FeSEMMA(learner, k=1, start=Start("random_partition"))
+    models = [{n: t + (i if n.startswith("head") else 0) for n, t in learner.first.items()} for i in range(5)]
+    told = [[9.0, 0, 0], [9, 0, 0], [9, 0, 0], [9, 0, 0]]
+    honest, _ = _m_step(method, models, torch.tensor([*told, [9.0, 0, 0]]))
+    liar, _ = _m_step(method, models, torch.tensor([*told, [9e9, 0, 0]]))
+    assert message_difference(liar, honest, 1e-6) == ""
 
 
 def test_each_class_counts_by_who_has_it():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.algorithms.blocks.one_model import Learns
+from kinfolk.algorithms.blocks.learns import Learns
 from kinfolk.fold import Weights, client_weights, weighted_sum
 from kinfolk.streams import Seed
 from kinfolk.task import Table, Task

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from kinfolk.fold import Mean, Weights
-from kinfolk.learning.learner import Learner
+from kinfolk.algorithms.blocks.aggregator import RobustMean
+from kinfolk.algorithms.blocks.learns import Learns
+from kinfolk.fold import Weights
 from kinfolk.script import Request, fold
 from kinfolk.streams import Seed
 from kinfolk.task import Table, Task
 from kinfolk.types import Client, Message, PerClient, Tree
-
-
-class Learns(Protocol):
-    """An algorithm that has a learner."""
-
-    @property
-    def learner(self) -> Learner:
-        """The network and how it is trained."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -40,9 +32,12 @@ def tasks(self: Learns) -> Table:
     return {"update": self.learner.train()}
 
 
-def average(w: Tree, cohort: Sequence[Client], weights: Weights) -> Generator[Request, Any, Tree]:
-    """Clients train from w; the mean of what they send back, or w if nobody does."""
-    return (yield from fold(Mean("model", w, weights), "update", cohort, shared={"model": w}))
+def average(
+    w: Tree, cohort: Sequence[Client], weights: Weights, aggregate: RobustMean
+) -> Generator[Request, Any, Tree]:
+    """Clients train from w; the mean of what they send back, or what is taken for it; w if nobody does."""
+    by = aggregate.tree_fold("model", w, weights)
+    return (yield from fold(by, "update", cohort, shared={"model": w}))
 
 
 def eval_inputs(self: Any, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:

@@ -80,6 +80,9 @@ class FeSEMMA:
     def __post_init__(self) -> None:
         at_least("algorithm.k", self.k, 1)
         at_least("algorithm.lam", self.lam, 0)
+        if self.aggregate.name != "mean" and self.aggregate.centre is None:
+            remedy = "layers are put together one by one, not whole models; use 'trimmed' or 'median'"
+            raise KinfolkError("algorithm.aggregate.name", self.aggregate.name, remedy)
         if self.aggregate.name != "mean" and self.matching.growth > 1:
             remedy = "a layer that grows has units that not every member has; use matching.growth = 1"
             raise KinfolkError("algorithm.aggregate.name", self.aggregate.name, remedy)
@@ -223,11 +226,13 @@ class FeSEMMA:
 
 
 def _told(state: State, got: Stack) -> State:
-    """With the rows and labels of those who told them."""
+    """With the rows and labels of those who told them; of labels no more than the rows that count."""
     at = state.places(got.clients)
     rows, labels = state.rows.cpu().index_copy(0, at, got.size.cpu()), state.labels.cpu()
     if "labels" in got.body:
-        labels = labels.index_copy(0, at, got.tensor("labels").cpu().to(labels))
+        told = got.tensor("labels").cpu().to(labels)
+        most = got.size.cpu().double()[:, None] / told.sum(1, keepdim=True).clamp(min=1)
+        labels = labels.index_copy(0, at, told * most.clamp(max=1))
     return replace(state, rows=rows, labels=labels)
 
 

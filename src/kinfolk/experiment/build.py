@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.algorithms import build_algorithm, find_algorithm, options_of
-from kinfolk.algorithms.blocks.aggregator import RobustMean
+from kinfolk.algorithms.blocks.aggregator import Aggregator, RobustMean
 from kinfolk.algorithms.options import flat_options
 from kinfolk.engines.fast import accelerated
 from kinfolk.errors import KinfolkError, near
@@ -199,7 +199,8 @@ def _check_room(algorithm: Algorithm[Any], cohort: int) -> None:
     """Refuse an aggregation that a group of even size would have too few members for."""
     aggregate = getattr(algorithm, "aggregate", None)
     if isinstance(aggregate, RobustMean):
-        aggregate.check_room(cohort, getattr(algorithm, "k", 1))
+        in_groups = isinstance(aggregate, Aggregator)  # fedem's k are not groups
+        aggregate.check_room(cohort, getattr(algorithm, "k", 1) if in_groups else 1)
 
 
 def _check_rows(name: str, algorithm: Algorithm[Any], federation: Federation) -> None:

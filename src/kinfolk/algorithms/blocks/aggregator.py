@@ -69,7 +69,7 @@ class RobustMean:
         kinfolk.errors.KinfolkError: algorithm.aggregate.attackers = 2: krum needs 7 members in a group, not 6
         """
         members = cohort // max(groups, 1)
-        if members < self.least:
+        if self.least > 1 and members < self.least:
             which = "chosen" if self.least > 2 * self.attackers + 3 else "attackers"
             remedy = f"krum needs {self.least} members in a group, not {members}"
             raise KinfolkError(f"algorithm.aggregate.{which}", getattr(self, which), remedy)

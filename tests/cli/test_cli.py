@@ -193,7 +193,7 @@ def test_a_network_that_cannot_be_batched_falls_back_with_a_warning(kinfolk, tmp
     words = ("--set", "run.rounds=1", "--set", "data.clients=4", "--set", "model.name=net:Branch")
     code, _, err = kinfolk("run", *words, "--set", "engine.name=batched", "--out", "r")
     assert code == 0
-    assert "warning: layer the network (Branch)" in err
+    assert "warning: the network (Branch): " in err
     assert "it cannot be batched over clients, so 'loop' is used" in err
     assert json.loads((tmp_path / "r/run.json").read_text())["engine"].startswith("loop")
 

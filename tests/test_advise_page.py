@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/advise.md").read_text()
+PAGE = (ROOT / "docs/methods/advise.md").read_text()
 
 
 def blocks(language):

@@ -8,13 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import kinfolk
+from kinfolk.engines import link as linking
 from kinfolk.experiment.record import read_rounds
 from kinfolk.lock import is_written
 
@@ -75,3 +78,26 @@ def test_ranks_whose_launcher_was_killed_stop_and_say_why(tmp_path):
     why = "lost the process that launched it"
     assert (facts["status"], why in facts["reason"]) == ("stopped", True)
     assert f"error: run: {why}; add --resume to go on" in (tmp_path / "err.0").read_text()
+
+
+def test_a_launcher_that_was_killed_between_two_runs_is_missed_at_the_second(monkeypatch):
+    told, heard = list[int](), threading.Event()
+
+    def kill(process: int, number: int) -> None:
+        told.append(number)
+        heard.set()
+
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setattr(linking.os, "kill", kill)
+    linking._launcher.cache_clear()
+    one = linking.Link(0, 2, 9.0, torch.device("cpu"), None)
+    try:
+        with linking._with_launcher(one):
+            pass
+        assert not one.orphan
+        monkeypatch.setattr(linking.os, "getppid", lambda: 1)
+        with linking._with_launcher(one):
+            assert heard.wait(60)
+        assert (one.orphan, told) == (True, [signal.SIGTERM])
+    finally:
+        linking._launcher.cache_clear()

@@ -269,15 +269,12 @@ def test_a_report_of_a_choice_of_k_alone_and_beside_runs(grouped: Path, tmp_path
     ]
 
 
-def test_the_verdict_is_on_top_as_soon_as_there_are_rules(
-    grouped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def verdict(runs: Any) -> Any:
+def test_the_verdict_is_on_top(grouped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict(runs: Any, score: str, choice: Any) -> Any:
         one = SimpleNamespace(rule="groups", text=f"{len(runs)} runs & `<b>`", weight="warning")
         return SimpleNamespace(headline="Groups <i>", sentences=(one,))
 
-    name = "kinfolk.report.page.verdict"
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(verdict=verdict))
+    monkeypatch.setattr("kinfolk.report.page.write.verdict", verdict)
     page = write_report([grouped], tmp_path / "r.html").read_text()
     assert '<p class="headline">Groups &lt;i&gt;</p>' in page
     assert (

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from made_up import make_comparison, make_run
 
 from kinfolk.errors import KinfolkError
-from kinfolk.report.page.verdict import verdict as on_the_page
 from kinfolk.report.read import Run, load_run, load_runs
 from kinfolk.report.verdict import Verdict, verdict
 
@@ -169,13 +168,13 @@ def test_a_folder_that_looks_real_has_a_verdict_that_needs_no_torch(tmp_path: Pa
     )
     code = (
         "import sys; from kinfolk.report.read import load_runs\n"
-        "from kinfolk.report.page.verdict import verdict\n"
+        "from kinfolk.report.verdict import verdict\n"
         f"print(verdict(load_runs({str(tmp_path)!r})).headline); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     headline, torch = done.stdout.splitlines()
     assert torch == "False"
-    assert headline == on_the_page(load_runs(tmp_path)).headline
+    assert headline == verdict(load_runs(tmp_path)).headline
 
 
 def test_the_same_runs_have_the_same_verdict_in_any_order():

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from rich.console import Console
+from rich.constrain import Constrain
 from rich.live import Live
 
 from kinfolk.cli.shared import out
@@ -45,7 +46,8 @@ def _draw(followed: Followed, console: Console) -> None:
             while True:
                 if followed.look() or console.size != size:
                     size = console.size
-                    live.update(view(followed), refresh=True)
+                    # The ^C that a terminal shows would wrap at its edge, and push the picture down.
+                    live.update(Constrain(view(followed), console.width - 2), refresh=True)
                 if followed.over:
                     return
                 time.sleep(LOOK)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -265,13 +266,19 @@ def _signals(link: Link) -> Iterator[None]:
         signal.signal(number, before)
 
 
+@cache
+def _launcher(process: int) -> int:
+    """Who started this process, as it was when it first asked: of several runs, at the first."""
+    return os.getppid()
+
+
 @contextmanager
 def _with_launcher(link: Link) -> Iterator[None]:
     """Ranks that torchrun has started do not outlive it: nobody could see or stop them."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield
         return
-    launcher, over = os.getppid(), threading.Event()
+    launcher, over = _launcher(os.getpid()), threading.Event()
 
     def look() -> None:
         while os.getppid() == launcher:

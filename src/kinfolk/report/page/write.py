@@ -7,11 +7,9 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import disk_errors, write_bytes
@@ -24,6 +22,7 @@ from kinfolk.report.page.export import FORMATS, write_figures
 from kinfolk.report.page.load import Material, load
 from kinfolk.report.page.sections import Filled, Section, fill
 from kinfolk.report.page.store import Store, as_json
+from kinfolk.report.verdict import verdict
 
 NAME = "report.html"
 # The order matters: a script uses what stands before it.
@@ -148,20 +147,15 @@ def _verdict(material: Material) -> str:
         return ""
     if not material.score:
         return "<p>There are no scores yet.</p>"
-    try:
-        verdict: Any = import_module("kinfolk.report.page.verdict").verdict(material.runs)
-    except ModuleNotFoundError as missing:
-        if missing.name != "kinfolk.report.page.verdict":
-            raise
-        return ""
+    found = verdict(material.runs, material.score, next(iter(material.choices), None))
     words = {"good": "Good", "warning": "Warning"}
     lines = "".join(
         f'<li class="{html.text(one.weight)}" data-rule="{html.text(one.rule)}">'
         + (f'<span class="weight">{words[one.weight]}:</span> ' if one.weight in words else "")
         + f"{html.with_code(one.text)}</li>"
-        for one in verdict.sentences
+        for one in found.sentences
     )
-    return f'<p class="headline">{html.with_code(verdict.headline)}</p><ul class="sentences">{lines}</ul>'
+    return f'<p class="headline">{html.with_code(found.headline)}</p><ul class="sentences">{lines}</ul>'
 
 
 def _members(material: Material) -> dict[str, dict[str, list[str]]]:

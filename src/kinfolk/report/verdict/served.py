@@ -122,7 +122,7 @@ def worse_off(known: Evidence, served: Row, other: Row) -> Named | None:
         gaps, many = pd.concat([one.gaps for one in sure]), [len(one.gaps) for one in sure]
         where = pd.concat([one.groups for one in sure])
         return Named(
-            gaps.sort_values(ascending=False),
+            gaps.sort_values(ascending=False, kind="stable"),
             max(one.clients for one in sure),
             where,
             min(many),
@@ -155,7 +155,7 @@ def _named(tables: Sequence[pd.DataFrame], score: str, sign: float, groups: pd.S
     gaps = apart.mean(1)
     enough = gaps >= np.array([matters(score, value) for value in served])
     clear = (chance_of(gaps, variance, sure) < LEVEL / QUESTIONS) & enough & (gaps > 0)
-    named = pd.Series(gaps, index=first.index)[clear].sort_values(ascending=False)
+    named = pd.Series(gaps, index=first.index)[clear].sort_values(ascending=False, kind="stable")
     return Named(named, len(first), groups.reindex(named.index).dropna(), len(named), len(named))
 
 
@@ -193,7 +193,7 @@ def behind(known: Evidence, row: Row) -> Named | None:
     clear = (chance_of(gaps.to_numpy(), variance, free) < LEVEL) & (
         gaps >= BEHIND * matters(known.score, middle)
     )
-    named = gaps[clear & (gaps > 0)].sort_values(ascending=False)
+    named = gaps[clear & (gaps > 0)].sort_values(ascending=False, kind="stable")
     groups = groups_of(known, min(known.ends(row))).reindex(named.index).dropna()
     return Named(named, len(values), groups, len(named), len(named))
 

@@ -12,6 +12,7 @@ from kinfolk.codec import decode, encode
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.engines import rpc, sketched
+from kinfolk.engines.cohort import Limits
 from kinfolk.engines.coordinator import fold_part
 from kinfolk.engines.sketched import WIDTH, Projection, Sketched, Sketches, fold_from
 from kinfolk.experiment.state import to_message
@@ -117,8 +118,8 @@ def test_a_part_that_was_folded_elsewhere_brings_its_sketches():
     request = Ask("update", federation.clients, {"model": algorithm.learner.first})
     context = RoundContext(Seed(0), 0, federation.clients)
     with toy.coordinated(algorithm, federation) as coordinator:
-        part = fold_part(coordinator.engine, request, fold_from(fold.spec()), context)
-        plain = fold_part(coordinator.engine, request, Mean("model", {}), context)
+        part = fold_part(coordinator.engine, request, fold_from(fold.spec()), context, Limits())
+        plain = fold_part(coordinator.engine, request, Mean("model", {}), context, Limits())
     back = rpc.unpack_part(*decode(encode(*rpc.pack_part(part))))
     sketches = Sketches(Seed(0), algorithm.learner.names, Few(Seed(0), federation.clients))
     sketches.few = Few(Seed(0), some)

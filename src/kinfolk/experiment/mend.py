@@ -113,7 +113,8 @@ def _means(frame: pd.DataFrame, split: str) -> dict[str, Any]:
     frame = frame[frame["split"] == split]
     for (model, score), part in frame.groupby(["model", "score"], sort=False):
         over = summary(part["value"], part["rows"], about(score).lower_is_better)
-        found.setdefault(model, {})[score] = over
+        heard = {"clients": int(part["value"].notna().sum())}
+        found.setdefault(model, {})[score] = over | heard
     return found
 
 

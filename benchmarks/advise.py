@@ -313,16 +313,16 @@ CASES += [
 ]
 
 
-def answer(case: Case, seed: int, folder: Path) -> dict[str, Any]:
+def answer(case: Case, seed: int, folder: Path, budget: float) -> dict[str, Any]:
     """What the command says of one federation, and how long it took; its runs are not kept."""
-    file = folder / f"{''.join(c if c.isalnum() else '-' for c in case.name)}-{seed}.json"
+    name = "".join(c if c.isalnum() else "-" for c in case.name)
+    file = folder / (f"{name}-{seed}" + (f"-{budget:g}" if budget else "") + ".json")
     if not file.exists():
         spec, federation = case.make(seed)
         began, cpu = time.perf_counter(), time.process_time()
         shutil.rmtree(folder / "now", ignore_errors=True)
-        facts = advise(
-            override(spec, ["engine.name=batched"]), folder / "now", Effort(), federation=federation
-        )
+        spec = override(spec, ["engine.name=batched"])
+        facts = advise(spec, folder / "now", Effort(budget), federation=federation)
         spent = {"wall": time.perf_counter() - began, "cpu": time.process_time() - cpu}
         shutil.rmtree(folder / "now")
         file.write_text(json.dumps({**facts, "took": spent}))
@@ -342,19 +342,24 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", default="", help="Federations whose name has this in it.")
+    parser.add_argument("--budget", type=float, default=0.0, help="As for the command; 0: as usual.")
     parser.add_argument("--out", type=Path, default=Path("runs/advise"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     here = [c for c in CASES if given.only in c.name and (not c.files or where(c.files))]
     tally: Counter[tuple[str, bool]] = Counter()
+    heads = ["federation", "right", *(f"seed {seed}" for seed in given.seeds), "s"]
+    print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
     for case in here:
+        cells, seconds = [], []
         for seed in given.seeds:
-            facts = answer(case, seed, given.out)
+            facts = answer(case, seed, given.out, given.budget)
             hit, sure = said(facts) in case.right, facts["advice"]["confidence"]
             tally[sure, hit] += 1
-            right = " or ".join(case.right)
-            verdict = f"{said(facts):10} {sure:6} {'yes' if hit else 'NO '} {facts['took']['cpu']:4.0f} s"
-            print(f"{case.name:32} {right:30} {verdict}", flush=True)
+            cells.append(f"{said(facts)}, {sure}" if hit else f"**{said(facts)}, {sure}**")
+            seconds.append(facts["took"]["cpu"])
+        row = [case.name, " or ".join(case.right), *cells, f"{np.mean(seconds):.0f}"]
+        print(f"| {' | '.join(row)} |", flush=True)
     for sure in ("high", "medium", "low"):
         print(f"{sure}: {tally[sure, True]} right, {tally[sure, False]} wrong")
     absent = [c.name for c in CASES if c.files and not where(c.files)]

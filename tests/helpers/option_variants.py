@@ -36,8 +36,8 @@ def others(kind: type[Any]) -> Iterator[tuple[str, Any]]:
     """(option, value) for each value that may be tried: other choices, turned flags, numbers that were 0.
 
     >>> from kinfolk.algorithms.robust import Robust
-    >>> list(others(Robust))
-    [('aggregate.name', 'mean'), ('aggregate.name', 'median'), ('aggregate.weights', 'size')]
+    >>> list(others(Robust))[:2]
+    [('aggregate.name', 'mean'), ('aggregate.name', 'median')]
     """
     hints = option_types(kind)
     for name, usual in options_of(kind).items():
@@ -56,8 +56,8 @@ def variants(kind: type[Any], usual: Mapping[str, Any]) -> dict[str, dict[str, A
     that no single other option makes possible is left out; an option that has no other has an empty entry.
 
     >>> from kinfolk.algorithms.fedprox import FedProx
-    >>> variants(FedProx, {"mu": 0.5})
-    {'weights=uniform': {'mu': 0.5, 'weights': 'uniform'}}
+    >>> variants(FedProx, {"mu": 0.5})["weights=uniform"]
+    {'mu': 0.5, 'weights': 'uniform'}
     """
     learner = toy.learner("mlp", toy.ragged())
     alone = list(others(kind))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from kinfolk.advice.plan import COUNT_ROUNDS, COUNT_SEEDS, SEARCHED, Pace, Plan
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import BrokeDown, KinfolkError
 from kinfolk.experiment.budget import head_start
 from kinfolk.experiment.build import Network, build_parts
 from kinfolk.experiment.choose_k import HELD, Trial, choose_k, held_out, sample_clients
@@ -98,7 +99,7 @@ class Bench:
                 if event == "round":
                     stamps.append(time.perf_counter())
 
-            with tempfile.TemporaryDirectory(prefix="kinfolk-") as folder:
+            with tempfile.TemporaryDirectory(prefix="kinfolk-") as folder, suppress(BrokeDown):
                 run(spec, Path(folder) / "pace", federation=rows, network=self.network, watch=watch)
             # Round 0 is scoring alone, and the last is scored and saved too.
             rounds = [after - before for before, after in pairwise(stamps[:-1])]

@@ -56,6 +56,8 @@ def test_sizes_a_rare_class_and_shifted_columns_are_told():
     sizes = seen(clients([even(40)] * 9 + [even(400)]))
     assert any("quantity skew: the largest client has 10 times" in note for note in sizes.notes)
     rare = seen(clients([np.arange(80) % 10 == 0] * 9))
+    rows = clients([np.arange(80) % 10 == 0] * 9)
+    assert look(rows, 9, Seed(0), "balanced_accuracy").notes == [], "judged by another score already"
     assert any("91% of the rows are of one class" in note for note in rare.notes)
     shifted = seen(clients([even()] * 10, move=0.5))
     # Client means 0, 0.5, ..., 4.5 around rows of deviation 1: variance 2.06 of 3.06.

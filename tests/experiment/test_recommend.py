@@ -44,6 +44,16 @@ def test_the_smallest_k_that_is_as_good_as_the_best():
     assert "stability 1.00" in advice.reason
 
 
+@pytest.mark.parametrize(
+    ("score", "told"),
+    [("balanced_accuracy", "+29.8 ± 0.1 points"), ("r2", "+0.298 ± "), ("mse", "-0.298 ± ")],
+)
+def test_a_gain_is_told_in_the_sign_of_its_score(score, told):
+    """Inside, larger is always better: an error that fell is told as a minus, any other gain as a plus."""
+    rows = table({1: 0.5, 2: 0.8, 4: 0.8}, stability=STEADY, chance=BY_CHANCE)
+    assert f"2 groups: {told}" in recommend(rows, "accuracy", [], score).reason
+
+
 @pytest.mark.parametrize("worse", [0.5, 0.5005, 0.45])
 def test_one_group_unless_another_k_is_better_beyond_noise(worse):
     advice = recommend(table({1: 0.5, 2: worse, 3: worse}), "accuracy", [4, 4, 4])

@@ -184,8 +184,8 @@ def prepare(
     check_clients(bench.whole)
     seed = Seed(bench.spec.run.seed)
     rows = bench.rows(seed)
-    seen = look(rows, bench.of, seed)
-    build_parts(replace(bench.spec, algorithm=AlgorithmSpec("fedavg_tuned")), rows, network)
+    parts = build_parts(replace(bench.spec, algorithm=AlgorithmSpec("fedavg_tuned")), rows, network)
+    seen = look(rows, bench.of, seed, parts.monitor)
     start = bench.start()
     if seen.too_little:
         return Advisor(spec, bench, Plan(0, 1, start), seen, Pace(0, 0), folder, resume)

@@ -51,8 +51,10 @@ class Look:
         return {**self.facts, "notes": self.notes, "too_little": self.too_little}
 
 
-def look(federation: Federation, of: int, seed: Seed) -> Look:
+def look(federation: Federation, of: int, seed: Seed, score: str = "accuracy") -> Look:
     """Look at a federation that has validation rows; `of` is how many clients there are in all.
+
+    `score` is what methods will be judged by.
 
     >>> from kinfolk.federation.own_data.arrays import from_arrays
     >>> draw = np.random.default_rng(0)
@@ -78,7 +80,7 @@ def look(federation: Federation, of: int, seed: Seed) -> Look:
         notes.append(f"quantity skew: the largest client has {ratio}")
     if facts["clients without validation rows"]:
         notes.append(f"{facts['clients without validation rows']} clients have no validation row")
-    for found, told in (_labels(held, seed), _columns(held)):
+    for found, told in (_labels(held, seed, score), _columns(held)):
         facts |= found
         notes += told
     if sizes := uneven(federation):
@@ -112,7 +114,7 @@ def check_clients(federation: Federation) -> None:
         raise KinfolkError("data.y", value, "there is nothing to predict; is it the right label column?")
 
 
-def _labels(held: Federation, seed: Seed) -> tuple[dict[str, Any], list[str]]:
+def _labels(held: Federation, seed: Seed, score: str) -> tuple[dict[str, Any], list[str]]:
     """How uneven the classes are, and how far clients' label distributions lie apart beyond chance."""
     if not held.classes:
         return {}, []
@@ -130,7 +132,7 @@ def _labels(held: Federation, seed: Seed) -> tuple[dict[str, Any], list[str]]:
     skew = max(0.0, (_apart(counts, share) - by_chance) / max(1 - by_chance, 1e-9))
     facts = {"largest class": float(share.max()), "label skew": round(skew, 3)}
     notes = []
-    if share.max() > RARE:
+    if share.max() > RARE and score == "accuracy":
         notes.append(
             f"{share.max():.0%} of the rows are of one class, so that accuracy says little; a better judge: "
             '--set run.metrics=["balanced_accuracy"] --set run.monitor=balanced_accuracy'

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from kinfolk.clustering.count import elbow
 from kinfolk.errors import KinfolkError, near
+from kinfolk.scores import about
 from kinfolk.streams import Seed
 
 CRITERIA = ("agreement", "accuracy", "intra_distance", "silhouette")
@@ -309,12 +310,13 @@ def _by_distance(rows: Sequence[Row]) -> Advice:
 def _told(row: Row, base: Row, score: str) -> str:
     """A paired difference in words."""
     found = gain(row, base)
-    if score == "accuracy":
+    if about(score).percent:
         spread = "" if math.isnan(found.std) else f" ± {100 * found.std:.1f}"
         return f"{100 * found.mean:+.1f}{spread} points"
     spread = "" if math.isnan(found.std) else f" ± {found.std:.2g}"
     # Scores here are better when larger; an error is told as it is.
-    return f"{-found.mean:+.3g}{spread} in {score}"
+    sign = -1 if about(score).lower_is_better else 1
+    return f"{sign * found.mean:+.3g}{spread} in {score}"
 
 
 def _steady(row: Row) -> str:

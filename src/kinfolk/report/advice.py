@@ -112,7 +112,7 @@ def advice_table(facts: Facts) -> tuple[Table | None, list[str]]:
     )  # fmt: skip
     for head in ("method", "model"):
         table.add_column(head)
-    for head in (about(score).title.lower(), "vs\nadvised", "last\nquarter", "sent per\nclient, round"):
+    for head in ("score", "vs\nadvised", "last\nquarter", "sent per\nclient, round"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         sent = row["bytes_per_client_round"]

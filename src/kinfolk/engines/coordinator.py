@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from kinfolk.engines.asked import check
 from kinfolk.engines.cohort import Cohort, GuardSpec, Limits, Usual
 from kinfolk.engines.guard import EXPLODED, LARGEST_COUNT, inspect
 from kinfolk.engines.memory import Memories
@@ -199,6 +200,7 @@ class Coordinator:
         sent += request.each.nbytes(present) if request.each else 0
         self.ledger.add_bytes(request.task, "down", sent)
         request = Ask(request.task, present, request.shared, request.each, request.fold)
+        check(task, request)
         self._hear_claims(context.clients, context.round)
         chunks = self._checked(request, task, context) if present else iter(())
         fold: Any = request.fold

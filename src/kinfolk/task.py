@@ -201,6 +201,8 @@ class Task:
     spares: Plan | None = None  # of an extra task: the local update whose place it takes, which is not extra
     # What is made of a reply before it leaves the client: any Python, client by client. `reply` is about it.
     conclude: Callable[[Message], Message] | None = None
+    # What a client must be sent, as `reply` declares what it sends; it answers nothing else. None: anything.
+    sent: Expected | None = None
     common: bool = False  # the reply depends on the message and on the rows it visits, in order, alone
 
 

@@ -104,7 +104,8 @@ class Faulty:
     def tasks(self) -> Table:
         reply = {} if self.fault == "does not declare its reply" else {"model": self.learner.first}
         objective = self.careless if self.fault == "counts padding" else None
-        return {"update": self.learner.train(objective, self.start, self.finish, reply)}
+        sent = {"model": self.learner.first}
+        return {"update": self.learner.train(objective, self.start, self.finish, reply, sent)}
 
     def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         if self.fault == "writes into its message":

@@ -64,10 +64,11 @@ class FedDANE:
         once = Plan(usual.batch, shuffle=False, augment=usual.augment, draws=usual.draws)
         gradient = Fit((own,), once)
         corrected = Fit((self.learner.descent(self.objective),), self.learner.plan)
-        expected = {"gradient": self.learner.params(self.learner.first)}
+        model, g = {"model": self.learner.first}, self.learner.params(self.learner.first)
+        passes = (gradient, corrected)
         return {
-            "gradient": Task(self.start, self.reply_gradient, (gradient,), expected),
-            "update": Task(self.start_at, reply_model, (gradient, corrected), {"model": self.learner.first}),
+            "gradient": Task(self.start, self.reply_gradient, (gradient,), {"gradient": g}, sent=model),
+            "update": Task(self.start_at, reply_model, passes, model, sent={**model, "g": g}),
         }
 
     def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:

@@ -28,7 +28,7 @@ from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, TuneSpace, ask, fold
 from kinfolk.streams import RoundContext, Seed
-from kinfolk.task import Batch, Carry, ClientInfo, Table, Task
+from kinfolk.task import Batch, Carry, ClientInfo, Expected, FloatSpec, Table, Task
 from kinfolk.types import Client, Message, Stack, Tree, tree_of
 
 
@@ -97,10 +97,11 @@ class FedDC:
         """Train with penalty and correction; reply the model and by how much g_i has changed."""
         model = self.learner.first
         expected = {"model": model, "change": self.learner.params(model)}
+        sent: Expected = {"model": model, "g": self.learner.params(model), "rows": FloatSpec((), 0)}
         return {
             # The number of rows comes with every reply.
             "count": Task(lambda message, memory, facts: {"rows": facts.rows}, lambda carry: ({}, None)),
-            "update": self.learner.train(self.objective, self.start, self.finish, expected),
+            "update": self.learner.train(self.objective, self.start, self.finish, expected, sent),
         }
 
     def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:

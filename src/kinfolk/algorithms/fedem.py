@@ -97,7 +97,8 @@ class FedEM:
         names = tuple(f"{j}.{n}" for j in range(self.k) for n in self.learner.names)
         train = Fit((replace(self.learner.descent(self.objective), names=names),), self.learner.plan)
         expected = {"components": copies(self.learner.first, self.k)}
-        return {"update": Task(self.start, self.finish, (train, Scan(self.count, every_row)), expected)}
+        passes = (train, Scan(self.count, every_row))
+        return {"update": Task(self.start, self.finish, passes, expected, sent=expected)}
 
     def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         """The components to be trained and as they were sent; shares as they were and to be summed."""

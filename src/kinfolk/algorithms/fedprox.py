@@ -44,7 +44,8 @@ class FedProx:
 
     def tasks(self) -> Table:
         """Train the received model on the client's own rows, with the penalty."""
-        return {"update": self.learner.train(self.objective, self.start)}
+        sent = {"model": self.learner.first}
+        return {"update": self.learner.train(self.objective, self.start, sent=sent)}
 
     def start(self, message: Message, memory: Message, facts: ClientInfo) -> Carry:
         """Start at w, and remember where that was."""

@@ -64,7 +64,11 @@ class FedSGD:
         summed = replace(self.learner.descent(), optimiser=SumGradients(), clip=0.0)
         return {
             "gradient": Task(
-                self.start, self.finish, (Fit((summed,), plan),), {"gradient": self.learner.first}
+                self.start,
+                self.finish,
+                (Fit((summed,), plan),),
+                {"gradient": self.learner.first},
+                sent={"model": self.learner.first},
             )
         }
 

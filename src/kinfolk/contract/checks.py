@@ -28,7 +28,7 @@ from kinfolk.contract.compare import (
     state_difference,
     unsound,
 )
-from kinfolk.contract.spoil import HARMS, spoil
+from kinfolk.contract.spoil import HARMS, QUESTIONS, Misled, spoil
 from kinfolk.engines.choose import ENGINES
 from kinfolk.engines.coordinator import Coordinator, drop_outs
 from kinfolk.errors import KinfolkError
@@ -352,6 +352,26 @@ def check_bad_replies(make: Make) -> None:
         if not any(isinstance(task, PeerTask) for task in tasks):
             differs = state_difference(outcome.state, without.state, 0)
             _no(differs, "a refused reply is not the same as a missing one")
+
+
+def check_bad_requests(make: Make) -> None:
+    """A client that is sent something else than its task declares does not answer, and the others go on."""
+    algorithm, federation = _toy(make)
+    tasks = [(name, task.sent) for name, task in algorithm.tasks().items() if isinstance(task, Task)]
+    declared = {name: sent for name, sent in tasks if sent}
+    if not declared:
+        raise Skip("no task declares what it is sent")
+    victim = toy.NAMES[3]
+    for name, sent in declared.items():
+        for how, harm in QUESTIONS.items():
+            misled = Misled(victim, name, partial(harm, sent))
+            outcome = toy.play_rounds(algorithm, federation, wrap=misled, score=False)
+            if not misled.reached:  # it is not asked in these rounds, or is sent nothing of the kind
+                continue
+            told = [facts for event, facts in outcome.log if event == "silent" and facts["task"] == name]
+            silent = {facts["client"] for facts in told}
+            require(silent == {victim}, f"'{name}' sent {how} is answered by a client, or others are silent")
+            _no(unsound(to_message(outcome.state)[0]), f"after '{name}' with {how}, the state")
 
 
 def check_resume(make: Make) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +13,8 @@ from torch import Tensor
 from kinfolk.engines.coordinator import Engine, Registers, Rejects
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
-from kinfolk.types import Client, Stack, Tree, leaves
+from kinfolk.task import Expected, FloatSpec
+from kinfolk.types import Client, Message, Stack, Tree, leaves
 
 
 class Passing:
@@ -95,6 +98,68 @@ def _scaled(factor: float) -> Callable[[Stack], Stack]:
 def _count(number: int) -> Callable[[Stack], Stack]:
     return lambda reply: Stack(reply.clients, torch.tensor([number]), reply.body)
 
+
+class Misled:
+    """A wrapper by which one client is sent something else for a task: `harm` makes it, or None."""
+
+    def __init__(self, who: Client, task: str, harm: Callable[[Message], Message | None]) -> None:
+        self.who, self.task, self.harm = who, task, harm
+        self.reached = False  # whether it has been
+
+    def __call__(self, engine: Engine) -> Engine:
+        """The engine, in which this client is misled."""
+        made = Passing(engine, lambda request, reply: reply)
+        made.replies = partial(self._replies, engine)  # type: ignore[method-assign]
+        return made
+
+    def _replies(self, engine: Engine, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
+        changed = None
+        if request.task == self.task and self.who in request.to:
+            own = request.each.row(self.who) if request.each else {}
+            changed = self.harm({**request.shared, **own})
+        if changed is None:
+            yield from engine.replies(request, context)
+            return
+        self.reached = True
+        yield from engine.replies(replace(request, to=tuple(c for c in request.to if c != self.who)), context)
+        yield from engine.replies(Ask(request.task, (self.who,), changed), context)
+
+
+def _number(change: Callable[[Tensor], Tensor]) -> Callable[[Expected, Message], Message | None]:
+    """The message with a declared number, or several, changed; None if none is declared."""
+
+    def harmed(sent: Expected, message: Message) -> Message | None:
+        key = next((key for key, one in sent.items() if isinstance(one, FloatSpec)), None)
+        return None if key is None else {**message, key: change(message[key])}
+
+    return harmed
+
+
+def _sent_tree(change: Callable[[Tree], Tree]) -> Callable[[Expected, Message], Message | None]:
+    """The message with a declared tree changed; None if none is declared."""
+
+    def harmed(sent: Expected, message: Message) -> Message | None:
+        key = next((key for key, one in sent.items() if isinstance(one, dict)), None)
+        return None if key is None else {**message, key: change(message[key])}
+
+    return harmed
+
+
+def _first(change: Callable[[Tensor], Tensor]) -> Callable[[Tree], Tree]:
+    return lambda tree: {n: change(t) if i == 0 else t for i, (n, t) in enumerate(tree.items())}
+
+
+# Ways to damage what a client is sent. One that does not fit gives None.
+QUESTIONS: dict[str, Callable[[Expected, Message], Message | None]] = {
+    "nothing": lambda sent, message: {},
+    "a number that is none": _number(lambda t: t * float("nan")),
+    "a negative number": _number(lambda t: -1 - t.abs()),
+    "one number more": _number(lambda t: torch.cat([t.reshape(1, -1), t.reshape(1, -1)])),
+    "a number less": _number(lambda t: t.reshape(-1)[:-1]),
+    "a model without a tensor": _sent_tree(lambda tree: dict(list(tree.items())[1:])),
+    "a model of another shape": _sent_tree(_first(lambda t: t.reshape(-1)[:-1])),
+    "a model of another type": _sent_tree(_first(lambda t: t.double())),
+}
 
 # Ways to damage a reply. One that does not fit (no tree, no floats) adds a stray tensor instead.
 HARMS: dict[str, Callable[[Stack], Stack]] = {

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from kinfolk.engines.asked import willing
 from kinfolk.engines.fast import CudaLane, Passes, lanes_on
 from kinfolk.engines.loop import Loop, message_for
 from kinfolk.engines.memory import InProcess, Memories, by_form
@@ -104,6 +105,9 @@ class Batched(InProcess):
         on: without recordings, and if that fails, one client after another. Only if this fails too there is
         an error.
         """
+        task = self.table[request.task]
+        assert isinstance(task, Task)
+        request = willing(task, request)
         while self._way(request.task) is not None:
             done: set[Client] = set()
             try:

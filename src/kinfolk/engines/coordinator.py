@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from kinfolk.engines.asked import check
 from kinfolk.engines.cohort import Cohort, GuardSpec, Limits, Usual
 from kinfolk.engines.guard import EXPLODED, LARGEST_COUNT, inspect
 from kinfolk.engines.memory import Memories
@@ -212,6 +213,7 @@ class Coordinator:
         self._hear_claims(context.clients, context.round)
         fold: Any = request.fold
         request = Ask(request.task, present, request.shared, request.each, fold)
+        check(task, request)
         chunks = self._looked_at(request, task, context) if present else iter(())
         if fold is None:
             replies = list(chunks)

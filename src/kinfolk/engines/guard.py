@@ -26,9 +26,11 @@ EXPLODED = ("is not finite", f"is beyond {LARGEST_VALUE:g}", TOO_LONG)
 
 
 def inspect(
-    chunk: Stack, expected: Expected, largest: int = LARGEST_COUNT
+    chunk: Stack, expected: Expected, largest: int = LARGEST_COUNT, trees: bool = True
 ) -> tuple[Stack, dict[Client, str]]:
     """The replies that may pass, and for each client whose reply may not, the reason.
+
+    Without `trees`, numbers of models are not looked at.
 
     >>> nan = {"v": torch.tensor(float("nan"))}
     >>> replies = {Client("a"): (3, {"v": torch.tensor(1.0)}), Client("b"): (3, nan)}
@@ -40,10 +42,14 @@ def inspect(
     if wrong:
         return Stack((), chunk.size[:0], {}), dict.fromkeys(chunk.clients, wrong)
     # One look at the device for the whole chunk; which check failed is asked only if one did.
-    checks = list(_checks(chunk, expected, largest, quick=True))
+    seen = chunk
+    if not trees:
+        numbers = {key: value for key, value in chunk.body.items() if not isinstance(value, dict)}
+        seen = Stack(chunk.clients, chunk.size, numbers)
+    checks = list(_checks(seen, expected, largest, quick=True))
     if bool(torch.stack([ok for _, ok in checks]).all()):
         return chunk, {}
-    checks = list(_checks(chunk, expected, largest, quick=False))
+    checks = list(_checks(seen, expected, largest, quick=False))
     bad: dict[Client, str] = {}
     for reason, ok in checks:
         for client, fine in zip(chunk.clients, ok.tolist(), strict=True):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.engines import one
+from kinfolk.engines.asked import willing
 from kinfolk.engines.memory import InProcess, Memories
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.federation.federation import Federation
@@ -45,6 +46,7 @@ class Loop(InProcess):
         """The replies to a request, one client each, in order of names."""
         task = self.table[request.task]
         assert isinstance(task, Task)
+        request = willing(task, request)
         for who in sorted(request.to):
             message = map_leaves(self._here, message_for(request, who))
             memory = map_leaves(self._here, self.memories[who])

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kinfolk.codec import decode, encode, head
 from kinfolk.engines import one
+from kinfolk.engines.asked import declined
 from kinfolk.engines.guard import LARGEST_COUNT
 from kinfolk.engines.loop import message_for
 from kinfolk.engines.memory import InProcess, Mail, Memories
@@ -49,12 +50,15 @@ class Site:
         task = self.table.get(header.get("task", ""))
         if header.get("to") != self.who or not isinstance(task, Task):
             raise KinfolkError("message", header, f"client {self.who} has no such task or is not addressed")
+        told: Header = {key: header[key] for key in ("run", "round", "request") if key in header}
+        told |= {"from": self.who, "rows": self._count()}
+        if declined(task, Ask(header["task"], (self.who,), message)):
+            return encode({}, {**told, "declined": "yes"})  # why is nobody else's concern
         context = RoundContext(Seed(int(header["run"])), int(header["round"]), clients)
         reply, kept = one.perform(task, message, self.memories[self.who], self.rows, self.who, context)
         if kept is not None:
             self.memories[self.who] = kept
-        told: Header = {key: header[key] for key in ("run", "round", "request") if key in header}
-        return encode(reply, {**told, "from": self.who, "rows": self._count()})
+        return encode(reply, told)
 
     def letter(self, to: Client, what: Message) -> bytes:
         """A message for another client."""
@@ -104,7 +108,8 @@ class Wire(InProcess):
             data = self.sites[who].answer(encode(message_for(request, who), header), self.clients)
             try:
                 back = checked(data, {"from": who, **stand}, room)
-                yield Stack.of({who: (rows_of(back), decode(data)[0])})
+                if "declined" not in back:
+                    yield Stack.of({who: (rows_of(back), decode(data)[0])})
             except KinfolkError as error:
                 self._rejected[who] = str(error)
 

@@ -251,10 +251,13 @@ class Learner:
         start: Start = received_model,
         finish: Finish = reply_model,
         reply: Expected | None = None,
+        sent: Expected | None = None,
     ) -> Task:
-        """A task: start, train by the learner's plan, finish."""
-        expected = {"model": self.first} if reply is None else reply
-        return Task(start, finish, (Fit((self.descent(objective),), self.plan),), expected)
+        """A task: start, train by the learner's plan, finish; it is sent at least a model, unless told."""
+        model = {"model": self.first}
+        sent = model if sent is None and start is received_model else sent
+        expected = model if reply is None else reply
+        return Task(start, finish, (Fit((self.descent(objective),), self.plan),), expected, sent=sent)
 
     def tuning(self, epochs: int) -> Fit:
         """Some plain epochs on the client's own rows; their rate and number may be set by themselves."""

@@ -70,7 +70,7 @@ def lowest_loss_task(learner: Learner, k: int) -> Task:
         lowest = carry["losses"].nan_to_num(nan=torch.inf).min() / carry["rows"]
         return {"loss": lowest.clamp(max=WORST)}, None
 
-    return Task(start, finish, (Scan(compare, _once(learner)),), {"loss": FloatSpec()})
+    return Task(start, finish, (Scan(compare, _once(learner)),), {"loss": FloatSpec()}, sent=task.sent)
 
 
 def choose_anew(state: S, context: RoundContext) -> Script[S]:
@@ -105,7 +105,8 @@ def choose_and_train(learner: Learner, k: int) -> Task:
         return {"model": carry["model"], "choice": carry["choice"]}, None
 
     passes = (Scan(compare, _once(learner)), Fit((learner.descent(),), learner.plan))
-    return Task(start, finish, passes, {"model": learner.first, "choice": IntSpec(0, k)})
+    models = {"models": {n: t.expand(k, *t.shape) for n, t in learner.first.items()}}
+    return Task(start, finish, passes, {"model": learner.first, "choice": IntSpec(0, k)}, sent=models)
 
 
 def training_loss(learner: Learner) -> Task:
@@ -123,7 +124,8 @@ def training_loss(learner: Learner) -> Task:
         loss = (carry["loss"] / carry["rows"]).nan_to_num(nan=WORST, posinf=WORST)
         return {"loss": loss.clamp(max=WORST)}, None
 
-    return Task(start, finish, (Scan(add, _once(learner)),), {"loss": FloatSpec()})
+    sent = {"model": learner.first}
+    return Task(start, finish, (Scan(add, _once(learner)),), {"loss": FloatSpec()}, sent=sent)
 
 
 def choices(chunk: Stack) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kinfolk.task import Batch, Carry, ClientInfo, Fit, Task
+from kinfolk.task import Batch, Carry, ClientInfo, Expected, Fit, FloatSpec, Task
 from kinfolk.types import Message, Tree, tree_of
 
 # The number of rows comes with every reply; there is nothing else to say.
@@ -38,6 +38,11 @@ def begin(self: Any, message: Message, memory: Message, facts: ClientInfo) -> Ca
         "pull": pull,
         "shorter": shorter,
     }
+
+
+def sent(self: Any) -> Expected:
+    """What a client must be sent to begin: the centre, and how strongly it pulls."""
+    return {"model": self.learner.first, "pull": FloatSpec((), 0)}
 
 
 def objective(self: Any, model: Tree, batch: Batch, carry: Carry) -> Tensor:

@@ -178,7 +178,7 @@ class FeSEM:
 
     def tasks(self) -> Table:
         """Train from the centre with the penalty; what the start needs."""
-        update = self.learner.train(self.implicit, self.begin)
+        update = self.learner.train(self.implicit, self.begin, sent=near_centre.sent(self))
         return {"count": near_centre.COUNT, "update": update, **self.start.tasks(self.learner, update)}
 
     def eval_inputs(self, state: State, who: Sequence[Client]) -> tuple[Message, PerClient | None]:

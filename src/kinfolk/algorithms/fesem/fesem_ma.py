@@ -198,7 +198,7 @@ class FeSEMMA:
         """Count labels once; train from the centre with the penalty; train what is above a matched layer."""
         classes = self.learner.outputs if self.learner.loss.classification else 0
         hidden = range(len(self.chain.layers) - 1 if self.matching.retrain_epochs else 0)
-        update = self.learner.train(self.implicit, self.begin)
+        update = self.learner.train(self.implicit, self.begin, sent=near_centre.sent(self))
         return {
             "count": count_labels(classes, self.learner.score_batch) if classes else near_centre.COUNT,
             "update": update,

@@ -34,6 +34,7 @@ from kinfolk.algorithms.mdicfl.client_facts import SHAPE, distribution_task, hea
 from kinfolk.algorithms.mdicfl.generator import Generator
 from kinfolk.algorithms.mdicfl.merging import merged
 from kinfolk.algorithms.mdicfl.output_distance import Probe, cluster_cost
+from kinfolk.algorithms.mdicfl.output_distance import told as told_distances
 from kinfolk.algorithms.mdicfl.pseudo import PseudoRows
 from kinfolk.algorithms.mdicfl.randomised_response import choose_task, coin_tasks, no_coin
 from kinfolk.algorithms.mdicfl.shown import shown
@@ -210,7 +211,7 @@ class MDICFL:
         got = yield from ask("update", able, each=model_of_group(state, able))
         if not got.clients:
             return state, state.centres, {}
-        apart = {"distances": probe.distances(self.learner, got.tree("model"))}
+        apart = {"distances": told_distances(probe.distances(self.learner, got.tree("model")))}
         if self.epsilon:
             yield from exchange("coin", got.clients)
             # Who was asked may have answered, whether or not that was heard.

@@ -21,6 +21,9 @@ from kinfolk.learning.inputs import probabilities
 from kinfolk.learning.learner import Learner
 from kinfolk.types import Tree
 
+# The L1 distance of outputs that share nothing.
+FARTHEST = 2.0
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -71,6 +74,16 @@ def class_distances(clients: Tensor, clusters: Tensor, classes: int) -> Tensor:
     """
     apart = (clients - clusters).abs().sum(-1)
     return apart.reshape(*apart.shape[:2], classes, -1).mean(-1)
+
+
+def told(distances: Tensor) -> Tensor:
+    """Distances [..., K, C] as clients are sent them: a cluster whose model is no number is as far as can be.
+
+    >>> told(torch.tensor([[0.5, torch.nan], [0.25, 0.5]]))
+    tensor([[2.0000, 2.0000],
+            [0.2500, 0.5000]])
+    """
+    return torch.where(distances.isnan().any(-1, keepdim=True), FARTHEST, distances)
 
 
 def cluster_cost(distances: Tensor, labels: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks.label_counts import label_scan, no_labels
-from kinfolk.algorithms.mdicfl.client_facts import distribution
-from kinfolk.algorithms.mdicfl.output_distance import nearest_cluster
-from kinfolk.task import Carry, ClientInfo, IntSpec, Peer, PeerTask, Task
+from kinfolk.algorithms.mdicfl.client_facts import SLACK, distribution
+from kinfolk.algorithms.mdicfl.output_distance import FARTHEST, nearest_cluster
+from kinfolk.task import Carry, ClientInfo, FloatSpec, IntSpec, Peer, PeerTask, Task
 from kinfolk.types import Message
 
 # A coin that was never thrown, or is used up: whoever holds it gives no answer.
@@ -26,7 +26,11 @@ SECRET = 32
 
 
 def choose_task(classes: int, k: int, batch: int, epsilon: float) -> Task:
-    """A task: s_i = argmin_k p_i . d_ik, by the client's own labels; with an epsilon, randomised."""
+    """A task: s_i = argmin_k p_i . d_ik, by the client's own labels; with an epsilon, randomised.
+
+    A client does not answer distances that are none: what is outside [0, 2], or is no number, or speaks of
+    other clusters or classes.
+    """
     none = no_labels(classes)
 
     def start(message: Message, memory: Message, facts: ClientInfo) -> Carry:
@@ -41,7 +45,8 @@ def choose_task(classes: int, k: int, batch: int, epsilon: float) -> Task:
         spent = {"coin": torch.full_like(carry["coin"], SPENT)}
         return {"choice": answer}, {**{n: carry[n] for n in ("secret", "thrown")}, **spent}
 
-    return Task(start, finish, (label_scan(batch),), {"choice": IntSpec(0, k)})
+    sent = {"distances": FloatSpec((k, classes), 0, FARTHEST + SLACK)}
+    return Task(start, finish, (label_scan(batch),), {"choice": IntSpec(0, k)}, sent=sent)
 
 
 def respond(choice: Tensor, coin: Tensor, epsilon: float, k: int) -> Tensor:

@@ -18,6 +18,7 @@ from kinfolk.cli.order import InOrder
 from kinfolk.cli.report import reports
 from kinfolk.cli.shared import (
     Algorithms,
+    AllowImport,
     AsJson,
     Log,
     Seeds,
@@ -83,6 +84,7 @@ def run(
     out: Out = None,
     resume: Resume = False,
     log: Log = None,
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Run one experiment into a run folder."""
@@ -129,6 +131,7 @@ def compare(
     budget: BudgetRounds = 0,
     space: Spaces = None,
     backend: Backend = "halving",
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Compare algorithms over several seeds: one table, mean ± sample std, and one figure."""
@@ -217,6 +220,7 @@ def score(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write; default: inside RUN.")
     ] = None,
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Score a finished run's models on other test rows, without training again."""
@@ -329,6 +333,7 @@ def check(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="option=value", help="An option of it.")
     ] = None,
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Run the conformance suite on an algorithm, built in or your own."""

@@ -327,7 +327,11 @@ def _listed() -> dict[str, list[tuple[str, str, str]]]:
     }
 
 
-@app.command(epilog=examples("kinfolk check fedavg", "kinfolk check mypackage.mine:MyAlgorithm --set k=3"))
+@app.command(
+    epilog=examples(
+        "kinfolk check fedavg", "kinfolk check mypackage.mine:MyAlgorithm --allow-import mypackage"
+    )
+)
 def check(
     algorithm: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A name, or package.module:Class.")],
     set_: Annotated[

@@ -15,7 +15,7 @@ import typer
 import kinfolk as library
 from kinfolk.allowed import allowing
 from kinfolk.cli.commands import app
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, visible
 
 THEIRS = """
 from dataclasses import dataclass
@@ -146,6 +146,17 @@ def test_no_file_of_a_folder_allows_anything(stranger, kinfolk, tmp_path):
     code, _, err = kinfolk("run", "sites", "--set", "run.allow_imports=strange", "--out", "r1")
     assert code == 2
     assert not stranger.exists()
+
+
+def test_the_name_of_a_folder_commands_no_terminal_and_no_page(stranger, kinfolk, tmp_path):
+    nasty = "theirs\x1b[2J\u202e[red]"
+    (tmp_path / "theirs").rename(tmp_path / nasty)
+    for words in (["show"], ["show", "--format", "md"], ["report"], ["groups"], ["predict", "new.npz"]):
+        code, out, err = kinfolk(words[0], nasty, *words[1:])
+        assert code in (0, 2), err
+        assert visible(out + err) == out + err, words
+    page = (tmp_path / nasty / "report.html").read_text()
+    assert not {"\x1b", "\u202e"} & set(page)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from kinfolk.cli.shared import (
     read_spec,
 )
 from kinfolk.cli.tune import Backend, BudgetRounds, Spaces, search, show_search, tuning
-from kinfolk.errors import KinfolkError, near
+from kinfolk.errors import KinfolkError, near, visible
 
 app = typer.Typer(
     cls=InOrder,
@@ -265,9 +265,9 @@ def _show(
         named = compared(folder) if (folder / "compare.json").is_file() else []
         for note in filter(None, [*notes, missing_note(folder, named)]):
             console.print(note, markup=False)
-    print(f"run folder: {folder}")
+    print(visible(f"run folder: {folder}"))
     if figure:
-        print(f"figure:     {told['figure']}")
+        print(visible(f"figure:     {told['figure']}"))
     if judge:
         from kinfolk.report.verdict import verdict
 

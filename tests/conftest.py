@@ -10,6 +10,7 @@ import torch
 from hypothesis import settings
 
 from kinfolk.__main__ import main
+from kinfolk.allowed import allowing
 
 torch.set_num_threads(1)
 # A shell starts what runs in its background with Ctrl-C ignored, and tests of stopping would hear nothing.
@@ -48,6 +49,13 @@ def command_line(monkeypatch, capsys):
         return code, out.out, out.err
 
     return call
+
+
+@pytest.fixture
+def torch_allowed():
+    """Import paths may name what is PyTorch's."""
+    with allowing(["torch"]):
+        yield
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kinfolk.allowed import allow_imports
     from kinfolk.api import (
         Advice,
         Comparison,
@@ -106,6 +107,7 @@ __all__ = [
     "Tuned",
     "__version__",
     "advise",
+    "allow_imports",
     "assign",
     "build_federation",
     "choose_k",
@@ -161,6 +163,7 @@ _HOMES = {
     **dict.fromkeys(_METHODS, "methods"),
     **dict.fromkeys(("Advice", "advise", "run", "tune"), "api"),
     **dict.fromkeys(("Run", "load_run", "load_runs"), "report.read"),
+    "allow_imports": "allowed",
     "Columns": "federation.own_data.columns",
     "Experiment": "own_experiment",
     **dict.fromkeys(("TrainedRun", "load"), "trained"),

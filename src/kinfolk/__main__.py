@@ -1,5 +1,7 @@
 """The command line as `kinfolk` and `python -m kinfolk` start it: the tool's commands and those of papers."""
 
+import sys
+
 from kinfolk.cli import main as start
 
 
@@ -11,4 +13,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # As the command `kinfolk`: no file of the working directory, which may be a stranger's, is imported.
+    if not sys.flags.safe_path:
+        sys.path.pop(0)
     main()

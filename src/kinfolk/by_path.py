@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from importlib.util import find_spec
 from typing import Any
 
+from kinfolk.allowed import allowed, inside, offered
 from kinfolk.errors import KinfolkError, near
+
+OURS = "kinfolk"
+# More than any path has that somebody means.
+MOST_LETTERS = 200
 
 # Functions and classes that were handed over in this process: a spec holds names, and not all that is given
 # in a notebook can be imported by its own. What is given again under a name replaces what was there.
 _GIVEN: dict[str, Any] = {}
 
 
-def by_path(field: str, path: str) -> Any:
-    """The class or function that the path names; modules of the working directory are found too.
+def by_path(field: str, path: str, ours: Callable[[Any], bool]) -> Any:
+    """The class or function that the path names, if whose it is was allowed; nothing is imported before.
 
-    >>> by_path("model.name", "collections:OrderedDict").__name__
-    'OrderedDict'
+    Of Kinfolk's own it must be of the kind that the setting takes, which `ours` tells: a function that writes
+    files is no model. Modules that were allowed are found in the working directory too.
+
+    >>> by_path("model.name", "subprocess:getoutput", callable)
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: model.name = 'subprocess:getoutput': would run code of subprocess, which ...
     """
     if path in _GIVEN:
         return _GIVEN[path]
@@ -27,19 +37,62 @@ def by_path(field: str, path: str) -> Any:
         listed = ", ".join(f'"{one.strip()}"' for one in path.split(","))
         raise KinfolkError(field, path, f"several names are a list: {field}=[{listed}]")
     module, _, name = path.partition(":")
-    if not module or not name or module.startswith("."):
+    dunder = name.startswith("__")  # what every module has: not what somebody has written
+    if dunder or len(path) > MOST_LETTERS or not all(map(str.isidentifier, [*module.split("."), name])):
         raise KinfolkError(field, path, "an import path is 'package.module:Class'")
-    # For this import alone: a file that happens to lie here must not shadow what is imported later.
-    sys.path.insert(0, "")
+    from_package = offered(field, path)
+    if not (from_package or inside(module, OURS) or allowed(module)):
+        raise _not_allowed(field, path, f"would run code of {module}", module)
+    found = _imported(field, path, module, name)
+    if not callable(found):
+        raise KinfolkError(field, path, f"{module} has no class or function {name!r}")
+    home = _home(found, module)
+    if inside(home, OURS) and not ours(found):
+        raise KinfolkError(field, path, "is no such thing; of Kinfolk's own, name what `kinfolk list` shows")
+    if not (from_package or inside(home, OURS) or allowed(home)):
+        raise _not_allowed(field, path, f"is not of {module} but of {home}", home)
+    return found
+
+
+def _not_allowed(field: str, path: str, why: str, module: str) -> KinfolkError:
+    remedy = f"add --allow-import {module} if you trust it (in Python: kinfolk.allow_imports({module!r}))"
+    return KinfolkError(field, path, f"{why}, which nobody has allowed; {remedy}")
+
+
+def _imported(field: str, path: str, module: str, name: str) -> Any:
+    """What a module has by that name; what the person has named and is not installed may lie where they work.
+
+    So a file that happens to lie there, in a stranger's folder, takes the place of nothing that is installed,
+    nor of what that would import.
+    """
+    top = module.partition(".")[0]
+    here = allowed(module) and not _installed(top)
+    if here:
+        sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        return getattr(importlib.import_module(module), name, None)
     except Exception as error:  # a user's module can fail in any way while it is imported
         raise KinfolkError(field, path, f"cannot import {module}: {one_line(error)}") from error
     finally:
-        sys.path.remove("")
-    if not callable(found):
-        raise KinfolkError(field, path, f"{module} has no class or function {name!r}")
-    return found
+        if here:
+            sys.path.remove("")
+
+
+def _installed(top: str) -> bool:
+    """Whether there is such a module; a folder of that name with nothing in it to import is none."""
+    if top in sys.modules:
+        return True
+    found = find_spec(top)
+    return found is not None and found.origin is not None
+
+
+def _home(found: Any, module: str) -> str:
+    """The module that defines a class or function; an object that is neither is of the module that has it."""
+    if not hasattr(found, "__qualname__"):
+        return module
+    owner = getattr(found, "__self__", None)  # of what is written in C, which may not say where it is from
+    owner = owner if isinstance(owner, type) else type(owner)
+    return str(found.__module__ or owner.__module__)
 
 
 def path_of(thing: Any, name: str = "", of: Any = None) -> str:
@@ -78,7 +131,7 @@ def made_by_name(
     """
     if name not in known and ":" not in name:
         raise KinfolkError(field, name, near(name, known) + "; or give an import path, 'package.module:name'")
-    kind = known[name] if name in known else by_path(field, name)
+    kind = known[name] if name in known else by_path(field, name, lambda kind: kind in known.values())
     if not isinstance(kind, type):
         if options:
             raise KinfolkError(f"{field}_options", dict(options), f"{name} takes none: it is no class")

@@ -6,9 +6,11 @@ import difflib
 import re
 from collections.abc import Iterable
 
-# What a terminal obeys instead of showing it: control characters, marks that turn the direction of text; and
-# halves of letters, which cannot be written.
-_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# What a terminal obeys instead of showing it: control characters, marks that turn the direction of text or
+# end a line; and halves of letters, which cannot be written.
+_COMMANDS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 class KinfolkError(Exception):
@@ -23,7 +25,8 @@ class KinfolkError(Exception):
         shown = repr(value)
         # A long value keeps its end: of a path, that is the name of the file.
         shown = shown if len(shown) <= 80 else f"{shown[:25]}...{shown[-52:]}"
-        super().__init__(f"{field} = {shown}: {remedy}" if value is not None else f"{field}: {remedy}")
+        told = f"{field} = {shown}: {remedy}" if value is not None else f"{field}: {remedy}"
+        super().__init__(visible(told))  # a stranger's file may have a say in it
 
 
 def visible(text: str) -> str:

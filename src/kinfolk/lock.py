@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kinfolk.errors import KinfolkError
-from kinfolk.private import private_folder
+from kinfolk.private import private_file, private_folder
 
 NAME = ".lock"
 # Somebody who asks whether a folder is written holds its lock for a moment: so often, and so many seconds
@@ -136,7 +136,7 @@ def holder(folder: Path) -> Holder | None:
 def _locked(folder: Path) -> tuple[int, str]:
     """An open file that holds the lock, and what is wrong with it."""
     for tried in range(TRIES):
-        handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        handle = private_file(str(folder / NAME), os.O_RDWR | os.O_CREAT)
         try:
             _take(handle, alone=True)
             if _is_there(handle, folder):

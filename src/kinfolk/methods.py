@@ -12,6 +12,7 @@ from typing import Any
 
 from kinfolk.algorithms import ALGORITHMS, check_class, summary_line
 from kinfolk.algorithms.options import check_options, option_values, options_of
+from kinfolk.by_path import path_of
 from kinfolk.errors import KinfolkError
 
 _NAMES = {kind: name for name, kind in ALGORITHMS.items()}
@@ -72,7 +73,7 @@ def _name_of(kind: type[Any]) -> str:
     """The name by which a run finds the class again."""
     if kind in _NAMES:
         return _NAMES[kind]
-    name = f"{kind.__module__}:{kind.__qualname__}" if inspect.isclass(kind) else repr(kind)
+    name = path_of(kind) if inspect.isclass(kind) else repr(kind)
     if "." in name.partition(":")[2]:
         remedy = "define the class at the top of a module, where a resumed run finds it again"
         raise KinfolkError("algorithm", name, remedy)

@@ -9,6 +9,7 @@ from option_variants import others, variants
 from kinfolk.algorithms import build_algorithm, options_of
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.options import check_options, flat_options, option_values, with_options
+from kinfolk.allowed import allow_imports
 from kinfolk.contract import toy
 from kinfolk.errors import KinfolkError, at_least
 from kinfolk.experiment.build import build_parts, title
@@ -41,6 +42,7 @@ class Grouped(FedAvg):
     begin: Begin = Begin(epochs=2)
 
 
+allow_imports(__name__)
 NAME = f"{__name__}:Grouped"
 LEARNER = toy.learner("mlp", toy.alike())
 

@@ -177,7 +177,7 @@ def test_bad_input_is_one_line_and_writes_nothing(kinfolk, tmp_path, words, fiel
     (tmp_path / "bad.toml").write_text("[local]\nlr = = 1\n")
     sys.modules.pop("net", None)
     before = sorted(p.name for p in tmp_path.iterdir())
-    code, out, err = kinfolk("run", *words)
+    code, out, err = kinfolk("run", *words, "--allow-import", "net", "--allow-import", "nonet")
     lines = [line for line in err.splitlines() if not line.startswith("engine:")]
     assert code == 2
     assert out == ""
@@ -192,6 +192,7 @@ def test_a_network_that_cannot_be_batched_falls_back_with_a_warning(kinfolk, tmp
     (tmp_path / "net.py").write_text(NET)
     sys.modules.pop("net", None)
     words = ("--set", "run.rounds=1", "--set", "data.clients=4", "--set", "model.name=net:Branch")
+    words = (*words, "--allow-import", "net")
     code, _, err = kinfolk("run", *words, "--set", "engine.name=batched", "--out", "r")
     assert code == 0
     assert "warning: the network (Branch): " in err
@@ -250,7 +251,7 @@ def test_show_of_something_else(kinfolk):
 def test_check_passes_a_good_algorithm_and_fails_a_broken_one(kinfolk, tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
     sys.modules.pop("broken", None)
-    code, out, _ = kinfolk("check", "broken:Broken")
+    code, out, _ = kinfolk("check", "broken:Broken", "--allow-import", "broken")
     assert code == 1
     assert "failed" in out
 

@@ -158,10 +158,11 @@ def test_a_network_that_cannot_be_traced_is_one_line_whatever_torch_says(kinfolk
         command = [sys.executable, "-m", "kinfolk", *words]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, cwd=tmp_path)
 
+    own = ("--allow-import", "odd")
     sets = ("data.client_column=who", "model.name=odd:Odd", "engine.name=loop", "run.rounds=1")
-    done = typed("run", "all.csv", "--out", "run", *(part for word in sets for part in ("--set", word)))
+    done = typed("run", "all.csv", "--out", "run", *own, *(w for word in sets for w in ("--set", word)))
     assert done.returncode == 0, done.stderr
-    done = typed("export", "run", "--format", "torch", "--out", "mine")
+    done = typed("export", "run", "--format", "torch", "--out", "mine", *own)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert "cannot be traced" in done.stderr

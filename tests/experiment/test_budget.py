@@ -14,6 +14,7 @@ from small_runs import SPEC, digits, go, rounds_of, saved
 from kinfolk.algorithms.blocks import one_model
 from kinfolk.algorithms.blocks import warm_start as warm
 from kinfolk.algorithms.blocks.aggregator import Aggregator
+from kinfolk.allowed import allow_imports
 from kinfolk.contract import toy
 from kinfolk.engines.work import trained_by
 from kinfolk.errors import KinfolkError
@@ -169,6 +170,7 @@ class Late:
         return {"warm": warm.warm_task(self.learner, self.epochs), "update": self.learner.train()}
 
 
+allow_imports(__name__)
 LATE = ("algorithm.name=test_budget:Late", "run.evaluate_every=3")
 
 

@@ -88,6 +88,7 @@ def test_scores_of_positions_are_those_of_the_positions_that_count(mark, tmp_pat
         assert value["loss"] == pytest.approx(float(loss), rel=1e-5)
 
 
+@pytest.mark.usefixtures("torch_allowed")
 @pytest.mark.parametrize("mark", MARKS[1:])
 @pytest.mark.parametrize("loss", ["cross_entropy", "focal", "torch.nn:CrossEntropyLoss"])
 def test_a_mark_trains_the_model_that_minus_100_trains(mark, loss, tmp_path):
@@ -195,11 +196,12 @@ def test_a_mark_in_files_is_named_on_import_and_needs_the_option(tmp_path, kinfo
     loaded = read_folder(tmp_path / "sites")
     assert federate(loaded).classes == 3
     assert any("has positions of -1: no classes" in note for note in loaded.notes)
-    code, _, err = kinfolk("run", "sites", "--set", "model.name=test_left_out:Tagger", "--out", "run")
+    tagger = ("--allow-import", "test_left_out", "--set", "model.name=test_left_out:Tagger")
+    code, _, err = kinfolk("run", "sites", *tagger, "--out", "run")
     assert code == 2
     assert "data.ann.y = -1: is no class; set local.loss_options.ignore_index = -1 to leave it out" in err
     assert not (tmp_path / "run").exists()
-    words = ("--set", "model.name=test_left_out:Tagger", "--set", "local.loss_options.ignore_index=-1")
+    words = (*tagger, "--set", "local.loss_options.ignore_index=-1")
     code, _, err = kinfolk("run", "sites", *words, "--set", "run.rounds=1", "--out", "run")
     assert code == 0, err
 

@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import stat
+from contextlib import suppress
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ from small_spec import SPEC
 
 from kinfolk.errors import KinfolkError, visible
 from kinfolk.experiment.compare import compare
-from kinfolk.experiment.record import Records, read_audit, read_rounds, read_scores, write_json
+from kinfolk.experiment.record import Records, read_audit, read_rounds, read_scores, write_bytes, write_json
 from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import override
 from kinfolk.federation.federation import Federation, pack
 from kinfolk.federation.own_data.store import write_store
 from kinfolk.federation.soundness import check
+from kinfolk.lock import writing
 from kinfolk.papers.paper import load_paper
 from kinfolk.report.read import load_run
 
@@ -107,6 +109,52 @@ def test_names_in_a_strangers_folder_are_shown_and_not_obeyed(tmp_path):
     assert "u001b" not in told
     assert "x1b" in told
     assert list(read_scores(tmp_path)["client"]) == [visible(NASTY)]
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [("class_names", "give this class another name"), ("feature_names", "give this column another name")],
+)
+def test_names_of_classes_and_columns_are_held_to_the_same(field, told):
+    none, one = torch.zeros(0, dtype=torch.int64), torch.tensor([0])
+    splits = {"train": pack([one]), "valid": pack([none]), "test": pack([none])}
+    names = {"class_names": ("old", "young"), "feature_names": ("age", "pay")} | {field: ("a", NASTY)}
+    with pytest.raises(KinfolkError, match=told) as caught:
+        check(Federation(("ann",), torch.zeros(1, 2), torch.tensor([0]), splits, classes=2, **names))
+    assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["ann\nverdict: all is well", "a\u2028b", "a\u200eb", "a\x9b2J", "a\rb"])
+def test_a_client_is_one_line_of_letters(name):
+    none, one = torch.zeros(0, dtype=torch.int64), torch.tensor([0])
+    splits = {"train": pack([one]), "valid": pack([none]), "test": pack([none])}
+    with pytest.raises(KinfolkError, match="holds control characters"):
+        check(Federation((name,), torch.zeros(1, 2), torch.tensor([0]), splits, classes=2))
+
+
+def test_an_error_commands_no_terminal_whatever_it_quotes():
+    said = str(KinfolkError(f"local.{NASTY}", NASTY, f"did you mean {NASTY}?"))
+    assert said == visible(said)
+    assert "x1b" in said
+
+
+@posix
+@pytest.mark.parametrize("name", ["rounds.jsonl", "audit.jsonl", ".lock", ".run.json.tmp", ".figure.png.tmp"])
+def test_no_link_in_a_run_folder_leads_to_a_file_of_ones_own(tmp_path, name):
+    """A stranger's folder may have a link where a run writes."""
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "mine")
+    writes = {
+        "rounds.jsonl": lambda folder: Records(folder).append_round(1, {}),
+        "audit.jsonl": lambda folder: Records(folder).audit("warning"),
+        ".lock": lambda folder: writing(folder).__enter__(),
+        ".run.json.tmp": lambda folder: write_json(folder / "run.json", {}),
+        ".figure.png.tmp": lambda folder: write_bytes(folder / "figure.png", b"drawn"),
+    }
+    with suppress(KinfolkError, OSError):
+        writes[name](tmp_path / "run")
+    assert (tmp_path / "mine").read_text() == "precious"
 
 
 def test_what_is_visible_stays_and_what_commands_is_spelled_out():

@@ -18,6 +18,7 @@ from small_runs import SPEC, assert_same_end, equal, flat, go, rounds_of, saved
 from torch import nn
 
 from kinfolk.algorithms.blocks import one_model
+from kinfolk.allowed import allow_imports
 from kinfolk.engines.coordinator import drop_outs
 from kinfolk.engines.fast.choices import KernelChoices
 from kinfolk.errors import KinfolkError
@@ -185,6 +186,7 @@ class Own:
         return f"{state.count} is enough" if state.count >= self.stop else ""
 
 
+allow_imports(__name__)
 OWN = "algorithm.name=test_run:Own"
 
 

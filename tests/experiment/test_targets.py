@@ -220,6 +220,7 @@ def test_what_is_guessed_is_said():
     assert any("taken as labels" in line.get("text", "") for line in warned)
 
 
+@pytest.mark.usefixtures("torch_allowed")
 @pytest.mark.parametrize(
     ("kind", "changes", "words"),
     [

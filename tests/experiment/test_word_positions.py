@@ -108,7 +108,7 @@ def test_words_come_from_files_through_the_command_line(tmp_path, kinfolk):
     assert report.class_names == NAMES
     assert torch.equal(rows.y, from_arrays(SITES).y)
     words = ("--set", "model.name=test_word_positions:Tagger", "--set", "run.rounds=1")
-    code, _, err = kinfolk("run", "store", *words, "--out", "run")
+    code, _, err = kinfolk("run", "store", *words, "--allow-import", "test_word_positions", "--out", "run")
     assert code == 0, err
 
 

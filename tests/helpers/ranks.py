@@ -12,10 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from kinfolk.__main__ import main as command_line
+from kinfolk.allowed import allow_imports
 from kinfolk.engines.link import Link
 from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import override, parse
 from kinfolk.federation.own_data.arrays import from_arrays
+
+# Of the ranks and of the process that starts them.
+allow_imports("ranks", "gossip", "nearest")
 
 SPEC = """
 [data]

@@ -183,7 +183,7 @@ def test_mistakes_are_told(config, tmp_path):
         KinfolkError, match=r"hiden_size = 4: bert has no such option; did you mean 'hidden_size'"
     ):
         hugging_face_model(str(path), 3, {"hiden_size": 4})
-    with pytest.raises(KinfolkError, match=r"model.architecture = 'Bert': transformers has no such class"):
+    with pytest.raises(KinfolkError, match=r"model.architecture = 'Bert': transformers has no such network"):
         hugging_face_model(str(path), 3, {"architecture": "Bert"})
     with pytest.raises(KinfolkError, match="names no architecture"):
         hugging_face_model(str(config("bert", architectures=None)), 3, {})
@@ -194,6 +194,32 @@ def test_mistakes_are_told(config, tmp_path):
     torch.save({}, tmp_path / "pytorch_model.bin")
     with pytest.raises(KinfolkError, match="holds pickled weights"):
         hugging_face_model(str(tmp_path), 3, {})
+
+
+@pytest.mark.parametrize("name", ["pipeline", "Trainer", "BertConfig", "logging", "__getattr__", "AutoModel"])
+def test_of_transformers_a_configuration_names_networks_alone(config, name):
+    words = f"model.architecture = '{name}': transformers has no such network"
+    with pytest.raises(KinfolkError, match=words):
+        hugging_face_model(str(config("bert")), 3, {"architecture": name})
+    with pytest.raises(KinfolkError, match=words):
+        hugging_face_model(str(config("bert", architectures=[name])), 3, {})
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"_attn_implementation": "someone/kernel"},
+        {"attn_implementation": "someone/kernel:run"},
+        {"_experts_implementation": "someone/kernel"},
+        {"auto_map": {"AutoModelForSequenceClassification": "theirs.Net"}},
+        {"quantization_config": {"quant_method": "gptq"}},
+    ],
+)
+def test_no_code_or_kernel_of_others_comes_with_a_configuration(config, entry):
+    network = hugging_face_model(str(config("bert", **entry)), 3, {})
+    told = network.config.to_dict()
+    assert network.config._attn_implementation == network.config._experts_implementation == "eager"
+    assert not {"auto_map", "quantization_config"} & set(told)
 
 
 def test_without_transformers_the_extra_is_named(config, monkeypatch):

@@ -137,6 +137,7 @@ def test_the_focal_loss_by_its_definition():
         torch.testing.assert_close(find_loss("focal", {}, "labels").row_loss(out, stored), expected)
 
 
+@pytest.mark.usefixtures("torch_allowed")
 def test_a_loss_of_the_user_gives_one_value_per_row():
     out, y = _normal(6, 3), _normal(6, 3)
     theirs = find_loss("torch.nn:SmoothL1Loss", {"reduction": "none"})

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
+from kinfolk.allowed import allowing
 from kinfolk.errors import KinfolkError
 from kinfolk.learning.models import (
     MLP,
@@ -292,7 +293,8 @@ def own(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     (tmp_path / "own_model.py").write_text(OWN)
     (tmp_path / "broken_module.py").write_text("1 / 0\n")
-    yield
+    with allowing(["own_model", "broken_module", "no_such_module"]):
+        yield
     sys.modules.pop("own_model", None)
 
 

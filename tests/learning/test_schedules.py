@@ -43,7 +43,7 @@ def test_as_torch_has_them(name, options, make):
         ("cosin", {}, r"local.schedule = 'cosin': did you mean 'cosine'\?.*import path"),
         ("cosine", {"ends": 1.0}, "local.schedule_options.ends = 1.0.*did you mean 'end'"),
         ("step", {"every": 0}, "local.schedule_options.every = 0: give 1 or more"),
-        ("nowhere:mine", {}, "cannot import nowhere"),
+        ("nowhere:mine", {}, "code of nowhere, which nobody has allowed"),
     ],
 )
 def test_what_is_wrong_is_named(name, options, words):

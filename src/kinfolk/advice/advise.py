@@ -7,7 +7,6 @@ The folder is a comparison folder as `kinfolk compare` writes it. Beside the run
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +24,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.experiment.asking import one_process
 from kinfolk.experiment.build import Network, build_parts
 from kinfolk.experiment.method import parse_method
-from kinfolk.experiment.record import plain, write_json, write_text
+from kinfolk.experiment.record import plain, readable_json, write_json, write_text
 from kinfolk.experiment.sections import AlgorithmSpec, Experiment
 from kinfolk.experiment.spec import differences, dump, parse
 from kinfolk.federation.federation import Federation
@@ -222,7 +221,7 @@ def _before(spec: Experiment, folder: Path, resume: bool) -> Plan | None:
             raise KinfolkError("folder", str(folder), remedy)
         return None
     try:
-        facts = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        facts = readable_json((folder / FILE).read_text(encoding="utf-8"))
         there, wanted = parse(facts["spec"]), facts["plan"]
         names = ("rounds", "most_groups", "start", "seeds")
         plan = Plan(**{name: int(wanted[name]) for name in names})

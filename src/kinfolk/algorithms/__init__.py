@@ -89,9 +89,13 @@ def find_algorithm(name: str) -> type[Any]:
         if name not in ALGORITHMS:
             raise KinfolkError("algorithm.name", name, near(name, ALGORITHMS))
         return ALGORITHMS[name]
-    kind: type[Any] = by_path("algorithm.name", name)
+    kind: type[Any] = by_path("algorithm.name", name, _is_algorithm)
     check_class(name, kind)
     return kind
+
+
+def _is_algorithm(kind: object) -> bool:
+    return inspect.isclass(kind) and is_dataclass(kind) and "learner" in {f.name for f in fields(kind)}
 
 
 def check_class(name: str, kind: object) -> str:
@@ -101,7 +105,7 @@ def check_class(name: str, kind: object) -> str:
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: algorithm.name = 'a:B': must be a dataclass with a field 'learner: Learner'
     """
-    if not (inspect.isclass(kind) and is_dataclass(kind) and "learner" in {f.name for f in fields(kind)}):
+    if not _is_algorithm(kind):
         raise KinfolkError("algorithm.name", name, "must be a dataclass with a field 'learner: Learner'")
     return name
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli.shared import AsJson, Sets, examples, out, print_json, read_spec
+from kinfolk.cli.shared import AllowImport, AsJson, Sets, examples, out, print_json, read_spec
 
 advising = typer.Typer()
 
@@ -38,6 +38,7 @@ def advise(
     set_: Sets = None,
     folder: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")] = False,
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Advise on a method, groups and settings, by short trials on validation rows."""

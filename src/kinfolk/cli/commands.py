@@ -18,6 +18,7 @@ from kinfolk.cli.order import InOrder
 from kinfolk.cli.report import reports
 from kinfolk.cli.shared import (
     Algorithms,
+    AllowImport,
     AsJson,
     Log,
     Seeds,
@@ -30,7 +31,7 @@ from kinfolk.cli.shared import (
     read_spec,
 )
 from kinfolk.cli.tune import Backend, BudgetRounds, Spaces, search, show_search, tuning
-from kinfolk.errors import KinfolkError, near
+from kinfolk.errors import KinfolkError, near, visible
 
 app = typer.Typer(
     cls=InOrder,
@@ -83,6 +84,7 @@ def run(
     out: Out = None,
     resume: Resume = False,
     log: Log = None,
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Run one experiment into a run folder."""
@@ -129,6 +131,7 @@ def compare(
     budget: BudgetRounds = 0,
     space: Spaces = None,
     backend: Backend = "halving",
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Compare algorithms over several seeds: one table, mean ± sample std, and one figure."""
@@ -217,6 +220,7 @@ def score(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write; default: inside RUN.")
     ] = None,
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Score a finished run's models on other test rows, without training again."""
@@ -261,9 +265,9 @@ def _show(
         named = compared(folder) if (folder / "compare.json").is_file() else []
         for note in filter(None, [*notes, missing_note(folder, named)]):
             console.print(note, markup=False)
-    print(f"run folder: {folder}")
+    print(visible(f"run folder: {folder}"))
     if figure:
-        print(f"figure:     {told['figure']}")
+        print(visible(f"figure:     {told['figure']}"))
     if judge:
         from kinfolk.report.verdict import verdict
 
@@ -323,12 +327,17 @@ def _listed() -> dict[str, list[tuple[str, str, str]]]:
     }
 
 
-@app.command(epilog=examples("kinfolk check fedavg", "kinfolk check mypackage.mine:MyAlgorithm --set k=3"))
+@app.command(
+    epilog=examples(
+        "kinfolk check fedavg", "kinfolk check mypackage.mine:MyAlgorithm --allow-import mypackage"
+    )
+)
 def check(
     algorithm: Annotated[str, typer.Argument(metavar="ALGORITHM", help="A name, or package.module:Class.")],
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="option=value", help="An option of it.")
     ] = None,
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Run the conformance suite on an algorithm, built in or your own."""

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from kinfolk.cli.shared import (
+    AllowImport,
     AsJson,
     Seeds,
     Sets,
@@ -47,6 +48,7 @@ def choose_k(
     set_: Sets = None,
     folder: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")] = False,
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Say how many groups a federation has, by short runs on a sample of its clients."""
@@ -129,6 +131,7 @@ def assign(
     file: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write it as .csv or .parquet.")
     ] = None,
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Put clients who were not in training into the groups of a run, and say what they gain."""

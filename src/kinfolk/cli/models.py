@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kinfolk.cli.shared import AsJson, examples, out, print_json
+from kinfolk.cli.shared import AllowImport, AsJson, examples, out, print_json
 from kinfolk.errors import KinfolkError
 
 models = typer.Typer()
@@ -44,6 +44,7 @@ def predict(
     file: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write all rows into this csv file.")
     ] = None,
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Let a model of a run predict new rows."""
@@ -87,6 +88,7 @@ def export(
         str, typer.Option("--format", metavar="NAME,...", help="safetensors, torch (.pt2), onnx.")
     ] = "safetensors",
     licence: Annotated[str, typer.Option("--licence", help="What the model card says of the licence.")] = "",
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Write models of a run as files, each with a model card."""

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kinfolk.cli.shared import AsJson, examples, print_json
+from kinfolk.errors import visible
 
 reports = typer.Typer()
 
@@ -47,6 +48,6 @@ def report(
     if json_:
         print_json({"report": str(page), "figures": list(map(str, drawn))})
         return
-    print(f"report:  {page}")
+    print(visible(f"report:  {page}"))
     if figures is not None:
         print(f"figures: {len(drawn)} files in {figures}")

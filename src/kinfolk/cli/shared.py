@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from kinfolk.allowed import allowing
 from kinfolk.errors import KinfolkError
 
 SpecFile = Annotated[
@@ -37,6 +38,23 @@ Algorithms = Annotated[
         metavar="NAME[,OPTION=VALUE][;SETTING=VALUE]",
         help="May be repeated; settings after ; are the method's own. "
         "Default: local, fedavg, fedavg_tuned, fedprox, ifca, fesem.",
+    ),
+]
+
+
+def _allow(context: typer.Context, modules: list[str] | None) -> list[str] | None:
+    """Allow these until the command has ended; so no command has to do anything with its parameter."""
+    context.with_resource(allowing(modules or ()))
+    return modules
+
+
+AllowImport = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-import",
+        metavar="MODULE",
+        callback=_allow,
+        help="Run code of this module where import paths name it; may be repeated.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and no progress.")]

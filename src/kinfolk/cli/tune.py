@@ -8,7 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from kinfolk.cli.shared import Algorithms, AsJson, Sets, SpecFile, examples, out, print_json, read_spec
+from kinfolk.cli.shared import (
+    Algorithms,
+    AllowImport,
+    AsJson,
+    Sets,
+    SpecFile,
+    examples,
+    out,
+    print_json,
+    read_spec,
+)
 
 tuning = typer.Typer()
 
@@ -48,6 +58,7 @@ def tune(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on; finished trials are not repeated.")
     ] = False,
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Search settings for each method on validation rows, with the same budget for all."""

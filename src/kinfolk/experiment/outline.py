@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from kinfolk.codec import decode, encode
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.record import write_bytes, write_json
+from kinfolk.experiment.record import readable_json, write_bytes, write_json
 from kinfolk.federation.federation import SPLITS, Federation, as_trained, output_count, pack
 from kinfolk.federation.own_data.columns import Recipe
 from kinfolk.federation.scaling import Scaling
@@ -155,7 +154,7 @@ def read_outline(folder: Path) -> Outline:
     kinfolk.errors.KinfolkError: run = 'nowhere': has no federation.json (of an older version); run it again
     """
     try:
-        told: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        told: dict[str, Any] = readable_json((folder / FILE).read_text(encoding="utf-8"))
         lists: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in told.items()
         }

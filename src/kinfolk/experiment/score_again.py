@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +20,7 @@ from kinfolk.experiment.finalize import play_final
 from kinfolk.experiment.fit_rows import fit_rows
 from kinfolk.experiment.left_out import left_out
 from kinfolk.experiment.outline import check_frozen
-from kinfolk.experiment.record import read_rounds, readable
+from kinfolk.experiment.record import read_rounds, readable, readable_json
 from kinfolk.experiment.run import Result, Running, Watch, together
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import differences, dump, load
@@ -106,7 +105,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     kinfolk.errors.KinfolkError: run = 'nowhere': is no run folder; name one that `kinfolk run` has written
     """
     try:
-        facts = json.loads((Path(folder) / "run.json").read_text(encoding="utf-8"))
+        facts = readable_json((Path(folder) / "run.json").read_text(encoding="utf-8"))
         told = {"status": str(facts["status"]), "rounds": int(facts["rounds"]), **facts}
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = "is no run folder; name one that `kinfolk run` has written"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -40,14 +42,25 @@ def _names(f: Federation) -> None:
         raise KinfolkError("data.clients", 0, "a federation needs at least one client")
     if any(not name for name in f.clients):
         raise KinfolkError("data.clients", "", "give every client a name")
-    if visible("".join(f.clients)) != "".join(f.clients):
-        strange = next(name for name in f.clients if visible(name) != name)
-        raise KinfolkError("data.clients", strange, "holds control characters; give this client another name")
+    _shown("data.clients", "client", f.clients, line=True)
+    _shown("data.class_names", "class", f.class_names)
+    _shown("data.feature_names", "column", f.feature_names)
     for a, b in zip(f.clients, f.clients[1:], strict=False):
         if a == b:
             raise KinfolkError("data.clients", a, "this name occurs twice; give every client its own")
         if a > b:
             raise KinfolkError("data.clients", a, f"stands before {b!r}; sort the clients by name")
+
+
+def _shown(field: str, what: str, names: Sequence[str], line: bool = False) -> None:
+    """Refuse names that a terminal would obey; those that stand in lines of text also if they end a line."""
+
+    def wrong(text: str) -> bool:
+        return visible(text) != text or (line and "\n" in text)
+
+    if wrong("".join(names)):
+        strange = next(filter(wrong, names))
+        raise KinfolkError(field, strange, f"holds control characters; give this {what} another name")
 
 
 def _layout(f: Federation) -> None:

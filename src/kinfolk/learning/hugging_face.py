@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -16,6 +17,8 @@ from kinfolk.learning.freezing import FEW
 
 FIELD = "model.name"
 PREFIX = "hf:"
+# Of a configuration: read here, or telling what code is to be fetched or run besides the network's.
+NOT_READ = ("architectures", "auto_map", "quantization_config")
 
 
 def hugging_face_model(path: str, outputs: int, options: Mapping[str, object]) -> nn.Module:
@@ -58,7 +61,7 @@ def _configured(name: str, file: Path, outputs: int, options: dict[str, Any]) ->
     wanted = options.pop("architecture", None)
     try:
         given = json.loads(file.read_text(encoding="utf-8"))
-        config = transformers.AutoConfig.for_model(**{k: v for k, v in given.items() if k != "architectures"})
+        config = transformers.AutoConfig.for_model(**{k: v for k, v in given.items() if k not in NOT_READ})
     except Exception as error:  # an unknown or broken configuration
         raise KinfolkError(
             FIELD, name, f"{file.name} is no configuration: {one_line(error)[:160]}"
@@ -74,10 +77,13 @@ def _configured(name: str, file: Path, outputs: int, options: dict[str, Any]) ->
         raise KinfolkError(FIELD, name, remedy)
     called = str(wanted or known[0])
     kind = getattr(transformers, called, None)
-    if kind is None:
-        raise KinfolkError("model.architecture", called, "transformers has no such class")
+    # Of whatever else transformers has, nothing is called: a configuration may be a stranger's.
+    if not (inspect.isclass(kind) and issubclass(kind, transformers.PreTrainedModel)):
+        raise KinfolkError("model.architecture", called, "transformers has no such network")
     if "Classification" in called:
         config.num_labels = outputs
+    # As `eager` sees to in the end. Other words can name kernels on the net, to be fetched and run.
+    config._attn_implementation = config._experts_implementation = "eager"
     return config, kind
 
 

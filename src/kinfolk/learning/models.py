@@ -373,7 +373,7 @@ def _checked(option: str, value: Any, default: object) -> object:
 
 def _imported(name: str, shape: tuple[int, ...], outputs: int, options: Mapping[str, object]) -> nn.Module:
     """A model of the user's own."""
-    build = by_path("model.name", name)
+    build = by_path("model.name", name, lambda kind: inspect.isclass(kind) and issubclass(kind, nn.Module))
     try:
         signature = inspect.signature(build)
         facts = {"shape": shape, "outputs": outputs}

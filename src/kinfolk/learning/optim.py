@@ -258,7 +258,7 @@ def build_optimiser(
     SGD(momentum=0.9, weight_decay=0.0, nesterov=False)
     """
     if ":" in name:
-        given = by_path("local.optimiser", name)
+        given = by_path("local.optimiser", name, lambda kind: kind in OPTIMISERS.values())
         if isinstance(given, type) and issubclass(given, torch.optim.Optimizer):
             known = ", ".join(OPTIMISERS)
             remedy = f"holds the weights of one network; use {known}, or see `An optimiser` in the recipes"

@@ -69,13 +69,15 @@ class Metric:
 def find_metrics(wanted: Sequence[str], target: str, classes: int) -> tuple[Metric, ...]:
     """The metrics of these names and import paths that targets of this kind do not have anyway.
 
-    >>> [metric.name for metric in find_metrics(["auroc", "accuracy", "math:dist"], "class", 3)]
-    ['auroc', 'dist']
+    >>> [metric.name for metric in find_metrics(["auroc", "accuracy"], "class", 3)]
+    ['auroc']
     """
     found: dict[str, Metric] = {}
     for name in wanted:
         if ":" in name:
-            given = by_path("run.metrics", name)
+            given = by_path(
+                "run.metrics", name, lambda one: one in {metric.function for metric in METRICS.values()}
+            )
             lower, percent = (bool(getattr(given, what, False)) for what in ("lower_is_better", "percent"))
             metric = given if isinstance(given, Metric) else Metric(given, lower, percent)
             if metric.name in {*RULES, *POSITIONS, *METRICS}:

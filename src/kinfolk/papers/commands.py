@@ -10,6 +10,7 @@ import typer
 
 from kinfolk.cli.commands import app
 from kinfolk.cli.shared import (
+    AllowImport,
     AsJson,
     Seeds,
     Sets,
@@ -40,6 +41,7 @@ def reproduce(
     set_: Sets = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Folder; what is there goes on.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Run nothing; show what is in the folder.")] = False,
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Run a paper's comparison again and print what it reported next to what was obtained."""
@@ -109,6 +111,7 @@ def pseudo(
         typer.Option("--sampler", help="back_search or generator; may be repeated; default: the run's own."),
     ] = None,
     images: Annotated[int, typer.Option("--images", help="Images to keep of each cluster and class.")] = 3,
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Make an MD-ICFL run's pseudo rows again: how sure models are of them, and whether they are copies."""
@@ -152,6 +155,7 @@ def trust(
     set_: Sets = None,
     folder: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")] = False,
+    allow_import: AllowImport = None,
     json_: AsJson = False,
 ) -> None:
     """Trace the opinions of SLFed's clients: a table, and a figure of uncertainty, lists and trust."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kinfolk.errors import KinfolkError
+from kinfolk.experiment.record import readable_json
 from kinfolk.papers.paper import COSTS
 from kinfolk.report.figures import COLOURS, INK, PALE, STYLES, save
 from kinfolk.report.read import (
@@ -65,7 +65,7 @@ def load_tables(folder: Path) -> list[TableRuns]:
     found = sorted(folder.glob("*/reproduction.json"))
     if not found:
         raise KinfolkError("folder", str(folder), "holds no reproduction; run `kinfolk reproduce` into it")
-    return [TableRuns(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in found]
+    return [TableRuns(path.parent, readable_json(path.read_text(encoding="utf-8"))) for path in found]
 
 
 def obtained(runs: Sequence[Run], model: str, score: str, over: str) -> tuple[float, float, int]:
@@ -226,10 +226,10 @@ def terminal_table(table: TableRuns) -> Table:
     for row in cells(table):
         got = [row["model"], row["some"] or "obtained", *row["obtained"], *_costs(row)]
         if any(value != "-" for value in row["reported"]):
-            drawn.add_row(row["label"], "", "reported", *row["reported"], style="dim")
-            drawn.add_row("", *got)
+            drawn.add_row(*map(Text, [row["label"], "", "reported", *row["reported"]]), style="dim")
+            drawn.add_row("", *map(Text, got))
         else:
-            drawn.add_row(row["label"], *got)
+            drawn.add_row(*map(Text, [row["label"], *got]))
     return drawn
 
 
@@ -270,7 +270,7 @@ def table_figure(table: TableRuns, path: Path) -> Path | None:
     for place, (score, over) in enumerate(shown):
         _curves(figure.add_subplot(1, across, place + 1), table, rows, score, over)
     if more:
-        _models(figure.add_subplot(1, across, across), json.loads(held.read_text(encoding="utf-8")))
+        _models(figure.add_subplot(1, across, across), readable_json(held.read_text(encoding="utf-8")))
     figure.tight_layout()
     return save(figure, path)
 

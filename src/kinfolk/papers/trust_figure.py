@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kinfolk.errors import KinfolkError
+from kinfolk.experiment.record import readable_json
 from kinfolk.report.figures import save
 
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")
@@ -32,7 +32,7 @@ def read_trust(folder: str | Path) -> list[dict[str, Any]]:
     """
     paths = [Path(folder) / "trust.json", *sorted(Path(folder).glob("*/trust.json"))]
     try:
-        found = [json.loads(path.read_text()) for path in paths if path.exists()]
+        found = [readable_json(path.read_text()) for path in paths if path.exists()]
     except (OSError, ValueError) as error:
         raise KinfolkError("trust", str(folder), f"cannot be read: {error}") from error
     if not found:
@@ -43,14 +43,14 @@ def read_trust(folder: str | Path) -> list[dict[str, Any]]:
 def trust_heading(folder: Path) -> Text:
     """What a reproduced figure shows, and what the paper reports of it.
 
-    >>> import tempfile
+    >>> import json, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     facts = {"title": "Dist-3", "reported": "lists below 26", "small": True}
     ...     _ = (Path(folder) / "figure.json").write_text(json.dumps(facts))
     ...     trust_heading(Path(folder)).plain.splitlines()
     ['Dist-3 (1 seed, reduced)', 'reported: lists below 26']
     """
-    facts = json.loads((folder / "figure.json").read_text(encoding="utf-8"))
+    facts = readable_json((folder / "figure.json").read_text(encoding="utf-8"))
     title = Text(f"{facts['title']} (1 seed{', reduced' if facts['small'] else ''})", style="bold")
     return title.append(f"\nreported: {facts['reported']}", style="dim") if facts["reported"] else title
 

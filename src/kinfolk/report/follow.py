@@ -8,7 +8,6 @@ system about four files.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import tomllib
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kinfolk.experiment.record import readable
+from kinfolk.experiment.record import readable, readable_json
 from kinfolk.live.standing import RUNNING, WAITING, Standing, named
 from kinfolk.lock import is_written
 from kinfolk.report.read import is_name
@@ -107,7 +106,7 @@ class FollowedRun:
     def __init__(self, folder: Path, title: str = "", seed: int = 0) -> None:
         self.folder = folder
         self.named = title, seed
-        self.run = Changing(folder / "run.json", json.loads)
+        self.run = Changing(folder / "run.json", readable_json)
         self.spec = Changing(folder / "spec.toml", tomllib.loads)
         self.rounds, self.trail = Tail(folder / "rounds.jsonl"), Tail(folder / "audit.jsonl")
         self.facts: dict[str, Any] = {}
@@ -178,7 +177,7 @@ class Followed:
         self.folder = folder
         self.single = False
         self.runs: dict[str, FollowedRun] = {}
-        self.compared = Changing(folder / "compare.json", json.loads)
+        self.compared = Changing(folder / "compare.json", readable_json)
 
     def look(self) -> bool:
         """Read what is new; whether anything was."""
@@ -232,7 +231,7 @@ class Followed:
 def _parsed(line: bytes) -> dict[str, Any]:
     """One line; nothing of one that a crash has torn."""
     try:
-        fact = json.loads(line)
+        fact = readable_json(line.decode())
     except (ValueError, RecursionError):
         return {}
     return fact if isinstance(fact, dict) else {}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 from rich.table import Table
+from rich.text import Text
 
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import write_text
@@ -41,12 +42,12 @@ def predictions_table(frame: pd.DataFrame) -> Table:
     chances = [name for name in frame.columns if name.startswith("p(")]
     plain = [name for name in frame.columns if name not in chances]
     for name in [*plain, *(["probability"] if chances else [])]:
-        table.add_column(name, overflow="fold")
+        table.add_column(Text(name), overflow="fold")
     for _, row in frame.head(SHOWN).iterrows():
         best = row[chances].astype(float).sort_values(ascending=False).head(LIKELY)
         likely = ", ".join(f"{name[2:-1]} {value:.1%}" for name, value in best.items())
         cells = [f"{row[name]:.6g}" if isinstance(row[name], float) else str(row[name]) for name in plain]
-        table.add_row(*cells, *([likely] if chances else []))
+        table.add_row(*map(Text, [*cells, *([likely] if chances else [])]))
     return table
 
 

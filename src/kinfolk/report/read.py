@@ -5,7 +5,6 @@ Needs no torch, so that tables and figures open at once, on any machine.
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +38,7 @@ def read_facts(folder: str | Path, command: str) -> dict[str, Any]:
     kinfolk.errors.KinfolkError: pseudo = 'nowhere': has no pseudo.json; name a folder of `kinfolk pseudo`
     """
     try:
-        facts: dict[str, Any] = json.loads((Path(folder) / f"{command}.json").read_text())
+        facts: dict[str, Any] = readable_json((Path(folder) / f"{command}.json").read_text())
     except (OSError, ValueError) as error:
         remedy = f"has no {command}.json; name a folder of `kinfolk {command}`"
         raise KinfolkError(command, str(folder), remedy) from error

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kinfolk.errors import KinfolkError, near
+from kinfolk.errors import KinfolkError, near, visible
 from kinfolk.experiment.record import plain
 from kinfolk.report.against import against_best, has_scores, mark, marks_told, pair_notes
 from kinfolk.report.convergence import convergence_note
@@ -279,7 +279,7 @@ def _facts(run: Run) -> Table:
         "training": _training(run),
         "status": ", ".join(str(facts[name]) for name in ("status", "reason") if facts.get(name)),
         "amiss": "\n".join(divergences(run)),
-        "folder": str(run.path),
+        "folder": visible(str(run.path)),
     }
     grid = WholeTable.grid(padding=(0, 2))
     for name, line in lines.items():
@@ -376,7 +376,10 @@ def _who_is_where(run: Run) -> list[RenderableType]:
     ]
     unsure = doubtful(frame)
     lines += [f"  in doubt: {named(unsure, NAMED)}"] if unsure else []
-    return [Text("\n".join(lines)), Text(f"  {switches(frame)}; more: kinfolk groups {run.path}")]
+    return [
+        Text("\n".join(lines)),
+        Text(f"  {switches(frame)}; more: kinfolk groups {visible(str(run.path))}"),
+    ]
 
 
 def _choices(fact: Mapping[str, Any]) -> list[RenderableType]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from kinfolk.errors import visible
 from kinfolk.report.page.chart import Chart
 from kinfolk.report.page.sections import Filled
 from kinfolk.report.page.store import Store, as_json
@@ -27,7 +28,7 @@ def text(value: object) -> str:
     >>> text("<b> & 'c'")
     '&lt;b&gt; &amp; &#x27;c&#x27;'
     """
-    return html.escape(str(value).encode("utf-8", "replace").decode())
+    return html.escape(visible(str(value)))
 
 
 def with_code(value: object) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from kinfolk.experiment.record import readable_json
 from kinfolk.report.page.chart import IS_PICKED
 from kinfolk.report.read import Run, by_title
 
@@ -65,7 +65,7 @@ def names_of(run: Run, what: str) -> list[str]:
     []
     """
     try:
-        found = json.loads((run.path / "federation.json").read_text(encoding="utf-8"))[what]
+        found = readable_json((run.path / "federation.json").read_text(encoding="utf-8"))[what]
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return [str(name) for name in found] if isinstance(found, list) else []

@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "shares": {"types", "errors", "task"},
     "authoring": CORE | {"shares", "learning", "scores", "engines"},
     "algorithms": CORE | {"by_path", "learning", "clustering", "shares"},
+    "privacy": CORE | {"algorithms", "learning"},
     "engines": CORE | {"codec", "learning", "federation"},
     "experiment": EVERYTHING - {"advice", "report", "cli", "contract", *PYTHON, "papers", "__init__"},
     "report": {"errors", "experiment", "live", "lock", "markup", "scores"},

@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "privacy": CORE | {"algorithms", "learning"},
     "engines": CORE | {"codec", "learning", "federation"},
     "experiment": EVERYTHING - {"advice", "report", "cli", "contract", *PYTHON, "papers", "__init__"},
-    "report": {"errors", "experiment", "live", "lock", "markup", "scores"},
+    "report": {"errors", "experiment", "live", "lock", "markup", "privacy", "scores"},
     "advice": EVERYTHING - {"cli", "contract", *PYTHON, "papers", "__init__"},
     "contract": EVERYTHING - {"advice", "cli", "report", *PYTHON, "papers", "__init__"},
     **{room: EVERYTHING - {"cli", "papers", "__init__"} for room in PYTHON},

@@ -2,8 +2,8 @@
 
 A release with noise of z times its sensitivity has parameter 1 / z of Gaussian differential privacy; of
 several, each of which may depend on those before, the squares add up, exactly (Dong, Roth, Su: Gaussian
-differential privacy. JRSS B 84, 2022, corollary 3.3). So an account is one number, the sum of 1 / z^2, and its
-epsilon is that of one Gaussian mechanism (Balle, Wang: Improving the Gaussian mechanism for differential
+differential privacy. JRSS B 84, 2022, corollary 3.3). So an account is one number, the sum of 1 / z^2, and
+its epsilon is that of one Gaussian mechanism (Balle, Wang: Improving the Gaussian mechanism for differential
 privacy. ICML 2018), which dp-accounting computes.
 Cohorts follow from a run's public seed, so that nothing is gained by sampling them.
 """

@@ -1,9 +1,9 @@
 """Updates no longer than a bound, and normal noise that nobody can draw again.
 
-Noise comes from the operating system's generator and never from a seed: whoever could draw it again could take
-it off. Normal numbers in doubles have gaps that tell something of what was added (Mironov: On significance of
-the least significant bits for differential privacy. CCS 2012). Models are released as floats of 32 bits, each
-of which stands for some 2^29 doubles; that closes most gaps and proves nothing.
+Noise comes from the operating system's generator and never from a seed: whoever could draw it again could
+take it off. Normal numbers in doubles have gaps that tell something of what was added (Mironov: On
+significance of the least significant bits for differential privacy. CCS 2012). Models are released as floats
+of 32 bits, each of which stands for some 2^29 doubles; that closes most gaps and proves nothing.
 """
 
 from __future__ import annotations

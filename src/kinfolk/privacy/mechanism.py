@@ -94,7 +94,11 @@ def mechanism(
     most = _most_releases(table, clients, seed, rounds, participation)
     z = spec.noise or noise_for(spec.epsilon, spec.delta, most)
     found = Mechanism(spec, z, cohort_size(len(clients), participation))
-    found.epsilon(found.cost)  # without the library nothing begins
+    least = found.epsilon(found.cost)
+    if 0 < spec.epsilon < least:
+        raise KinfolkError(
+            "privacy.epsilon", spec.epsilon, f"one round costs {least:.3g}; give that, or more noise"
+        )
     return found
 
 
@@ -163,14 +167,15 @@ def _refuse(needs: Iterable[tuple[str, Any, Sequence[Any], str]]) -> None:
 def check_local(name: str, algorithm: Algorithm[Any], table: Table) -> None:
     """Refuse a method whose clients send anything but trees of real numbers.
 
-    >>> check_local("slfed", None, {"swap": PeerTask(lambda memory, me: {}, lambda inbox, memory, me: memory)})
+    >>> swap = PeerTask(lambda memory, me: {}, lambda inbox, memory, me: memory)
+    >>> check_local("slfed", None, {"swap": swap})
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: algorithm.name = 'slfed': its clients write to one another ('swap'), without noise
+    kinfolk.errors.KinfolkError: algorithm.name = 'slfed': its clients write to each other without noise (swap)
     """
     replies = False
     for task_name, task in table.items():
         if isinstance(task, PeerTask):
-            remedy = f"its clients write to one another ({task_name!r}), without noise"
+            remedy = f"its clients write to each other without noise ({task_name})"
             raise KinfolkError("algorithm.name", name, remedy)
         open_to_all = sorted(task.reply.keys() - trees(task).keys())
         if open_to_all:

@@ -96,9 +96,8 @@ def mechanism(
     found = Mechanism(spec, z, cohort_size(len(clients), participation))
     least = found.epsilon(found.cost)
     if 0 < spec.epsilon < least:
-        raise KinfolkError(
-            "privacy.epsilon", spec.epsilon, f"one round costs {least:.3g}; give that, or more noise"
-        )
+        remedy = f"one round costs {least:.3g}; give that, or more noise"
+        raise KinfolkError("privacy.epsilon", spec.epsilon, remedy)
     return found
 
 
@@ -170,12 +169,12 @@ def check_local(name: str, algorithm: Algorithm[Any], table: Table) -> None:
     >>> swap = PeerTask(lambda memory, me: {}, lambda inbox, memory, me: memory)
     >>> check_local("slfed", None, {"swap": swap})
     Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: algorithm.name = 'slfed': its clients write to each other without noise (swap)
+    kinfolk.errors.KinfolkError: algorithm.name = 'slfed': its clients write each other without noise (swap)
     """
     replies = False
     for task_name, task in table.items():
         if isinstance(task, PeerTask):
-            remedy = f"its clients write to each other without noise ({task_name})"
+            remedy = f"its clients write each other without noise ({task_name})"
             raise KinfolkError("algorithm.name", name, remedy)
         open_to_all = sorted(task.reply.keys() - trees(task).keys())
         if open_to_all:

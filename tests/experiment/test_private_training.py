@@ -239,6 +239,17 @@ def test_a_servers_models_have_noise_on_every_number(tmp_path, name):
     assert float(apart.std()) > 0.5 * math.sqrt(2) * (0.1 if name == "fedsgd" else 1)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "ifca"])
+@pytest.mark.parametrize("engine", ["batched", "wire", "workers"])
+def test_every_engine_leads_to_the_same_noisy_means(tmp_path, monkeypatch, engine, name):
+    monkeypatch.setattr(gaussian, "normal", lambda count: torch.ones(count, dtype=torch.float64))
+    mine = (f"algorithm.name={name}", *METHODS[name], "privacy.clip=0.2", "run.rounds=2")
+    loop, other = (go(tmp_path / e, *mine, f"engine.name={e}").state for e in ("loop", engine))
+    for field in ("model", "centres"):
+        for leaf, t in getattr(loop, field, {}).items():
+            assert torch.allclose(getattr(other, field)[leaf], t, atol=1e-4)
+
+
 def test_a_run_without_a_table_has_no_account(tmp_path):
     got = go(tmp_path / "run")
     assert "privacy" not in json.loads((got.folder / "run.json").read_text())

@@ -11,7 +11,7 @@ Cohorts follow from a run's public seed, so that nothing is gained by sampling t
 from __future__ import annotations
 
 import math
-from types import ModuleType
+from typing import Any
 
 from kinfolk.errors import KinfolkError
 
@@ -37,7 +37,7 @@ def noise_for(epsilon: float, delta: float, releases: int) -> float:
     return float(_library().get_sigma_gaussian(epsilon, delta)) * math.sqrt(releases)
 
 
-def _library() -> ModuleType:
+def _library() -> Any:
     try:
         import dp_accounting
     except ImportError:

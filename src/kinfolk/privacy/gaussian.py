@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Trees = Mapping[str, Tensor]
+Name = TypeVar("Name")
 
 
 def normal(count: int) -> Tensor:
@@ -33,7 +34,7 @@ def normal(count: int) -> Tensor:
     return torch.from_numpy(np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count])
 
 
-def noised(tree: Trees, std: float) -> dict[str, Tensor]:
+def noised(tree: Mapping[Name, Tensor], std: float) -> dict[Name, Tensor]:
     """A tree with normal noise on every number, in float64.
 
     >>> noised({"w": torch.ones(2)}, 0.0)
@@ -42,7 +43,7 @@ def noised(tree: Trees, std: float) -> dict[str, Tensor]:
     return {n: t.double() + std * normal(t.numel()).reshape(t.shape).to(t.device) for n, t in tree.items()}
 
 
-def clipped(updates: Trees, clip: float) -> dict[str, Tensor]:
+def clipped(updates: Mapping[Name, Tensor], clip: float) -> dict[Name, Tensor]:
     """Updates [clients, ...] in float64, each of norm `clip` at most over all its leaves together.
 
     One that is not finite is nothing: its client counts as one that has not moved.

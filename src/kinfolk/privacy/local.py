@@ -42,15 +42,14 @@ def noisy(task: Task, clip: float, std: float) -> Task:
     def conclude(reply: Message) -> Message:
         sent = {key: reply.pop(key) for key in list(reply) if key.startswith(_SENT)}
         reply = task.conclude(reply) if task.conclude else reply
-        flat = {(key, n): t.double() for key in keys for n, t in reply[key].items()}
-        origin = {(key, n): sent[_SENT + key][n].double() for key, n in flat if _SENT + key in sent}
-        updates = {f"{key}\0{n}": (t - origin.get((key, n), 0))[None] for (key, n), t in flat.items()}
-        moved = noised({name: t[0] for name, t in clipped(updates, clip).items()}, std)
-
-        def leaf(key: str, n: str, was: Tensor) -> Tensor:
-            return (moved[f"{key}\0{n}"] + origin.get((key, n), 0)).to(was.dtype)
-
-        return {**reply, **{key: {n: leaf(key, n, t) for n, t in reply[key].items()} for key in keys}}
+        flat: dict[tuple[str, str], Tensor] = {(key, n): t for key in keys for n, t in reply[key].items()}
+        began = {(key, n): t for key in keys for n, t in sent.get(_SENT + key, {}).items()}
+        moved = {at: t.double() - began[at].double() if at in began else t.double() for at, t in flat.items()}
+        short = clipped({at: t[None] for at, t in moved.items()}, clip)
+        made = noised({at: t[0] for at, t in short.items()}, std)
+        made = {at: t + began[at].double() if at in began else t for at, t in made.items()}
+        trees = {key: {n: made[key, n].to(t.dtype) for n, t in reply[key].items()} for key in keys}
+        return {**reply, **trees}
 
     return replace(task, start=start, finish=finish, conclude=conclude, common=False)
 

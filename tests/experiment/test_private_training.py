@@ -152,14 +152,20 @@ def test_the_same_seed_brings_other_noise(tmp_path, changes):
 
 
 def test_one_client_moves_the_model_by_clip_over_the_cohort_whatever_it_sends(tmp_path, monkeypatch):
-    """Nor does it have others refused, whose replies would be judged beside its own."""
     monkeypatch.setattr(gaussian, "normal", lambda count: torch.zeros(count, dtype=torch.float64))
     mine = (*SERVER, "run.rounds=1", "privacy.clip=0.05")
     honest = go(tmp_path / "a", *mine).state.model
     bad = go(tmp_path / "b", *mine, "run.attack=scaled", "run.attackers=0.25").state.model
     moved = math.sqrt(sum(float((bad[n] - t).double().square().sum()) for n, t in honest.items()))
     assert moved <= 2 * 0.05 / 4 * (1 + 1e-3)
-    assert "rejected" not in (tmp_path / "b" / "audit.jsonl").read_text()
+
+
+def test_nobody_is_refused_beside_others_on_whom_it_would_then_weigh(tmp_path):
+    strict = ("run.rounds=3", "guard.norm=1.5", "run.attack=scaled", "run.attackers=0.25")
+    go(tmp_path / "free", *strict)
+    assert "median" in (tmp_path / "free" / "audit.jsonl").read_text()
+    go(tmp_path / "private", *strict, *SERVER)
+    assert "median" not in (tmp_path / "private" / "audit.jsonl").read_text()
 
 
 @pytest.mark.parametrize(

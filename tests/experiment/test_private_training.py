@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from statistics import NormalDist
 
 import pytest
 import torch
-from small_runs import SPEC, go, rounds_of, saved
+from small_runs import SPEC, digits, go, rounds_of, saved
 from torch import nn
 from typer.testing import CliRunner
 
+from kinfolk.algorithms import ALGORITHMS
 from kinfolk.cli.commands import app
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.errors import KinfolkError
@@ -199,6 +201,30 @@ def test_what_would_promise_too_much_is_refused_in_one_line(tmp_path, changes, s
     assert any(part in str(caught.value) for part in said.split("|"))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_page_tells_of_every_method_whether_it_is_refused():
+    page = (Path(__file__).parents[2] / "docs/privacy/differential-privacy.md").read_text()
+    table = page.split("## Which methods")[1].split("**Groups")[0].splitlines()
+    told: dict[str, tuple[bool, bool]] = {}
+    for line in (line for line in table if line.startswith("| `")):
+        names, server, local = (cell.strip() for cell in line.strip("|").split("|"))
+        told |= dict.fromkeys(re.findall("`([a-z_]+)`", names), (refused(server), refused(local)))
+    assert told == {
+        name: (not can(name, *METHODS.get(name, ALIKE)), not can(name, *LOCAL)) for name in ALGORITHMS
+    }
+
+
+def refused(cell: str) -> bool:
+    return cell.startswith("refused")
+
+
+def can(name: str, *changes: str) -> bool:
+    try:
+        build_parts(override(SPEC, [f"algorithm.name={name}", *changes]), federation=digits(SPEC.data, 0))
+    except KinfolkError as error:
+        return not error.field.startswith("algorithm.")
+    return True
 
 
 def test_networks_with_buffers_are_refused(tmp_path):

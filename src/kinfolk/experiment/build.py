@@ -18,6 +18,7 @@ from kinfolk.experiment.attack import Attack, planned
 from kinfolk.experiment.fit_rows import fit_rows
 from kinfolk.experiment.fitting import fitted
 from kinfolk.experiment.left_out import left_out
+from kinfolk.experiment.private_training import private_training
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.targets import Target, check_loss, settled, wanted
 from kinfolk.federation.federation import Federation
@@ -31,6 +32,7 @@ from kinfolk.learning.network import run
 from kinfolk.learning.optim import build_optimiser
 from kinfolk.learning.row_metrics import find_metrics, named_targets
 from kinfolk.learning.schedules import factor, find_schedule
+from kinfolk.privacy.mechanism import Mechanism
 from kinfolk.scores import learn
 from kinfolk.script import Algorithm
 from kinfolk.streams import Seed, cohort_size
@@ -55,6 +57,7 @@ class Parts:
     title: str
     attack: Attack | None = None
     own: Mapping[str, Any] = field(default_factory=dict)  # settings that this method alone has so
+    privacy: Mechanism | None = None
     note: str = ""  # what there is to say of how the network takes the rows and their targets
 
     @property
@@ -123,8 +126,12 @@ def build_parts(
     _check_rows(spec.algorithm.name, algorithm, federation)
     _check_room(algorithm, cohort_size(len(federation.clients), spec.run.participation))
     attack = planned(spec.run, federation, seed)
+    privacy = private_training(spec, algorithm, learner, federation)
+    algorithm = privacy.protected(algorithm) if privacy else algorithm
     notes = "; ".join(filter(None, (short, note, target.note)))
-    return Parts(spec, seed, federation, learner, algorithm, title(spec, own), attack, own or {}, notes)
+    return Parts(
+        spec, seed, federation, learner, algorithm, title(spec, own), attack, own or {}, privacy, notes
+    )
 
 
 def title(spec: Experiment, own: Mapping[str, Any] | None = None) -> str:

@@ -14,6 +14,7 @@ from kinfolk.experiment.record import read_scores
 from kinfolk.experiment.score_again import read_run
 from kinfolk.experiment.sections import ModelSpec
 from kinfolk.federation.scaling import Scaling
+from kinfolk.privacy.told import promise
 from kinfolk.scores import about, summary
 
 
@@ -54,6 +55,7 @@ def card(kept: KeptModels, wanted: Wanted, network: nn.Module, files: Sequence[s
         "network": f"{spec.model.name}, {count:,} parameters",
         "round": f"{wanted.round} of {facts['rounds']}",
         "seed": spec.run.seed,
+        **_privacy(facts.get("privacy") or {}, wanted),
         "kinfolk": facts["versions"]["kinfolk"],
         "torch": facts["versions"]["torch"],
     }
@@ -125,6 +127,14 @@ def _standardized(scaling: Scaling | None, client: str | None) -> dict[str, str]
         mean, std = _numbers(scaling.target.mean), _numbers(scaling.target.std)
         told["targets"] = f"network output * std + mean; mean {mean}; std {std}"
     return told
+
+
+def _privacy(facts: dict[str, Any], wanted: Wanted) -> dict[str, str]:
+    """What a model's run promised its clients; what one client has trained for itself has no noise."""
+    if not facts:
+        return {}
+    own = wanted.kind != "centre"
+    return {"differential privacy": "none: it is one client's own" if own else promise(facts)}
 
 
 def _numbers(values: Sequence[float], most: int = 12) -> str:

@@ -54,6 +54,8 @@ class Pictures:
     def __init__(self, run: Running) -> None:
         self.run, spec = run, run.spec.run
         self.wanted, self.rows = spec.pictures != "none", spec.pictures == "rows"
+        if run.parts.privacy:  # what a server is trusted with is not to be looked at
+            self.wanted = self.rows = False
         self.rounds = frozenset(pictured(spec.rounds, spec.evaluate_every))
         self.few = Few(run.parts.seed, run.clients)
         self.sketches = Sketches(run.parts.seed, run.parts.learner.names, self.few)

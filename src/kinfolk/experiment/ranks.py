@@ -34,5 +34,6 @@ def follow(build: Callable[[], Parts], link: Link) -> None:
 
 def table_of(parts: Parts) -> Table:
     """What clients can be asked, attackers included."""
-    table = {**client_tasks(parts.algorithm), **validation_task(parts.algorithm, parts.spec.run)}
-    return table if parts.attack is None else parts.attack.arm(table)
+    table: Table = {**client_tasks(parts.algorithm), **validation_task(parts.algorithm, parts.spec.run)}
+    table = table if parts.attack is None else parts.attack.arm(table)
+    return table if parts.privacy is None else parts.privacy.armed(table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from kinfolk.experiment.saving import told, write_checkpoint
 from kinfolk.experiment.score import Columns, reached, score_everyone, score_groups, try_metrics
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump, run_id
+from kinfolk.experiment.spending import Spending
 from kinfolk.experiment.state import from_message, memories_from_message
 from kinfolk.experiment.stopping import Stop, at_once, left_resumable, undone_if_stopped
 from kinfolk.federation.federation import Federation
@@ -162,7 +163,10 @@ class Running:
         engine = engine if link is None else Distributed(engine, link, parts.federation)
         rows, absent = parts.federation, drop_outs(self.spec.run.absent)
         told = self.records.audit, absent, rows, self._afford, self._warn
-        self.coordinator = Coordinator(engine, *told, guard=self.spec.guard)
+        # A reply is clipped where noise is, and refused for nobody's sake: one client would weigh on another.
+        guard = replace(self.spec.guard, norm=0.0) if parts.privacy else self.spec.guard
+        self.coordinator = Coordinator(engine, *told, guard=guard)
+        self.spending = Spending(parts.privacy, self.algorithm.tasks(), folder)
         self.budget, self.ended = Budget.of(parts, self._warn), ""
         self.state = self.algorithm.init(self._here(parts.learner.first), self.clients, parts.seed)
         self.scored = self.algorithm.eval_tasks()
@@ -253,6 +257,7 @@ class Running:
         self.done += 1
         facts = {"cohort": len(cohort), "answered": answered, "void": void, "info": info, **noted}
         facts["unheard"] = len(self.unheard)
+        facts |= self.spending.facts()
         groups = self.groups(before, self.state, cohort)
         if groups:
             facts["groups"] = groups
@@ -303,7 +308,7 @@ class Running:
         self.coordinator.begin()
         began = time.perf_counter()
         asked_before = sum(self.coordinator.ledger.seconds.values())
-        found = play(script, lambda request: self.coordinator.perform(request, context))
+        found = play(script, self.spending.performing(self.coordinator, context))
         self.pictures.note(found[1])
         waited = sum(self.coordinator.ledger.seconds.values()) - asked_before
         self.coordinator.ledger.add_seconds("server", time.perf_counter() - began - waited)
@@ -436,6 +441,7 @@ class Running:
             "engine": self.coordinator.engine.note,
         }
         facts = description(self.parts, self.choice, how) | {"kept": told(self)} | self.health.described()
+        facts |= self.spending.described()
         write_json(self.folder / "run.json", facts | more)
 
     def save(self, state: Any = None, summary: dict[str, Any] | None = None) -> None:
@@ -452,6 +458,7 @@ class Running:
         self.done = self.saved = loaded.number
         self.voids, self.summary = loaded.facts["voids"], loaded.facts["summary"]
         self.budget.extra = loaded.facts.get("extra", 0)
+        self.spending.take(loaded.facts.get("privacy", {}))
         self.unheard = {self.clients[i] for i in loaded.facts.get("unheard", ())}
         self.best = Best.of(loaded.facts.get("best", {}))
         self.health.take(loaded.facts.get("health", {}), self.folder)

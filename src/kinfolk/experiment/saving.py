@@ -24,6 +24,7 @@ def write_checkpoint(run: Running, state: Any, summary: dict[str, Any]) -> Path:
         "state": plain,
         "voids": run.voids,
         "extra": run.budget.extra,
+        "privacy": run.spending.saved(),
         "unheard": [i for i, c in enumerate(run.clients) if c in run.unheard],
         "summary": summary,
         "health": run.health.saved(),

@@ -1,4 +1,4 @@
-"""An experiment as one TOML file: seven tables, every key typed, every unknown key an error.
+"""An experiment as one TOML file: eight tables, every key typed, every unknown key an error.
 
 An algorithm's groups of options are tables in its own, `[algorithm.start]`; a spec holds them by dotted name.
 """

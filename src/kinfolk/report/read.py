@@ -26,6 +26,7 @@ from kinfolk.experiment.record import (
     readable,
     readable_json,
 )
+from kinfolk.privacy.told import promise
 from kinfolk.report.status import as_it_is
 from kinfolk.scores import SCORES, about, learn, summary
 
@@ -410,6 +411,19 @@ def training_seconds(fact: Mapping[str, Any]) -> float:
     2.0
     """
     return float(sum(spent for kind, spent in (fact.get("seconds") or {}).items() if is_training(kind)))
+
+
+def privacy(run: Run) -> str:
+    """What a run promises its clients, in words, by its newest round; empty without noise.
+
+    >>> said = {"epsilon": 1.0, "delta": 0.001, "budget": 0.0, "mode": "local", "clip": 1.0, "noise": 5.0}
+    >>> facts = {"title": "fedavg", "seed": 0, "privacy": said}
+    >>> privacy(Run.of(facts, {"value": []}, [{"round": 1, "privacy": {"epsilon": 2.0}}]))
+    'epsilon 2 at delta 0.001 for what a client trains; noise by each client'
+    """
+    known = [fact["privacy"] for fact in run.rounds if fact.get("privacy")]
+    said = run.facts.get("privacy") or {}
+    return promise(said | known[-1] if said and known else said)
 
 
 def extra_rounds(run: Run) -> float:

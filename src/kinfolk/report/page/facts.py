@@ -12,7 +12,7 @@ from rich.text import Text
 from kinfolk.report.diverged import divergences
 from kinfolk.report.groups import named
 from kinfolk.report.page.chart import Chart
-from kinfolk.report.read import Run, human_bytes, training_seconds
+from kinfolk.report.read import Run, human_bytes, privacy, training_seconds
 from kinfolk.report.tables import comparison_table
 
 # Unfinished runs that are told one by one.
@@ -88,6 +88,7 @@ def _of(run: Run) -> dict[str, Any]:
         "what went wrong": "; ".join(divergences(run)),
         "seconds of training": sum(map(training_seconds, done)) if done else math.nan,
         "bytes, scoring included": human_bytes(sent) if sent else "",
+        "privacy": privacy(run),
         "model": model.get("name") or "",
         "parameters": model.get("parameters"),
         "engine": facts.get("engine") or "",

@@ -43,6 +43,7 @@ from kinfolk.experiment.result_text import result_html, result_line
 from kinfolk.experiment.saving import told, write_checkpoint
 from kinfolk.experiment.score import Columns, reached, score_everyone, score_groups, try_metrics
 from kinfolk.experiment.sections import Experiment
+from kinfolk.experiment.secure_sums import asking, check_method
 from kinfolk.experiment.spec import dump, run_id
 from kinfolk.experiment.state import from_message, memories_from_message
 from kinfolk.experiment.stopping import Stop, at_once, left_resumable, undone_if_stopped
@@ -100,6 +101,7 @@ def run(
     def lead(link: Link | None) -> Result:
         parts = build_parts(spec, federation, network, own)
         check_rows(parts)
+        check_method(parts)
         where = Path(folder or Path("runs") / f"{parts.title.replace(' ', '-')}-{run_id(spec)}")
         with writing(where) as lack:
             if lack:
@@ -163,6 +165,7 @@ class Running:
         rows, absent = parts.federation, drop_outs(self.spec.run.absent)
         told = self.records.audit, absent, rows, self._afford, self._warn
         self.coordinator = Coordinator(engine, *told, guard=self.spec.guard)
+        self.asking = asking(parts, self.records.audit)
         self.budget, self.ended = Budget.of(parts, self._warn), ""
         self.state = self.algorithm.init(self._here(parts.learner.first), self.clients, parts.seed)
         self.scored = self.algorithm.eval_tasks()
@@ -303,7 +306,8 @@ class Running:
         self.coordinator.begin()
         began = time.perf_counter()
         asked_before = sum(self.coordinator.ledger.seconds.values())
-        found = play(script, lambda request: self.coordinator.perform(request, context))
+        plain = lambda request: self.coordinator.perform(request, context)  # noqa: E731
+        found = play(script, self.asking.around(plain, context))
         self.pictures.note(found[1])
         waited = sum(self.coordinator.ledger.seconds.values()) - asked_before
         self.coordinator.ledger.add_seconds("server", time.perf_counter() - began - waited)

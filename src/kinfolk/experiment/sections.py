@@ -16,6 +16,8 @@ from kinfolk.learning.augment import NAMES as AUGMENTS
 from kinfolk.learning.losses import LOSSES
 from kinfolk.learning.optim import OPTIMISERS
 from kinfolk.learning.schedules import SCHEDULES
+from kinfolk.secure_sums import spec as secure_sums
+from kinfolk.secure_sums.spec import SecureSumsSpec
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ class Experiment:
     algorithm: AlgorithmSpec = field(default_factory=AlgorithmSpec)
     engine: EngineSpec = field(default_factory=EngineSpec)
     guard: GuardSpec = field(default_factory=GuardSpec)
+    secure_sums: SecureSumsSpec = field(default_factory=SecureSumsSpec)
     run: RunSpec = field(default_factory=RunSpec)
 
 
@@ -174,6 +177,7 @@ SECTIONS: dict[str, type[Any]] = get_type_hints(Experiment)
 
 CHOICES: dict[str, Collection[str]] = {
     **engine.CHOICES,
+    **secure_sums.CHOICES,
     "local.augment": AUGMENTS,
     "run.keep": ("last", "best", "all"),
     "run.split": ("test", "valid"),
@@ -194,6 +198,7 @@ NAMED: dict[str, Collection[str]] = {
 # (what holds, what to do if it does not, the settings it is about)
 RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
     *engine.RANGES,
+    *secure_sums.RANGES,
     (bool, "give a name", "model.name algorithm.name run.target_score run.monitor"),
     (lambda v: v >= 1, "give 1 or more", "local.batch run.rounds run.evaluate_every run.checkpoint_every"),
     (lambda v: v >= 0, "give 0 or more", "local.epochs local.steps local.weight_decay local.clip"),

@@ -1,0 +1,68 @@
+"""Secure sums in a run: which methods they serve, and where they are put around tasks, memories and requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kinfolk.algorithms.blocks.aggregator import RobustMean
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.build import Parts
+from kinfolk.script import Algorithm, NeedsMeansAlone, client_tasks
+from kinfolk.secure_sums.asking import Asking
+from kinfolk.secure_sums.holding import armed, summed_trees, trees
+from kinfolk.secure_sums.member import exchanges
+from kinfolk.secure_sums.spec import SecureSumsSpec
+from kinfolk.streams import cohort_size
+from kinfolk.task import PeerTask, Table
+
+SCHEME = "secure_sums.scheme"
+
+
+def check_method(parts: Parts) -> None:
+    """Refuse secure sums for what they cannot serve: single models, robust means, cohorts that hide nobody."""
+    spec, name, algorithm = parts.spec.secure_sums, parts.spec.algorithm.name, parts.algorithm
+    if not is_on(spec):
+        return
+    if not isinstance(algorithm, NeedsMeansAlone):
+        remedy = f"{name} looks at single models or has no server; choose a method that needs means alone"
+        raise KinfolkError(SCHEME, spec.scheme, f"{remedy}, as fedavg or ifca")
+    aggregate = getattr(algorithm, "aggregate", None)
+    if isinstance(aggregate, RobustMean) and aggregate.name != "mean":
+        remedy = f"takes single models, which {SCHEME}={spec.scheme} hides; give mean, or set that to off"
+        raise KinfolkError("algorithm.aggregate.name", aggregate.name, remedy)
+    for task, entry in algorithm.tasks().items():
+        if isinstance(entry, PeerTask) or len(trees(entry)) > (task in algorithm.summed):
+            raise KinfolkError(SCHEME, spec.scheme, f"{name} shows more than a sum in {task!r}")
+    cohort = cohort_size(len(parts.federation.clients), parts.spec.run.participation)
+    if cohort < spec.min_members:
+        remedy = f"a round has {cohort} clients; have more, or give 2 or more and at most that many"
+        raise KinfolkError("secure_sums.min_members", spec.min_members, remedy)
+
+
+def is_on(spec: SecureSumsSpec) -> bool:
+    """Whether sums are secure.
+
+    >>> is_on(SecureSumsSpec())
+    False
+    """
+    return spec.scheme != "off"
+
+
+def with_sums(table: Table, parts: Parts) -> Table:
+    """The tasks of clients that keep their models, if sums are secure."""
+    spec, algorithm = parts.spec.secure_sums, parts.algorithm
+    if not is_on(spec) or not isinstance(algorithm, NeedsMeansAlone):
+        return table
+    return {**armed(table, algorithm.summed, len(parts.federation.clients)), **exchanges(spec)}
+
+
+def asking(parts: Parts, log: Callable[..., None]) -> Asking:
+    """What performs a script's requests by secure sums; with none it lets all pass."""
+    spec, algorithm = parts.spec.secure_sums, parts.algorithm
+    return Asking(spec, _summed(algorithm) if is_on(spec) else {}, log)
+
+
+def _summed(algorithm: Algorithm[Any]) -> Any:
+    assert isinstance(algorithm, NeedsMeansAlone)
+    return summed_trees(client_tasks(algorithm), algorithm.summed)

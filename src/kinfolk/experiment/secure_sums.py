@@ -1,4 +1,4 @@
-"""Secure sums in a run: which methods they serve, and where they are put around tasks, memories and requests."""
+"""Secure sums in a run: which methods they serve, and how they are put around tasks and requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEME = "secure_sums.scheme"
 
 
 def check_method(parts: Parts) -> None:
-    """Refuse secure sums for what they cannot serve: single models, robust means, cohorts that hide nobody."""
+    """Refuse secure sums where they cannot serve: single models, robust means, cohorts that hide nobody."""
     spec, name, algorithm = parts.spec.secure_sums, parts.spec.algorithm.name, parts.algorithm
     if not is_on(spec):
         return

@@ -5,8 +5,8 @@ What secure sums add to memories and carries begins with PREFIX; no algorithm ge
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from kinfolk.shares.answer_log import empty_log
 from kinfolk.shares.fixed_point import SEED
 from kinfolk.shares.vector import layers_of
-from kinfolk.task import Batch, Carry, ClientInfo, Expected, Fit, IntSpec, Scan, Table, Task
+from kinfolk.task import Batch, Carry, ClientInfo, Expected, IntSpec, Scan, Table, Task
 from kinfolk.types import Client, Message, Tree
 
 PREFIX = "sums."
@@ -49,7 +49,8 @@ def summed_trees(table: Table, summed: Collection[str]) -> dict[str, tuple[str, 
     """The key and the form of what each of some tasks replies to be summed.
 
     >>> tree = {"w": torch.zeros(2)}
-    >>> task = Task(lambda *given: {}, lambda carry: ({}, None), reply={"model": tree, "choice": IntSpec(0, 2)})
+    >>> reply = {"model": tree, "choice": IntSpec(0, 2)}
+    >>> task = Task(lambda *given: {}, lambda carry: ({}, None), reply=reply)
     >>> summed_trees({"update": task}, ["update", "try"])
     {'update': ('model', {'w': tensor([0., 0.])})}
     """
@@ -148,13 +149,13 @@ def _ready(clients: int) -> Task:
         lost = memory.get(LOST, torch.zeros(clients, dtype=torch.bool, device=none.device))
         return {"why": memory.get(WHY, none + ABSENT), "lost": lost}
 
-    reply = {"why": IntSpec(0, len(REASONS)), "lost": torch.zeros(clients, dtype=torch.bool)}
+    reply: Expected = {"why": IntSpec(0, len(REASONS)), "lost": torch.zeros(clients, dtype=torch.bool)}
     return Task(start, lambda carry: (carry, None), reply=reply)
 
 
 def _answer(clients: int, size: int) -> Task:
     """The part of the sum that one may answer; zeros, which are nobody's answer, without one."""
-    reply = {
+    reply: dict[str, Tensor] = {
         "exchange": torch.zeros(SEED, dtype=torch.uint8),
         "sum": torch.zeros(size, dtype=torch.int64),
         "seen": torch.zeros(clients, SEED, dtype=torch.uint8),

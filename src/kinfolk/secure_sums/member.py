@@ -13,8 +13,18 @@ from torch import Tensor
 
 from kinfolk.errors import KinfolkError
 from kinfolk.secure_sums.holding import (
-    ANSWER, FINE, HELD, LIST, LOG, LOST, RESPONSE, UNFIT, UNWILLING, WHY, cleared,
-)  # fmt: skip
+    ANSWER,
+    FINE,
+    HELD,
+    LIST,
+    LOG,
+    LOST,
+    RESPONSE,
+    UNFIT,
+    UNWILLING,
+    WHY,
+    cleared,
+)
 from kinfolk.secure_sums.spec import SecureSumsSpec
 from kinfolk.shares.answer_log import check_unanswered, model_digest, noted_answer
 from kinfolk.shares.context import Context, check_secrecy
@@ -102,7 +112,9 @@ def _opened(scheme: Scheme, memory: Message, me: Peer) -> Message:
 def _shares(memory: Message, me: Peer) -> dict[Client, Message]:
     """A share for each other member."""
     names = me.context.clients
-    made = {names[int(key.rpartition(".")[2])]: v for key, v in memory.items() if key.startswith("sums.share.")}
+    made = {
+        names[int(key.rpartition(".")[2])]: v for key, v in memory.items() if key.startswith("sums.share.")
+    }
     return {to: {"share": share} for to, share in made.items() if to != me.name}
 
 

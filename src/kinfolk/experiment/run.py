@@ -165,7 +165,7 @@ class Running:
         rows, absent = parts.federation, drop_outs(self.spec.run.absent)
         told = self.records.audit, absent, rows, self._afford, self._warn
         self.coordinator = Coordinator(engine, *told, guard=self.spec.guard)
-        self.asking = asking(parts, self.records.audit)
+        self.asking = asking(parts, self.coordinator, self.records.audit)
         self.budget, self.ended = Budget.of(parts, self._warn), ""
         self.state = self.algorithm.init(self._here(parts.learner.first), self.clients, parts.seed)
         self.scored = self.algorithm.eval_tasks()

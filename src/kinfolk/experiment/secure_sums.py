@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kinfolk.algorithms.blocks.aggregator import RobustMean
+from kinfolk.engines.coordinator import Coordinator
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import Parts
 from kinfolk.script import Algorithm, NeedsMeansAlone, client_tasks
@@ -15,6 +16,7 @@ from kinfolk.secure_sums.member import exchanges
 from kinfolk.secure_sums.spec import SecureSumsSpec
 from kinfolk.streams import cohort_size
 from kinfolk.task import PeerTask, Table
+from kinfolk.types import Client
 
 SCHEME = "secure_sums.scheme"
 
@@ -57,10 +59,19 @@ def with_sums(table: Table, parts: Parts) -> Table:
     return {**armed(table, algorithm.summed, len(parts.federation.clients)), **exchanges(spec)}
 
 
-def asking(parts: Parts, log: Callable[..., None]) -> Asking:
-    """What performs a script's requests by secure sums; with none it lets all pass."""
+def asking(parts: Parts, coordinator: Coordinator, log: Callable[..., None]) -> Asking:
+    """What performs a script's requests by secure sums; with none it lets all pass.
+
+    Whose model is in no sum has not taken part in the round.
+    """
+
+    def lost(who: Mapping[Client, str]) -> None:
+        coordinator.failed.update(who)
+        coordinator.answered.difference_update(who)
+        coordinator.exploded.update({client: why for client, why in who.items() if why})
+
     spec, algorithm = parts.spec.secure_sums, parts.algorithm
-    return Asking(spec, _summed(algorithm) if is_on(spec) else {}, log)
+    return Asking(spec, _summed(algorithm) if is_on(spec) else {}, log, lost)
 
 
 def _summed(algorithm: Algorithm[Any]) -> Any:

@@ -13,7 +13,7 @@ The server sees who takes part, groups, weights, the sums, and what a task repli
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from kinfolk.errors import KinfolkError
 from kinfolk.fold import MeansOfGroups, client_weights
 from kinfolk.script import Ask, Exchange, Request, play
-from kinfolk.secure_sums.holding import COUNTS, FINE, REASONS
+from kinfolk.secure_sums.holding import COUNTS, FINE, REASONS, UNFIT
 from kinfolk.secure_sums.member import MOST, list_of
 from kinfolk.secure_sums.spec import SecureSumsSpec
 from kinfolk.shares.context import Context, check_secrecy
@@ -49,6 +49,8 @@ class Asking:
     spec: SecureSumsSpec
     trees: Mapping[str, tuple[str, Tree]]  # of each task: the key of what is summed, and its form
     log: Callable[..., None] = lambda event, **facts: None
+    # Told of those whose model is in no sum, and of each why if that is for its numbers.
+    lost: Callable[[Mapping[Client, str]], None] = lambda who: None
 
     def around(self, perform: Perform, context: RoundContext) -> Perform:
         """What performs the requests of one round's script, out of what performs plain ones."""
@@ -70,6 +72,7 @@ class _InRound:
     by: Asking
     context: RoundContext
     number: int
+    unfit: dict[Client, str] = field(default_factory=dict)
 
     @property
     def scheme(self) -> Scheme:
@@ -91,6 +94,8 @@ class _InRound:
         agreed = yield from self._agreed(lists, request.task, tree)
         sums = yield from self._sums(agreed, request.task)
         yield Exchange("sums.end", got.clients)
+        used = {c for g in sums for c in agreed[g].members}
+        self.by.lost({c: self.unfit.get(c, "") for c in got.clients if c not in used})
         means = {g: to_tree(total, _counted(got, agreed[g].members, tree)) for g, total in sums.items()}
         mass = {g: sum(lists[g][c] for c in agreed[g].members) for g in means}
         return fold.of_means(means, mass, dict(zip(got.clients, groups, strict=True))), {}
@@ -123,7 +128,8 @@ class _InRound:
     def _list(self, group: int, members: dict[Client, float], tree: Tree) -> Context | None:
         """The list of a group; None if no honest member would agree to it."""
         if len(members) < self.by.spec.min_members or not sum(members.values()) > 0:
-            self._void(group, f"{len(members)} members, {self.by.spec.min_members} are needed")
+            needed = self.by.spec.min_members
+            self._void(group, f"{len(members)} of the {needed} members that are needed")
             return None
         ctx = list_of(self.number, group, members, layers_of(tree))
         try:
@@ -155,7 +161,10 @@ class _InRound:
         for client in here:
             said = ready.row(client)
             if int(said["why"]) != FINE:
-                self._left_out(client, REASONS[int(said["why"])], group)
+                reason = REASONS[int(said["why"])]
+                self._left_out(client, reason, group)
+                if int(said["why"]) == UNFIT:
+                    self.unfit[client] = reason
             else:
                 reports[self.context.clients.index(client)] = said["lost"].cpu()
         places = [self.context.clients.index(c) for c in ctx.members]

@@ -38,7 +38,7 @@ CHOICES = {"secure_sums.scheme": ("off", *(name for name, kind in SCHEMES.items(
 
 # (what holds, what to do if it does not, the settings it is about)
 RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
-    (lambda v: 0 <= v <= 48, "give 8 to 48, or 0 for the scheme's own", "secure_sums.bits"),
+    (lambda v: v == 0 or 8 <= v <= 48, "give 8 to 48, or 0 for the scheme's own", "secure_sums.bits"),
     (lambda v: v >= 0, "give 0 or more", "secure_sums.limit"),
     (lambda v: v >= 2, "give 2 or more: a sum of one is its model", "secure_sums.min_members"),
 ]

@@ -118,7 +118,9 @@ def test_a_group_of_too_few_keeps_its_model_and_it_is_said():
         assert kept == (size < 3)
     told = {facts["group"]: facts["reason"] for facts in stage.told("no_sum")}
     assert told == {
-        g: f"{n} of the 3 members that are needed; it keeps its model" for g, n in enumerate(sizes) if 0 < n < 3
+        g: f"{n} of the 3 members that are needed; it keeps its model"
+        for g, n in enumerate(sizes)
+        if 0 < n < 3
     }
 
 

@@ -1,4 +1,4 @@
-"""Secure sums in runs: refused where they cannot serve, told where they give none, resumed to the same end."""
+"""Secure sums in runs: refused where they cannot serve, told where they give none, resumed alike."""
 
 from __future__ import annotations
 

@@ -13,9 +13,7 @@ from kinfolk.algorithms import ALGORITHMS
 from kinfolk.errors import BrokeDown, KinfolkError
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.ranks import table_of
-from kinfolk.experiment.secure_sums import check_method
 from kinfolk.experiment.spec import override
-from kinfolk.script import NeedsMeansAlone
 from kinfolk.secure_sums.holding import LOG, trees
 
 ON = "secure_sums.scheme=additive64"
@@ -32,15 +30,14 @@ def audit(folder: Path):
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_only_methods_that_need_means_alone_are_served(name):
     spec = override(SPEC, [ON, f"algorithm.name={name}", "data.clients=8"])
-    parts = build_parts(spec, digits(spec.data, spec.run.seed))
-    assert isinstance(parts.algorithm, NeedsMeansAlone) == (name in SERVED)
+    rows = digits(spec.data, spec.run.seed)
     if name in SERVED:
-        check_method(parts)
+        parts = build_parts(spec, rows)
         # Whatever a client of theirs is asked, it has no task that replies a model.
         assert not [task for task, entry in table_of(parts).items() if trees(entry)]
     else:
         with pytest.raises(KinfolkError, match=rf"^secure_sums.scheme = 'additive64': {name} looks at"):
-            check_method(parts)
+            build_parts(spec, rows)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +48,7 @@ def test_only_methods_that_need_means_alone_are_served(name):
         ("secure_sums.min_members=5", "secure_sums.min_members = 5: a round has 4 clients"),
         ("secure_sums.min_members=1", "secure_sums.min_members = 1: give 2 or more"),
         ("secure_sums.scheme=plain", "secure_sums.scheme = 'plain': give one of off, additive64, shamir61"),
+        ("secure_sums.bits=48", "secure_sums.bits = 48: 4 clients with numbers up to 16384 overflow"),
         ("secure_sums.bits=49", "secure_sums.bits = 49: give 8 to 48"),
         ("secure_sums.limit=-1", "secure_sums.limit = -1.0: give 0 or more"),
     ],

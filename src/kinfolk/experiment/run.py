@@ -43,7 +43,7 @@ from kinfolk.experiment.result_text import result_html, result_line
 from kinfolk.experiment.saving import told, write_checkpoint
 from kinfolk.experiment.score import Columns, reached, score_everyone, score_groups, try_metrics
 from kinfolk.experiment.sections import Experiment
-from kinfolk.experiment.secure_sums import asking, check_method
+from kinfolk.experiment.secure_sums import asking
 from kinfolk.experiment.spec import dump, run_id
 from kinfolk.experiment.state import from_message, memories_from_message
 from kinfolk.experiment.stopping import Stop, at_once, left_resumable, undone_if_stopped
@@ -101,7 +101,6 @@ def run(
     def lead(link: Link | None) -> Result:
         parts = build_parts(spec, federation, network, own)
         check_rows(parts)
-        check_method(parts)
         where = Path(folder or Path("runs") / f"{parts.title.replace(' ', '-')}-{run_id(spec)}")
         with writing(where) as lack:
             if lack:

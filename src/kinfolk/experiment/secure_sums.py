@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinfolk.algorithms.blocks.aggregator import RobustMean
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.build import Parts
+from kinfolk.experiment.sections import Experiment
 from kinfolk.script import Algorithm, NeedsMeansAlone, client_tasks
 from kinfolk.secure_sums.asking import Asking
 from kinfolk.secure_sums.holding import armed, summed_trees, trees
@@ -18,12 +18,15 @@ from kinfolk.streams import cohort_size
 from kinfolk.task import PeerTask, Table
 from kinfolk.types import Client
 
+if TYPE_CHECKING:
+    from kinfolk.experiment.build import Parts
+
 SCHEME = "secure_sums.scheme"
 
 
-def check_method(parts: Parts) -> None:
+def check_method(experiment: Experiment, algorithm: Algorithm[Any], clients: int) -> None:
     """Refuse secure sums where they cannot serve: single models, robust means, cohorts that hide nobody."""
-    spec, name, algorithm = parts.spec.secure_sums, parts.spec.algorithm.name, parts.algorithm
+    spec, name = experiment.secure_sums, experiment.algorithm.name
     if not is_on(spec):
         return
     if not isinstance(algorithm, NeedsMeansAlone):
@@ -36,10 +39,15 @@ def check_method(parts: Parts) -> None:
     for task, entry in algorithm.tasks().items():
         if isinstance(entry, PeerTask) or len(trees(entry)) > (task in algorithm.summed):
             raise KinfolkError(SCHEME, spec.scheme, f"{name} shows more than a sum in {task!r}")
-    cohort = cohort_size(len(parts.federation.clients), parts.spec.run.participation)
+    cohort, scheme = cohort_size(clients, experiment.run.participation), spec.make()
     if cohort < spec.min_members:
         remedy = f"a round has {cohort} clients; have more, or give 2 or more and at most that many"
         raise KinfolkError("secure_sums.min_members", spec.min_members, remedy)
+    if not cohort * scheme.limit * 2.0**scheme.bits < 2.0**scheme.room:
+        remedy = (
+            f"{cohort} clients with numbers up to {scheme.limit:g} overflow; give fewer, or a lower limit"
+        )
+        raise KinfolkError("secure_sums.bits", scheme.bits, remedy)
 
 
 def is_on(spec: SecureSumsSpec) -> bool:

@@ -76,7 +76,8 @@ class _InRound:
 
     @property
     def scheme(self) -> Scheme:
-        return self.by.spec.make()
+        made: Scheme = self.by.spec.make()
+        return made
 
     def means(self, request: Ask[Any]) -> Dialogue:
         """Train, sum, and give the fold the means of those groups that have a sum."""
@@ -91,7 +92,7 @@ class _InRound:
         lists: Lists = {}
         for client, group, weight in zip(got.clients, groups, weights, strict=True):
             lists.setdefault(group, {})[client] = weight
-        agreed = yield from self._agreed(lists, request.task, tree)
+        agreed = yield from self._agreed(lists, tree)
         sums = yield from self._sums(agreed, request.task)
         yield Exchange("sums.end", got.clients)
         used = {c for g in sums for c in agreed[g].members}
@@ -100,7 +101,7 @@ class _InRound:
         mass = {g: sum(lists[g][c] for c in agreed[g].members) for g in means}
         return fold.of_means(means, mass, dict(zip(got.clients, groups, strict=True))), {}
 
-    def _agreed(self, lists: Lists, task: str, tree: Tree) -> Dialogue:
+    def _agreed(self, lists: Lists, tree: Tree) -> Dialogue:
         """The lists whose members have enough of one another's shares, by group."""
         agreed: dict[int, Context] = {}
         for attempt in range(TRIES):

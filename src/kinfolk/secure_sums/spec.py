@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kinfolk.shares import SCHEMES
-from kinfolk.shares.scheme import Scheme
 
 
 @dataclass(frozen=True)
@@ -27,11 +26,10 @@ class SecureSumsSpec:
     # Fewest members of a sum, also by their weights; a group of fewer keeps its model.
     min_members: int = 3
 
-    def make(self) -> Scheme:
+    def make(self) -> Any:
         """The scheme, which draws from the operating system alone."""
         given = {"bits": self.bits, "limit": self.limit, "min_members": self.min_members}
-        made: Scheme = SCHEMES[self.scheme](**{name: value for name, value in given.items() if value})
-        return made
+        return SCHEMES[self.scheme](**{name: value for name, value in given.items() if value})
 
 
 CHOICES = {"secure_sums.scheme": ("off", *(name for name, kind in SCHEMES.items() if kind.hides))}

@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "clustering": {"types", "errors", "streams"},
     "federation": {"types", "streams", "errors", "private"},
     "shares": {"types", "errors", "task"},
+    "secure_sums": CORE | {"shares"},
     "authoring": CORE | {"shares", "learning", "scores", "engines"},
     "algorithms": CORE | {"by_path", "learning", "clustering", "shares"},
     "privacy": CORE | {"algorithms", "learning"},

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from kinfolk.types import Message, Stack, Tree
+from kinfolk.types import Client, Message, Stack, Tree
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -59,6 +60,31 @@ class Mergeable(Protocol):
         ...
 
 
+@runtime_checkable
+class MeansOfGroups(Protocol):
+    """A fold that of models needs no more than their weighted means by groups: secure sums can serve it."""
+
+    @property
+    def key(self) -> str:
+        """Under which key of a reply the models are."""
+        ...
+
+    @property
+    def weights(self) -> Weights:
+        """How much each client counts."""
+        ...
+
+    def groups_of(self, chunk: Stack) -> Tensor:
+        """The group of each reply, [replies] int64, from replies without their models."""
+        ...
+
+    def of_means(
+        self, means: Mapping[int, Tree], mass: Mapping[int, float], member: dict[Client, int]
+    ) -> Any:
+        """What the script receives, from the means and weights of those groups that have a mean."""
+        ...
+
+
 def client_weights(chunk: Stack, weights: Weights) -> Tensor:
     """One float64 weight per reply: its training rows, or one."""
     return chunk.size.double() if weights == "size" else torch.ones(len(chunk), dtype=torch.float64)
@@ -82,6 +108,16 @@ class Mean:
     key: str
     keep: Tree
     weights: Weights = "size"
+
+    def groups_of(self, chunk: Stack) -> Tensor:
+        """All in one."""
+        return torch.zeros(len(chunk), dtype=torch.int64)
+
+    def of_means(
+        self, means: Mapping[int, Tree], mass: Mapping[int, float], member: dict[Client, int]
+    ) -> Tree:
+        """The mean, in the types of `keep`; without one, `keep`."""
+        return {name: means[0][name].to(old) for name, old in self.keep.items()} if means else self.keep
 
     def spec(self) -> dict[str, str]:
         """All that a part of the sum depends on; `keep` matters at the end only."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -198,6 +198,13 @@ class Prepares(Protocol):
     def preparation(self) -> str:
         """The exchange that all clients play before a run's first checkpoint; empty if there is none."""
         ...
+
+
+@runtime_checkable
+class NeedsMeansAlone(Protocol):
+    """An algorithm whose server folds all that clients train into means: it never looks at a single model."""
+
+    summed: ClassVar[tuple[str, ...]]  # the tasks whose replies are folded so: all that reply a tree
 
 
 @runtime_checkable

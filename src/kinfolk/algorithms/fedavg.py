@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kinfolk.algorithms.blocks import one_model
 from kinfolk.algorithms.blocks.aggregator import RobustMean
@@ -28,6 +29,7 @@ class FedAvg:
     learner: Learner
     weights: Weights = "size"  # n_i / n, or the same for every client
     aggregate: RobustMean = RobustMean()
+    summed: ClassVar[tuple[str, ...]] = ("update",)
 
     init, tasks = one_model.init, one_model.tasks
     eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks

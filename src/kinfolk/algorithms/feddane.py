@@ -33,6 +33,7 @@ class FedDANE:
     mu: float = 0.5  # strength of the penalty (mu / 2) |v - w|^2
     weights: Weights = "size"  # n_i / n, or the same for every client
     aggregate: RobustMean = RobustMean()  # of gradients, and of models
+    summed: ClassVar[tuple[str, ...]] = ("gradient", "update")
     tune_space: ClassVar[TuneSpace] = {"mu": (0.01, 0.1, 0.5, 1.0)}
 
     def __post_init__(self) -> None:

@@ -39,6 +39,7 @@ class FedDist:
     epsilon: float = 0.6  # length of the step; 1 gives FedAvg with uniform weights
     aggregate: RobustMean = RobustMean()
     mean: ClassVar[Weights] = "uniform"
+    summed: ClassVar[tuple[str, ...]] = ("update",)
 
     def __post_init__(self) -> None:
         at_least("algorithm.epsilon", self.epsilon, 0)

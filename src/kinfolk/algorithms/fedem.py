@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,7 @@ class FedEM:
     k: int = 3  # K, number of components; 1 gives FedAvg
     weights: Weights = "size"  # n_i / n, or the same for every client
     aggregate: RobustMean = RobustMean()  # of all components together
+    summed: ClassVar[tuple[str, ...]] = ("update",)
 
     def __post_init__(self) -> None:
         at_least("algorithm.k", self.k, 1)

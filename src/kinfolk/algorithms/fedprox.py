@@ -31,6 +31,7 @@ class FedProx:
     mu: float = 0.1  # strength of the penalty; 0 gives FedAvg
     weights: Weights = "size"  # n_i / n, or the same for every client
     aggregate: RobustMean = RobustMean()
+    summed: ClassVar[tuple[str, ...]] = ("update",)
     tune_space: ClassVar[TuneSpace] = {"mu": (0.001, 0.01, 0.1, 1.0)}
 
     def __post_init__(self) -> None:

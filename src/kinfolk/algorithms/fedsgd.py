@@ -8,6 +8,7 @@ whole gradient of a client; momentum, weight decay and Adam are the server's, wh
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -38,6 +39,7 @@ class FedSGD:
     learner: Learner
     weights: Weights = "size"  # n_i / n, or the same for every client
     aggregate: RobustMean = RobustMean()  # of gradients
+    summed: ClassVar[tuple[str, ...]] = ("gradient",)
 
     eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ class IFCA:
     aggregate: Aggregator = Aggregator()
     restarts: int = 1  # starts that the first cohort tries; 1: the first as it is
     restart_rounds: int = 3  # rounds that each is tried for; all of them are taken off the run's
+    summed: ClassVar[tuple[str, ...]] = ("update", "try")
 
     def __post_init__(self) -> None:
         for name in ("k", "restarts", "restart_rounds"):

@@ -20,6 +20,7 @@ from kinfolk.experiment.fitting import fitted
 from kinfolk.experiment.left_out import left_out
 from kinfolk.experiment.private_training import private_training
 from kinfolk.experiment.sections import Experiment
+from kinfolk.experiment.secure_sums import check_method
 from kinfolk.experiment.targets import Target, check_loss, settled, wanted
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.scaling import Scaling, standardized
@@ -125,6 +126,7 @@ def build_parts(
     algorithm = build_algorithm(spec.algorithm.name, learner, spec.algorithm.options)
     _check_rows(spec.algorithm.name, algorithm, federation)
     _check_room(algorithm, cohort_size(len(federation.clients), spec.run.participation))
+    check_method(spec, algorithm, len(federation.clients))
     attack = planned(spec.run, federation, seed)
     privacy = private_training(spec, algorithm, learner, federation)
     algorithm = privacy.protected(algorithm) if privacy else algorithm

@@ -19,8 +19,10 @@ from kinfolk.errors import KinfolkError
 from kinfolk.experiment.attack import given
 from kinfolk.experiment.build import Parts
 from kinfolk.experiment.record import disk_errors
+from kinfolk.experiment.secure_sums import is_on
 from kinfolk.private import private_file, private_folder
 from kinfolk.script import NeverForgets, Remembers, client_tasks
+from kinfolk.secure_sums.holding import LOG, first_memory
 from kinfolk.types import Client, Message, map_leaves
 
 
@@ -36,6 +38,8 @@ def make_memories(parts: Parts, device: torch.device, folder: Path | None = None
     remember = algorithm.init_client if isinstance(algorithm, Remembers) else lambda who: {}
     marked = parts.attack.with_flag(remember, given(client_tasks(algorithm))) if parts.attack else remember
     lasting = algorithm.lasting if isinstance(algorithm, NeverForgets) else ()
+    if is_on(parts.spec.secure_sums):
+        marked, lasting = first_memory(marked), (*lasting, LOG)
     memories = Memories(lambda who: map_leaves(lambda t: t.to(device), marked(who)), lasting)
     if folder is not None:
         journal = Journal(folder)

@@ -13,6 +13,7 @@ from kinfolk.experiment.best import validation_task
 from kinfolk.experiment.build import Parts
 from kinfolk.experiment.choice import chosen
 from kinfolk.experiment.client_memory import make_memories
+from kinfolk.experiment.secure_sums import with_sums
 from kinfolk.federation.federation import Federation
 from kinfolk.script import client_tasks
 from kinfolk.task import Table
@@ -33,7 +34,7 @@ def follow(build: Callable[[], Parts], link: Link) -> None:
 
 
 def table_of(parts: Parts) -> Table:
-    """What clients can be asked, attackers included."""
+    """What clients can be asked, attackers included; with secure sums, without their models."""
     table: Table = {**client_tasks(parts.algorithm), **validation_task(parts.algorithm, parts.spec.run)}
     table = table if parts.attack is None else parts.attack.arm(table)
-    return table if parts.privacy is None else parts.privacy.armed(table)
+    return with_sums(table if parts.privacy is None else parts.privacy.armed(table), parts)

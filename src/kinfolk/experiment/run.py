@@ -43,6 +43,7 @@ from kinfolk.experiment.result_text import result_html, result_line
 from kinfolk.experiment.saving import told, write_checkpoint
 from kinfolk.experiment.score import Columns, reached, score_everyone, score_groups, try_metrics
 from kinfolk.experiment.sections import Experiment
+from kinfolk.experiment.secure_sums import asking
 from kinfolk.experiment.spec import dump, run_id
 from kinfolk.experiment.spending import Spending
 from kinfolk.experiment.state import from_message, memories_from_message
@@ -167,6 +168,7 @@ class Running:
         guard = replace(self.spec.guard, norm=0.0) if parts.privacy else self.spec.guard
         self.coordinator = Coordinator(engine, *told, guard=guard)
         self.spending = Spending(parts.privacy, self.algorithm.tasks(), folder)
+        self.asking = asking(parts, self.coordinator, self.records.audit)
         self.budget, self.ended = Budget.of(parts, self._warn), ""
         self.state = self.algorithm.init(self._here(parts.learner.first), self.clients, parts.seed)
         self.scored = self.algorithm.eval_tasks()
@@ -308,7 +310,8 @@ class Running:
         self.coordinator.begin()
         began = time.perf_counter()
         asked_before = sum(self.coordinator.ledger.seconds.values())
-        found = play(script, self.spending.performing(self.coordinator, context))
+        plain = self.spending.performing(self.coordinator, context)
+        found = play(script, self.asking.around(plain, context))
         self.pictures.note(found[1])
         waited = sum(self.coordinator.ledger.seconds.values()) - asked_before
         self.coordinator.ledger.add_seconds("server", time.perf_counter() - began - waited)

@@ -18,6 +18,8 @@ from kinfolk.learning.optim import OPTIMISERS
 from kinfolk.learning.schedules import SCHEDULES
 from kinfolk.privacy import spec as privacy
 from kinfolk.privacy.spec import PrivacySpec
+from kinfolk.secure_sums import spec as secure_sums
+from kinfolk.secure_sums.spec import SecureSumsSpec
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,7 @@ class Experiment:
     engine: EngineSpec = field(default_factory=EngineSpec)
     guard: GuardSpec = field(default_factory=GuardSpec)
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
+    secure_sums: SecureSumsSpec = field(default_factory=SecureSumsSpec)
     run: RunSpec = field(default_factory=RunSpec)
 
 
@@ -178,6 +181,7 @@ SECTIONS: dict[str, type[Any]] = get_type_hints(Experiment)
 CHOICES: dict[str, Collection[str]] = {
     **engine.CHOICES,
     **privacy.CHOICES,
+    **secure_sums.CHOICES,
     "local.augment": AUGMENTS,
     "run.keep": ("last", "best", "all"),
     "run.split": ("test", "valid"),
@@ -199,6 +203,7 @@ NAMED: dict[str, Collection[str]] = {
 RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
     *engine.RANGES,
     *privacy.RANGES,
+    *secure_sums.RANGES,
     (bool, "give a name", "model.name algorithm.name run.target_score run.monitor"),
     (lambda v: v >= 1, "give 1 or more", "local.batch run.rounds run.evaluate_every run.checkpoint_every"),
     (lambda v: v >= 0, "give 0 or more", "local.epochs local.steps local.weight_decay local.clip"),

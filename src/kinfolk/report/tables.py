@@ -405,4 +405,7 @@ def _amiss(run: Run) -> Text:
         if lines:
             clients = len({str(line["client"]) for line in lines if "client" in line})
             said.append(f"{event} {len(lines)} times" + (f" ({clients} clients)" if clients else ""))
+    for event, text in (("left_out", "left out of a secure sum"), ("no_sum", "a group without a secure sum")):
+        count = sum(line.get("event") == event for line in run.audit)
+        said += [f"{text} {count} times"] if count else []
     return Text("Audit: " + ("; ".join(said) if said else "nobody rejected or absent"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -161,6 +161,22 @@ class GroupMeans:
     keep: Tree  # the models of the groups as they are, [K, ...]
     weights: Weights
     group: GroupOf
+    key: ClassVar[str] = "model"
+
+    def groups_of(self, chunk: Stack) -> Tensor:
+        """The group of each reply, where that does not take its model."""
+        return self.group(chunk).cpu()
+
+    def of_means(
+        self, means: Mapping[int, Tree], mass: Mapping[int, float], member: dict[Client, int]
+    ) -> tuple[Tree, dict[Client, int], Tensor]:
+        """What `end` gives, from the means of some groups: all others keep their model."""
+        models = {
+            name: torch.stack([means[g][name].to(t) if g in means else t for g, t in enumerate(old)])
+            for name, old in self.keep.items()
+        }
+        k = len(next(iter(self.keep.values())))
+        return models, member, torch.tensor([mass.get(g, 0.0) for g in range(k)], dtype=torch.float64)
 
     def begin(self) -> tuple[Tree, Tensor, dict[Client, int]]:
         """Nothing summed yet."""

@@ -6,9 +6,11 @@ import difflib
 import re
 from collections.abc import Iterable
 
-# What a terminal obeys instead of showing it: control characters, marks that turn the direction of text; and
-# halves of letters, which cannot be written.
-_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# What a terminal obeys instead of showing it: control characters, ends of lines of other alphabets, marks that
+# turn the direction of text; and halves of letters, which cannot be written.
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_ONE_LINE = str.maketrans("\n\t", "  ")
 
 
 class KinfolkError(Exception):
@@ -23,7 +25,9 @@ class KinfolkError(Exception):
         shown = repr(value)
         # A long value keeps its end: of a path, that is the name of the file.
         shown = shown if len(shown) <= 80 else f"{shown[:25]}...{shown[-52:]}"
-        super().__init__(f"{field} = {shown}: {remedy}" if value is not None else f"{field}: {remedy}")
+        said = f"{field} = {shown}: {remedy}" if value is not None else f"{field}: {remedy}"
+        # Names in it, and reasons that a parser gave, may come from a stranger's file.
+        super().__init__(visible(said).translate(_ONE_LINE))
 
 
 def visible(text: str) -> str:

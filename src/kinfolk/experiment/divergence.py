@@ -79,6 +79,8 @@ class Health:
 
     def take(self, facts: Mapping[str, Any], folder: Path) -> None:
         """Know again what a checkpoint holds; the start is read from the records of its run."""
+        if strange := set(facts) - set(self.saved()):
+            raise ValueError(f"health.{min(strange)} is not known")
         for name, value in facts.items():
             setattr(self, name, value)
         self.traces = {}

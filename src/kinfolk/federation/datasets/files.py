@@ -8,6 +8,7 @@ import hashlib
 import io
 import struct
 import tarfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ _TARS = (".tar.gz", ".tgz", ".tar")
 UNREADABLE = (
     *(OSError, EOFError, ValueError, TypeError, KeyError, IndexError, SyntaxError, NotImplementedError),
     *(zlib.error, struct.error, zipfile.BadZipFile, tarfile.TarError),
-    *(MemoryError, OverflowError, RuntimeError),
+    *(MemoryError, OverflowError, RuntimeError, AttributeError, tokenize.TokenError),
 )
 
 

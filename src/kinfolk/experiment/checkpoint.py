@@ -197,7 +197,7 @@ def _tensors(path: Path, file: str, facts: Any) -> Message:
     try:
         return decode(data)[0]
     except KinfolkError as error:
-        raise Damaged(f"{file} is {error.remedy}") from error
+        raise Damaged(f"{file} {error.remedy.partition(';')[0]}") from error
 
 
 def _read(path: Path, size: int | None = None) -> bytes:

@@ -13,6 +13,7 @@ import resource
 import shutil
 import struct
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ import torch
 from kinfolk.codec import decode, encode, head
 from kinfolk.engines import rpc
 from kinfolk.engines.wire import ROOM, checked, rows_of
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, visible
 from kinfolk.experiment import checkpoint
 from kinfolk.experiment.outline import read_outline
 from kinfolk.experiment.record import CLIENT_FACTS, SCHEMA, Records, read_audit, read_client_facts
@@ -39,6 +40,7 @@ from kinfolk.federation.own_data.loaded import federate
 from kinfolk.federation.own_data.report import inspect
 from kinfolk.federation.own_data.store import _seal, read_store, store_report, write_store
 from kinfolk.report.read import load_run
+from kinfolk.report.tables import comparison_table
 from kinfolk.types import Client, Stack
 
 # More than this at once, for bytes of a few kilobytes, is a bomb that went off. What is unpacked may be 256 MiB,
@@ -54,8 +56,14 @@ class Finding(Exception):
 class Target:
     """One place: sound bytes to begin with, and what reads them, in an empty folder of its own."""
 
-    seeds: tuple[bytes, ...]
+    sound: tuple[bytes, ...]
     take: Callable[[bytes, Path], object]
+    lies: tuple[bytes, ...] = ()  # which are refused
+
+    @property
+    def seeds(self) -> tuple[bytes, ...]:
+        """What is changed to make others."""
+        return self.sound + self.lies
 
 
 def tried(target: Target, data: bytes, folder: Path) -> bool:
@@ -64,11 +72,14 @@ def tried(target: Target, data: bytes, folder: Path) -> bool:
     folder.mkdir(parents=True)
     before = peak()
     try:
-        target.take(data, folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            target.take(data, folder)
         taken = True
     except KinfolkError as error:
-        if not str(error).isprintable():
-            raise Finding(f"the error is not one printable line: {str(error)!r}") from error
+        text = str(error)
+        if text.splitlines() != [text] or visible(text) != text:
+            raise Finding(f"the error is not one line that a terminal can show: {text!r}") from error
         taken = False
     except Exception as error:
         raise Finding(f"{type(error).__name__}: {error}") from error
@@ -132,11 +143,9 @@ def reply(data: bytes, folder: Path) -> None:
 def between(data: bytes, folder: Path) -> None:
     """What processes of one run say to one another."""
     told = rpc.opened(data, "worker 1")
-    for unpack in (rpc.unpack_stack, rpc.unpack_part, rpc.unpack_several):
-        try:
+    for key, unpack in (("clients", rpc.unpack_stack), ("part", rpc.unpack_part), ("labels", rpc.unpack_several)):
+        if key in told[1]:
             unpack(*told)
-        except KinfolkError:
-            continue
     rpc.unpack_warnings(told[1])
     rpc.unpack_context(told[1], (Client("ann"),))
 
@@ -159,7 +168,6 @@ def spec(data: bytes, folder: Path) -> None:
 
 _SPECS = (
     b'[data]\nname = "digits"\nclients = 4\n[model]\nname = "mlp"\nhidden = [8]\n[run]\nrounds = 3\n',
-    b'extends = "a.toml"\n[local]\nlr = 0.05\n',
     b'[algorithm]\nname = "fesem"\nk = 2\n[algorithm.start]\nname = "warm_kmeans"\n[model.lora]\nrank = 2\n',
     dump(Experiment()).encode(),
 )
@@ -183,7 +191,7 @@ def _falls_back(folder: Path) -> None:
     assert found.number == (1 if complaints else 2)
     if complaints:
         assert found.tensors["state"]["w"].tolist() == [1.0, 1.0]  # type: ignore[index,union-attr]
-        assert all(line.isprintable() for line in complaints)
+        assert all(visible(line) == line for line in complaints)
     checkpoint.saved_facts(folder)
 
 
@@ -278,22 +286,28 @@ def _bytes_of(write: Callable[[io.BytesIO], object]) -> bytes:
 
 def _npz() -> tuple[bytes, ...]:
     structured = {"x": X, "tokens": np.arange(6), "y": Y}
-    made = (lambda f: np.savez(f, x=X, y=Y), lambda f: np.savez_compressed(f, x=np.zeros((6, 400)), y=Y))
+    made = (lambda f: np.savez(f, x=X, y=Y), lambda f: np.savez_compressed(f, x=np.zeros((6, 2)), y=Y))
     return tuple(map(_bytes_of, (*made, lambda f: np.savez(f, **structured))))
 
 
 def _npy() -> tuple[bytes, ...]:
-    arrays = (X, np.arange(6), X > 3, np.asfortranarray(X), X.astype(">f8"))
-    lies = [_headed(f"{{'descr': '<f4', 'fortran_order': False, 'shape': {s}, }}") for s in _SHAPES]
-    return *(_bytes_of(lambda f, a=a: np.save(f, a)) for a in arrays), *lies  # type: ignore[misc]
+    arrays = (X, X.astype(np.int64), X > 3, np.asfortranarray(X), X.astype(">f8"))
+    return tuple(_bytes_of(lambda f, a=a: np.save(f, a)) for a in arrays)  # type: ignore[misc]
 
 
-_SHAPES = ("(6, 2)", "(6, 1099511627776)", "(6, -2)", "(True, 2)", "(6, 2**70)")
-
-
-def _headed(text: str, body: bytes = X.tobytes()) -> bytes:
+def header(shape: str, descr: str = "'<f4'", body: bytes = X.tobytes()) -> bytes:
+    """An .npy file whose header says what it is told to."""
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}"
     raw = text.encode() + b" " * 64 + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(raw)) + raw + body
+
+
+HEADERS = (
+    *(header(s) for s in ("(6, 1099511627776)", "(6, -2)", "(True, 2)", "(6, 2**70)", "(6, 2", "6", "()", "(10**9, 0)")),
+    *(header("(6, 2)", descr) for descr in ("'|O'", "[('a', '|O')]", "'<U0'", "'<f99'", "'V2147483647'", "'<c8'")),
+    *(header(shape) for shape in ("(" * 3000, "-" * 4000 + "1", "'a' * 10**10", "9" * 4000, "[" * 150 + "]" * 150)),
+    *(header("(3, 2)", "'|O'", b"cposix\nsystem\n(S'true'\ntR."), b"\x93NUMPY\x03\x00\xff\xff\xff\xff{}"),
+)
 
 
 _FRAME = pd.DataFrame({"who": ["a", "b", "a", "b"] * 3, "age": range(12), "kind": [0.5, 1.5] * 6, "y": [0, 1] * 6})
@@ -327,7 +341,7 @@ def run_file(name: str) -> Callable[[bytes, Path], None]:
         assert isinstance((run.title, run.seed), tuple)
         read_rounds(folder), read_audit(folder), read_client_facts(folder)
         assert read_scores(folder).columns.tolist() == SCHEMA.names
-        run.models, run.metrics, run.spec
+        comparison_table([run]), run.spec
         if (folder / "federation.json").exists():
             read_outline(folder)
 
@@ -338,10 +352,14 @@ def _run(folder: Path) -> None:
     row = {"client": ["ann", "bob"], "model": ["centre"] * 2, "split": ["test"] * 2, "score": ["accuracy"] * 2}
     records = Records(folder)
     records.write_scores(1, {**row, "value": [0.5, 0.75], "rows": [10, 4]})
-    over = {"accuracy": {"macro": 0.6, "worst": 0.5}}
-    records.append_round(1, {"seconds": {"server": 0.5}, "summary": {"centre": over}})
+    facts = {"seconds": {"server": 0.5}, "bytes": {"update": {"down": 10, "up": 20}}, "trained": {"update": 24}, "extra": 0.5}
+    facts |= {"cohort": 2, "answered": 2, "void": False, "unheard": 0, "groups": {"ari": 0.5, "switched": 0}}
+    over = {"accuracy": {"macro": 0.6, "worst": 0.5, "clients": 2}}
+    records.append_round(0, {**facts, "summary": {"centre": over}, "lost": {"centre": ["ann"]}})
+    records.append_round(1, {**facts, "summary": {"centre": over}, "info": {"loss": 1.0}})
     records.audit("rejected", client="ann", reason="nan")
-    facts = {"algorithm": "fedavg", "seed": 0, "status": "finished", "rounds": 1, "format": 1}
+    facts = {"algorithm": "fedavg", "seed": 0, "status": "finished", "rounds": 1, "format": 1, "title": "fedavg"}
+    facts |= {"federation": {"clients": 2, "rows": 14, "classes": 2}, "versions": {"kinfolk": "0.1.0"}}
     written(folder, "run.json", json.dumps(facts).encode())
     written(folder, "spec.toml", SPEC.encode())
 
@@ -353,7 +371,8 @@ _OUTLINE |= {"scaling": {"by": "all", "rows": {"": {"mean": [0.0], "std": [1.0]}
 
 def targets(scratch: Path) -> dict[str, Target]:
     """All places by name; `scratch` is a folder for sound files that others are made of."""
-    scratch.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
     own = scratch / "own"
     written(own, "all.csv", _FRAME.to_csv(index=False).encode())
     write_store(*_reported(own / "all.csv", scratch / "store"))
@@ -370,12 +389,12 @@ def targets(scratch: Path) -> dict[str, Target]:
         "message": Target((encode(MESSAGE, {"from": "ann"}), encode({}, {})), message),
         "wire reply": Target((answer, declined), reply),
         "between processes": Target(_between(), between),
-        "spec": Target(_SPECS, spec),
+        "spec": Target(_SPECS, spec, (b'extends = "a.toml"\n[local]\nlr = 0.05\n',)),
         "checkpoint manifest": Target((body,), manifest),
         "checkpoint tensors": Target((state,), tensors),
         "npz": Target(_npz(), npz),
-        "npy": Target(_npy(), npy),
-        "csv": Target((csv, b"a,y\n1,no\n2,yes\n,no\n4,yes\n"), table("csv")),
+        "npy": Target(_npy(), npy, HEADERS),
+        "csv": Target((csv, b"a,y\n1,no\n2,yes\n3,no\n4,yes\n"), table("csv"), (b"a,y\n1,no\n,yes\n",)),
         "one csv": Target((_FRAME.to_csv(index=False).encode(),), one_table),
         "parquet": Target((_bytes_of(lambda f: plain.to_parquet(f)),), table("parquet")),
         "leaf": Target(_leaf(), leaf),
@@ -390,7 +409,6 @@ def targets(scratch: Path) -> dict[str, Target]:
 
 
 def _reported(path: Path, place: Path) -> tuple[Any, Path, Any]:
-    shutil.rmtree(place, ignore_errors=True)
     federation, report = load_own(path, client="who")
     return federation, place, report
 

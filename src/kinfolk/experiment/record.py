@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kinfolk.errors import KinfolkError, visible
+from kinfolk.experiment.forms import ROUND, misfit
 from kinfolk.private import private_file, private_folder
 from kinfolk.unpack import read_parquet
 
@@ -59,7 +60,8 @@ def readable(folder: Path, facts: Mapping[str, Any]) -> None:
     """
     form = facts.get("format", FORMAT)  # what older versions wrote has none
     if type(form) is not int or form > FORMAT:
-        written = (facts.get("versions") or {}).get("kinfolk", "of a newer version")
+        versions = facts.get("versions")
+        written = versions.get("kinfolk") if isinstance(versions, dict) else "of a newer version"
         remedy = f"is of format {form}, this version reads {FORMAT}; use kinfolk {written}"
         raise KinfolkError("run", str(folder), remedy)
 
@@ -461,6 +463,6 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     whole = _text(path).split("\n")[:-1]
     found = [(line, _parse(line)) for line in whole]
     for number, (line, fact) in enumerate(found, 1):
-        if fact is None or not isinstance(fact.get("round"), int):
+        if fact is None or type(fact.get("round")) is not int or misfit(fact, ROUND):
             raise KinfolkError(f"{path}:{number}", line, "is not a line about a round; mend or remove it")
     return [(line, fact) for line, fact in found if fact is not None]

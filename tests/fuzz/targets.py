@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,16 +196,17 @@ def _falls_back(folder: Path) -> None:
     checkpoint.saved_facts(folder)
 
 
-def manifest(data: bytes, folder: Path) -> None:
+def manifest(data: bytes, folder: Path, scratch: Path) -> None:
     """The newest checkpoint's manifest, with a checksum that fits."""
-    _saved(folder)
+    shutil.copytree(scratch / "checkpoints", folder, dirs_exist_ok=True)
     written(folder, "round-000002/manifest.json", resealed(data, checkpoint._render))
     _falls_back(folder)
 
 
-def tensors(data: bytes, folder: Path) -> None:
+def tensors(data: bytes, folder: Path, scratch: Path) -> None:
     """The newest checkpoint's tensors, with a manifest whose checksums fit."""
-    place = _saved(folder)
+    shutil.copytree(scratch / "checkpoints", folder, dirs_exist_ok=True)
+    place = folder / "round-000002"
     body = json.loads((place / "manifest.json").read_bytes())
     del body["sha256"]
     (place / "state.safetensors").write_bytes(data)
@@ -331,11 +333,11 @@ def store(data: bytes, folder: Path, scratch: Path) -> None:
     store_report(folder)
 
 
-def run_file(name: str) -> Callable[[bytes, Path], None]:
+def run_file(name: str, scratch: Path) -> Callable[[bytes, Path], None]:
     """A file of a run folder, as those who look at a run read it."""
 
     def take(data: bytes, folder: Path) -> None:
-        _run(folder)
+        shutil.copytree(scratch / "run", folder, dirs_exist_ok=True)
         written(folder, name, data)
         run = load_run(folder)
         assert isinstance((run.title, run.seed), tuple)
@@ -390,8 +392,8 @@ def targets(scratch: Path) -> dict[str, Target]:
         "wire reply": Target((answer, declined), reply),
         "between processes": Target(_between(), between),
         "spec": Target(_SPECS, spec, (b'extends = "a.toml"\n[local]\nlr = 0.05\n',)),
-        "checkpoint manifest": Target((body,), manifest),
-        "checkpoint tensors": Target((state,), tensors),
+        "checkpoint manifest": Target((body,), partial(manifest, scratch=scratch)),
+        "checkpoint tensors": Target((state,), partial(tensors, scratch=scratch)),
         "npz": Target(_npz(), npz),
         "npy": Target(_npy(), npy, HEADERS),
         "csv": Target((csv, b"a,y\n1,no\n2,yes\n3,no\n4,yes\n"), table("csv"), (b"a,y\n1,no\n,yes\n",)),
@@ -399,11 +401,11 @@ def targets(scratch: Path) -> dict[str, Target]:
         "parquet": Target((_bytes_of(lambda f: plain.to_parquet(f)),), table("parquet")),
         "leaf": Target(_leaf(), leaf),
         **{name: Target((data,), packed(name)) for name, data in _packed().items()},
-        "store": Target(((scratch / "store/manifest.json").read_bytes(),), lambda d, f: store(d, f, scratch)),
-        **{name: Target((data,), run_file(name)) for name, data in whole.items()},
-        "scores": Target((scores,), run_file("records/round-000001.parquet")),
-        "client facts": Target((tidy,), run_file(CLIENT_FACTS)),
-        "federation.json": Target((json.dumps(_OUTLINE).encode(),), run_file("federation.json")),
+        "store": Target(((scratch / "store/manifest.json").read_bytes(),), partial(store, scratch=scratch)),
+        **{name: Target((data,), run_file(name, scratch)) for name, data in whole.items()},
+        "scores": Target((scores,), run_file("records/round-000001.parquet", scratch)),
+        "client facts": Target((tidy,), run_file(CLIENT_FACTS, scratch)),
+        "federation.json": Target((json.dumps(_OUTLINE).encode(),), run_file("federation.json", scratch)),
     }
     return {name.replace(" ", "-"): target for name, target in found.items()}
 

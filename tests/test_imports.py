@@ -31,13 +31,14 @@ MAY_IMPORT = {
     "by_path": {"allowed", "errors"},
     "lock": {"errors", "private"},
     "private": set(),
+    "unpack": set(),
     "live": {"scores"},
     "progress": {"live"},
     "markup": set(),
     "configs": {"errors"},
     "learning": {"types", "task", "streams", "errors", "scores", "by_path"},
     "clustering": {"types", "errors", "streams"},
-    "federation": {"types", "streams", "errors", "private"},
+    "federation": {"types", "streams", "errors", "private", "unpack"},
     "shares": {"types", "errors", "task"},
     "secure_sums": CORE | {"shares"},
     "authoring": CORE | {"shares", "learning", "scores", "engines"},
@@ -59,7 +60,7 @@ SHARED_BY_ALGORITHMS = ("kinfolk.algorithms.blocks",)
 # Rooms that see records only, as files: not even by a detour may they reach torch.
 WITHOUT_TORCH = ("report", "trained")
 # Where runs are read back.
-RECORDS = ("kinfolk.experiment.record", "kinfolk.experiment.picture_files")
+RECORDS = ("kinfolk.experiment.record", "kinfolk.experiment.picture_files", "kinfolk.experiment.forms")
 PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle", "yaml"}
 DRAWS = {
     *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"),

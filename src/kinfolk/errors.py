@@ -11,6 +11,7 @@ from collections.abc import Iterable
 _COMMANDS = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+_ONE_LINE = str.maketrans("\n\t", "  ")
 
 
 class KinfolkError(Exception):
@@ -25,8 +26,9 @@ class KinfolkError(Exception):
         shown = repr(value)
         # A long value keeps its end: of a path, that is the name of the file.
         shown = shown if len(shown) <= 80 else f"{shown[:25]}...{shown[-52:]}"
-        told = f"{field} = {shown}: {remedy}" if value is not None else f"{field}: {remedy}"
-        super().__init__(visible(told))  # a stranger's file may have a say in it
+        said = f"{field} = {shown}: {remedy}" if value is not None else f"{field}: {remedy}"
+        # Names in it, and reasons that a parser gave, may come from a stranger's file.
+        super().__init__(visible(said).translate(_ONE_LINE))
 
 
 def visible(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import pickle
@@ -360,3 +361,38 @@ def test_a_file_in_the_way(tmp_path: Path) -> None:
         fill(tmp_path / "file", 1)
     with pytest.raises(KinfolkError, match="cannot be read"):
         load_latest(tmp_path / "file", SPEC)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: body.pop("round"),
+        lambda body: body.update(round="2"),
+        lambda body: body.update(spec=7),
+        lambda body: body.update(facts=[]),
+        lambda body: body.pop("kinfolk"),
+        lambda body: body.update(files={"state.safetensors": 3}),
+        lambda body: body["files"]["state.safetensors"].pop("sha256"),
+        lambda body: body.update(files=None),
+        lambda body: body.update(format="1"),
+        lambda body: body.update(format=None),
+    ],
+)
+def test_a_resealed_manifest_that_says_nonsense_falls_back(tmp_path: Path, change: Any) -> None:
+    fill(tmp_path, 1, 2)
+    forge(tmp_path / "round-000002", change)
+    found, complaints = load_latest(tmp_path, SPEC)
+    assert_is(found, 1)
+    assert len(complaints) == 1
+    assert complaints[0].startswith("round-000002 is skipped: ")
+
+
+def test_tensors_that_were_sealed_again_and_are_none_fall_back(tmp_path: Path) -> None:
+    fill(tmp_path, 1, 2)
+    nonsense = b"no tensors at all"
+    (tmp_path / "round-000002/state.safetensors").write_bytes(nonsense)
+    facts = {"bytes": len(nonsense), "sha256": hashlib.sha256(nonsense).hexdigest()}
+    forge(tmp_path / "round-000002", lambda body: body["files"].update({"state.safetensors": facts}))
+    found, complaints = load_latest(tmp_path, SPEC)
+    assert_is(found, 1)
+    assert "state.safetensors is torn or malformed" in complaints[0]

@@ -207,3 +207,11 @@ def test_a_rounds_file_with_a_line_that_is_none_is_named_by_its_line(three):
     (three / "rounds.jsonl").write_text("".join([lines[0], "#" + lines[1], *lines[2:]]))
     with pytest.raises(KinfolkError, match=r"rounds\.jsonl:2.*mend or remove it"):
         go(three, "run.rounds=4", resume=True)
+
+
+def test_torn_scores_of_the_start_are_set_aside_and_cost_no_checkpoint(whole, three):
+    tear(scores(three, 0))
+    go(three, "run.rounds=4", resume=True)
+    aside = scores(three, 0).with_suffix(".torn")
+    assert warnings(three) == [f"scores of round 0 cannot be read and are set aside as {aside.name}"]
+    assert rounds_of(three) == rounds_of(whole / "four")

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import struct
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -244,3 +246,45 @@ def test_reading_what_is_not_a_run(tmp_path: Path) -> None:
 def test_records_are_read_without_torch() -> None:
     code = "import sys, kinfolk.experiment.record; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"summary": 3},
+        {"summary": {"centre": 0.5}},
+        {"summary": {"centre": {"accuracy": {"macro": "0.5"}}}},
+        {"bytes": {"update": 12}},
+        {"seconds": {"update": [1]}},
+        {"cohort": "4"},
+        {"extra": [1]},
+        {"info": []},
+        {"groups": 2},
+        {"round": True},
+        {"round": 1.0},
+    ],
+)
+def test_a_line_that_no_run_writes_is_named(tmp_path, facts):
+    records = Records(tmp_path)
+    records.append_round(1, {"summary": {"centre": {"accuracy": {"macro": None, "clients": 2}}}, "info": {"x": [1]}})
+    assert len(read_rounds(tmp_path)) == 1
+    with (tmp_path / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps({"round": 2, **facts}) + "\n")
+    with pytest.raises(KinfolkError, match=r"rounds\.jsonl:2 = .*is not a line about a round; mend or remove it"):
+        read_rounds(tmp_path)
+
+
+def test_scores_with_holes_or_of_no_text_are_one_line(tmp_path):
+    row = {name: ["x", "y"] for name in ("client", "model", "split", "score")}
+    whole = {"round": [1, 1], **row, "value": [0.5, 0.5], "rows": [1, 1], "group": [0, 0], "margin": [0.5, None]}
+    path = tmp_path / "records" / "round-000001.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.table(whole, SCHEMA), path)
+    assert len(read_scores(tmp_path)) == 2
+    pq.write_table(pa.table({**whole, "client": ["x", None]}, SCHEMA), path)
+    with pytest.raises(KinfolkError, match="has holes in the column client"):
+        read_scores(tmp_path)
+    text = pa.StringArray.from_buffers(2, pa.py_buffer(struct.pack("<3i", 0, 1, 2)), pa.py_buffer(b"x\xff"))
+    pq.write_table(pa.table({**whole, "client": text}, SCHEMA), path)
+    with pytest.raises(KinfolkError, match="cannot be read"):
+        read_scores(tmp_path)

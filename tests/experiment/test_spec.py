@@ -410,3 +410,33 @@ def test_a_text_setting_may_look_like_a_number() -> None:
         assert override(Experiment(), changes).model.output == "0"
     with pytest.raises(KinfolkError, match=r"local\.epochs = 'two'"):
         override(Experiment(), {"local.epochs": "two"})
+
+
+def test_files_that_extend_one_another_in_a_circle_under_other_names(tmp_path):
+    inner = tmp_path / "x"
+    inner.mkdir()
+    (inner / "a.toml").write_text('extends = "../x/a.toml"')
+    with pytest.raises(KinfolkError, match="leads back to itself"):
+        load(inner / "a.toml")
+    (inner / "b.toml").write_text('extends = "./././c.toml"')
+    (inner / "c.toml").symlink_to(inner / "b.toml")
+    with pytest.raises(KinfolkError, match="leads back to itself"):
+        load(inner / "b.toml")
+
+
+def test_sixteen_files_may_extend_one_another_and_no_more(tmp_path):
+    for number in range(20):
+        (tmp_path / f"{number}.toml").write_text(f'extends = "{number + 1}.toml"\n')
+    (tmp_path / "20.toml").write_text("[local]\nlr = 0.25\n")
+    assert load(tmp_path / "5.toml").local.lr == 0.25
+    with pytest.raises(KinfolkError, match="more than 16 in a row"):
+        load(tmp_path / "4.toml")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x/" * 4000, "\\u0000", "\\ud7ff" * 300])
+def test_a_name_that_no_file_can_have_is_one_line(tmp_path, name):
+    (tmp_path / "a.toml").write_text(f'extends = "{name}"')
+    with pytest.raises(KinfolkError) as caught:
+        load(tmp_path / "a.toml")
+    assert str(caught.value).splitlines() == [str(caught.value)]
+    assert len(str(caught.value)) < 300

@@ -22,6 +22,7 @@ from kinfolk.engines.workers import Workers, cores
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 from kinfolk.learning.batchable import LARGE_LAYER, Cost
+from kinfolk.learning.room import machine_memory
 from kinfolk.task import Table
 
 # The registry. An engine is a class with a `name`, `in_process` (no message leaves this process, which may
@@ -215,9 +216,7 @@ def _chunk(cost: Cost, batch: int, device: torch.device, gib: float) -> int:
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
     else:
-        total = (
-            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 << 30
-        )
+        total = machine_memory()
     budget = gib * 2**30 if gib else total / 4
     # Parameters, their old copy, gradients, two moments and a reply; every layer's output and its gradient.
     client = 4 * (8 * cost.parameters + 3 * max(batch, 64) * cost.floats)

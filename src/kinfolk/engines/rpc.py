@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Protocol
 
@@ -39,6 +40,16 @@ class Transport(Protocol):
         ...
 
 
+@contextmanager
+def _unpacking() -> Iterator[None]:
+    """Turn whatever a message sets off that is not what its sender packs into one line."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        remedy = f"is not what it should be ({type(error).__name__}: {error}); another version may have sent it"
+        raise KinfolkError("message", None, remedy) from error
+
+
 def pack_stack(stack: Stack) -> Packed:
     """A stack as a message and a header.
 
@@ -52,6 +63,7 @@ def pack_stack(stack: Stack) -> Packed:
     return {"size": stack.size, **body}, {"clients": json.dumps(stack.clients)}
 
 
+@_unpacking()
 def unpack_stack(message: Message, header: Header) -> Stack:
     """The stack behind `pack_stack`; sizes stay on the host."""
     return Stack(tuple(json.loads(header["clients"])), message["size"].cpu(), _under("body.", message))
@@ -66,6 +78,7 @@ def pack_part(part: Part) -> Packed:
     return {**body, "norms": part.norms, "waiting.size": part.waiting.size}, {"part": told}
 
 
+@_unpacking()
 def unpack_part(message: Message, header: Header) -> Part:
     """The part behind `pack_part`."""
     heard, rejected, sent, waiting, grown = json.loads(header["part"])
@@ -91,6 +104,7 @@ def pack_several(messages: Iterable[tuple[Any, Message]]) -> Packed:
     return parts, {"labels": json.dumps(labels)}
 
 
+@_unpacking()
 def unpack_several(message: Message, header: Header) -> list[tuple[Any, Message]]:
     """The messages behind `pack_several`, whatever else is in the message."""
     found: list[tuple[Any, Message]] = [(label, {}) for label in json.loads(header["labels"])]
@@ -120,6 +134,7 @@ def pack_context(context: RoundContext) -> Header:
     return {"run": str(context.seed.run), "round": str(context.round), "share": repr(context.participation)}
 
 
+@_unpacking()
 def unpack_context(header: Header, clients: tuple[Client, ...]) -> RoundContext:
     """The context behind `pack_context`, among these clients.
 
@@ -143,6 +158,7 @@ def pack_error(error: Exception, request: Header) -> bytes:
     return encode({}, {"error": line, "trace": "".join(traceback.format_exception(error))})
 
 
+@_unpacking()
 def unpack_warnings(header: Header) -> list[str]:
     """What came with an answer besides: see `Server.with_warnings`.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kinfolk.codec import decode, encode
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, visible
 from kinfolk.experiment.record import disk_errors, plain
 from kinfolk.experiment.spec import differences, parse
 from kinfolk.private import private_file, private_folder
@@ -32,6 +32,8 @@ _FREE = re.compile(r"(run\.(rounds|target|checkpoint_every|keep|patience|picture
 _FOLDER = re.compile(r"round-(\d{6,})(\.old)?")
 _TEMPORARY = re.compile(r"\.round-\d{6,}\.tmp")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+# What a manifest says, besides its format and its own checksum.
+_SAID = {"round": int, "kinfolk": str, "spec": str, "facts": dict, "files": dict}
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Loaded:
     version: str  # of kinfolk, when it was written
 
 
-class _Damaged(Exception):
+class Damaged(Exception):
     """This checkpoint cannot be trusted; an older one may be."""
 
 
@@ -96,7 +98,7 @@ def load_latest(
 
     None where nothing was ever saved. A checkpoint of another experiment or format is an error that
     names the difference, and so is a folder in which no checkpoint is sound: a run never starts again
-    from nothing unasked.
+    from nothing unasked. `wanted` may refuse one that is sound by itself, or say by Damaged what is wrong with it.
 
     >>> load_latest(Path("nowhere"), "")
     (None, [])
@@ -107,8 +109,8 @@ def load_latest(
             loaded = _load(path, number, spec_text)
             if wanted(loaded):
                 return loaded, complaints
-        except _Damaged as error:
-            complaints.append(f"{path.name} is skipped: {error}")
+        except Damaged as error:
+            complaints.append(visible(f"{path.name} is skipped: {error}"))
     if complaints:
         remedy = f"no sound checkpoint ({complaints[0]}); restore one, or remove the folder to start again"
         raise KinfolkError("checkpoint", str(folder), remedy)
@@ -135,7 +137,7 @@ def load_round(folder: Path, number: int, spec_text: str) -> Loaded:
         if other == number:
             try:
                 return _load(path, number, spec_text)
-            except _Damaged as error:
+            except Damaged as error:
                 raise KinfolkError("checkpoint", str(path), f"cannot be used: {error}") from error
     raise KinfolkError("checkpoint", str(folder), f"holds no models of round {number}")
 
@@ -148,10 +150,11 @@ def saved_facts(folder: Path) -> dict[str, Any]:
     """
     for _, path in _found(Path(folder)):
         try:
-            facts: dict[str, Any] = _read_manifest(path)["facts"]
-            return facts
-        except (_Damaged, KeyError):
+            facts = _read_manifest(path).get("facts")
+        except Damaged:
             continue
+        if isinstance(facts, dict):
+            return facts
     return {}
 
 
@@ -166,32 +169,45 @@ def saved_bytes(folder: Path) -> int:
 
 def _load(path: Path, number: int, spec_text: str) -> Loaded:
     body = _read_manifest(path)
-    if body.get("format") != FORMAT:
-        remedy = f"is of format {body.get('format')}, this version reads {FORMAT}"
+    form = body.get("format")
+    if type(form) is int and form > FORMAT:
+        remedy = f"is of format {form}, this version reads {FORMAT}"
         raise KinfolkError("checkpoint", str(path), f"{remedy}; use kinfolk {body.get('kinfolk')}")
+    # Whoever can write the folder can write a checksum that fits: it says nothing of what is inside.
+    wrong = [key for key, kind in _SAID.items() if type(body.get(key)) is not kind]
+    if wrong or form != FORMAT:
+        raise Damaged(f"manifest.json is none: its {wrong[0] if wrong else 'format'} is amiss")
     if body["round"] != number:
-        raise _Damaged(f"it holds round {body['round']}")
+        raise Damaged(f"it holds round {body['round']}")
     _check_spec(path, body["spec"], spec_text)
-    tensors = {}
-    for file, facts in body["files"].items():
-        name = file.removesuffix(".safetensors")
-        if not _NAME.fullmatch(name):
-            raise _Damaged(f"{file!r} is no name for a file")
-        data = _read(path / file, facts["bytes"])
-        if hashlib.sha256(data).hexdigest() != facts["sha256"]:
-            raise _Damaged(f"the checksum of {file} does not match")
-        tensors[name] = decode(data)[0]
+    tensors = {name: _tensors(path, name, facts) for name, facts in body["files"].items()}
+    tensors = {name.removesuffix(".safetensors"): message for name, message in tensors.items()}
     return Loaded(number, tensors, body["facts"], body["kinfolk"])
+
+
+def _tensors(path: Path, file: str, facts: Any) -> Message:
+    """What one file of a checkpoint holds, if it is the file that the manifest means."""
+    if not _NAME.fullmatch(file.removesuffix(".safetensors")):
+        raise Damaged(f"{file!r} is no name for a file")
+    if not isinstance(facts, dict) or facts.keys() != {"bytes", "sha256"}:
+        raise Damaged(f"manifest.json does not say what {file} is")
+    data = _read(path / file, facts["bytes"])
+    if hashlib.sha256(data).hexdigest() != facts["sha256"]:
+        raise Damaged(f"the checksum of {file} does not match")
+    try:
+        return decode(data)[0]
+    except KinfolkError as error:
+        raise Damaged(f"{file} {error.remedy.partition(';')[0]}") from error
 
 
 def _read(path: Path, size: int | None = None) -> bytes:
     try:
         found = path.stat().st_size
         if size is not None and found != size:
-            raise _Damaged(f"{path.name} has {found} bytes, not {size}")
+            raise Damaged(f"{path.name} has {found} bytes, not {size}")
         return path.read_bytes()
     except OSError as error:
-        raise _Damaged(f"{path.name} cannot be read ({error.strerror or error})") from error
+        raise Damaged(f"{path.name} cannot be read ({error.strerror or error})") from error
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -204,7 +220,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, RecursionError):
         sound = False
     if not sound:
-        raise _Damaged("the checksum of manifest.json does not match")
+        raise Damaged("the checksum of manifest.json does not match")
     return body
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 
 from kinfolk.algorithms import build_algorithm
@@ -24,6 +23,7 @@ from kinfolk.experiment.checkpoint import load_latest
 from kinfolk.experiment.health import Evaluation, Trace, brief, look, message, odd_starts, outliers
 from kinfolk.experiment.privacy import after_void
 from kinfolk.experiment.ranks import table_of
+from kinfolk.experiment.record import read_round
 from kinfolk.experiment.spec import dump
 from kinfolk.types import Client
 
@@ -79,6 +79,8 @@ class Health:
 
     def take(self, facts: Mapping[str, Any], folder: Path) -> None:
         """Know again what a checkpoint holds; the start is read from the records of its run."""
+        if strange := set(facts) - set(self.saved()):
+            raise ValueError(f"health.{min(strange)} is not known")
         for name, value in facts.items():
             setattr(self, name, value)
         self.traces = {}
@@ -156,10 +158,12 @@ def start_losses(folder: Path) -> dict[str, dict[str, float]]:
     if not path.is_file():
         return {}
     found: dict[str, dict[str, float]] = {}
-    rows = pq.read_table(path, partitioning=None, columns=["client", "model", "score", "value"])
-    for row in rows.to_pylist():
-        if row["score"] == "loss":
-            found.setdefault(row["model"], {})[row["client"]] = row["value"]
+    try:
+        rows = read_round(path)
+    except KinfolkError:  # that it is torn is said where records are mended
+        return {}
+    for row in rows[rows["score"] == "loss"].itertuples():
+        found.setdefault(row.model, {})[row.client] = row.value
     return found
 
 

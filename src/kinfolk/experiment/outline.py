@@ -165,7 +165,7 @@ def read_outline(folder: Path) -> Outline:
     except FileNotFoundError as error:
         remedy = f"has no {FILE} (of an older version); run it again"
         raise KinfolkError("run", str(folder), remedy) from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise KinfolkError("run", str(folder / FILE), f"cannot be read ({error}); run it again") from error
 
 

@@ -20,6 +20,7 @@ from safetensors.numpy import load, save
 
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import round_files, write_bytes
+from kinfolk.unpack import read_parquet
 
 SAMPLES = "samples.parquet"
 KINDS = ("personal", "update")  # the model that a client keeps, or the one it sent in this round
@@ -149,9 +150,11 @@ def _write(path: Path, table: pa.Table) -> Path:
 
 def _read(path: Path, schema: pa.Schema) -> pa.Table:
     try:
-        table = pq.read_table(path, partitioning=None)
-    except (pa.ArrowException, OSError) as error:
+        table = read_parquet(path)
+        if table.schema.names != schema.names:
+            raise ValueError(f"its columns are not {', '.join(schema.names)}")
+        if any(column.null_count for column in table.columns):
+            raise ValueError("it has holes")
+        return table.cast(schema)
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise KinfolkError("pictures", str(path), f"cannot be read ({str(error).splitlines()[0]})") from error
-    if table.schema.names != schema.names:
-        raise KinfolkError("pictures", str(path), f"must have the columns {', '.join(schema.names)}")
-    return table.cast(schema)

@@ -23,7 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kinfolk.errors import KinfolkError, visible
+from kinfolk.experiment.forms import ROUND, misfit
 from kinfolk.private import private_file, private_folder
+from kinfolk.unpack import read_parquet
 
 SCHEMA = pa.schema(
     [
@@ -58,7 +60,8 @@ def readable(folder: Path, facts: Mapping[str, Any]) -> None:
     """
     form = facts.get("format", FORMAT)  # what older versions wrote has none
     if type(form) is not int or form > FORMAT:
-        written = (facts.get("versions") or {}).get("kinfolk", "of a newer version")
+        versions = facts.get("versions")
+        written = versions.get("kinfolk") if isinstance(versions, dict) else "of a newer version"
         remedy = f"is of format {form}, this version reads {FORMAT}; use kinfolk {written}"
         raise KinfolkError("run", str(folder), remedy)
 
@@ -305,7 +308,7 @@ def is_cut(path: Path) -> bool:
 
 def _frame(table: pa.Table) -> pd.DataFrame:
     """Scores as a frame, whose names a terminal can show: a folder may be a stranger's."""
-    frame: pd.DataFrame = table.to_pandas()
+    frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
     for name in ("client", "model", "split", "score"):
         shown = {text: visible(text) for text in frame[name].unique()}
         if any(text != seen for text, seen in shown.items()):
@@ -315,8 +318,8 @@ def _frame(table: pa.Table) -> pd.DataFrame:
 
 def _table(path: Path) -> pa.Table:
     try:
-        table = pq.read_table(path, partitioning=None)
-    except (pa.ArrowException, OSError) as error:
+        table = read_parquet(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
         remedy = f"cannot be read ({_first(error)}); going on with resume=True sets it aside"
         raise KinfolkError("records", str(path), remedy) from error
     for name in OPTIONAL:
@@ -324,6 +327,12 @@ def _table(path: Path) -> pa.Table:
             table = table.append_column(SCHEMA.field(name), pa.nulls(len(table), SCHEMA.field(name).type))
     if not table.schema.equals(SCHEMA):
         raise KinfolkError("records", str(path), f"must have the columns {', '.join(SCHEMA.names)}")
+    try:
+        table.validate(full=True)  # of text that it is text, for one
+    except pa.ArrowException as error:
+        raise KinfolkError("records", str(path), f"cannot be read ({_first(error)})") from error
+    if holes := [name for name in SCHEMA.names if table[name].null_count and name not in OPTIONAL]:
+        raise KinfolkError("records", str(path), f"has holes in the column {holes[0]}")
     return table
 
 
@@ -339,10 +348,10 @@ def read_client_facts(run: Path) -> pd.DataFrame:
     if not path.exists():
         return pd.DataFrame()
     try:
-        tidy = pq.read_table(path, partitioning=None).to_pandas()
+        tidy = read_parquet(path).to_pandas()
         tidy["client"] = [visible(str(name)) for name in tidy["client"]]
         return tidy.pivot(index="client", columns="fact", values="value")
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
         raise KinfolkError("run", str(path), f"cannot be read ({_first(error)})") from error
 
 
@@ -454,6 +463,6 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     whole = _text(path).split("\n")[:-1]
     found = [(line, _parse(line)) for line in whole]
     for number, (line, fact) in enumerate(found, 1):
-        if fact is None or not isinstance(fact.get("round"), int):
+        if fact is None or type(fact.get("round")) is not int or misfit(fact, ROUND):
             raise KinfolkError(f"{path}:{number}", line, "is not a line about a round; mend or remove it")
     return [(line, fact) for line, fact in found if fact is not None]

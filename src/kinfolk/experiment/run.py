@@ -27,20 +27,20 @@ from kinfolk.experiment.checkpoint import Loaded, load_latest
 from kinfolk.experiment.choice import chosen, kept, work
 from kinfolk.experiment.choosing import choose_now, with_choices
 from kinfolk.experiment.client_facts import write_client_facts
-from kinfolk.experiment.client_memory import check_journal, make_memories
+from kinfolk.experiment.client_memory import make_memories
 from kinfolk.experiment.complaints import complaints
 from kinfolk.experiment.describe import description
 from kinfolk.experiment.finalize import finalize, go_on
 from kinfolk.experiment.health import Evaluation
 from kinfolk.experiment.mend import mend, warn_of_a_new_start
 from kinfolk.experiment.outline import FILE as OUTLINE
-from kinfolk.experiment.outline import check_frozen, write_outline
+from kinfolk.experiment.outline import write_outline
 from kinfolk.experiment.pictures import Pictures
 from kinfolk.experiment.privacy import after_void, prepare, tell_spending, tell_statistics
 from kinfolk.experiment.ranks import follow, table_of
 from kinfolk.experiment.record import Records, check_place, read_rounds, write_json, write_text
 from kinfolk.experiment.result_text import result_html, result_line
-from kinfolk.experiment.saving import told, write_checkpoint
+from kinfolk.experiment.saving import stand, told, write_checkpoint
 from kinfolk.experiment.score import Columns, reached, score_everyone, score_groups, try_metrics
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.secure_sums import asking
@@ -470,18 +470,13 @@ class Running:
 
     def _restore(self) -> bool:
         """Go back to the newest sound checkpoint; whatever was recorded after it is forgotten."""
-        loaded, complaints = load_latest(self.folder / "checkpoints", dump(self.spec))
+        where, here = self.folder / "checkpoints", dump(self.spec)
+        loaded, complaints = load_latest(where, here, lambda loaded: stand(self, loaded))
         for line in complaints:
             self._warn(line)
         if loaded is None:
             warn_of_a_new_start(self)
             return False
-        if loaded.facts["federation"] != self.parts.federation.fingerprint():
-            raise KinfolkError("checkpoint", str(self.folder), "the data are not those the run began with")
-        check_frozen(self.folder, self.parts.learner)
-        held = memories_from_message(loaded.tensors["memory"], self.clients)
-        check_journal(self.folder, held, self.memories.lasting)
-        self.take(loaded)
         divergence.equip(self)
         self.ended = self.health.stopped
         self.records.rewind(self.done)

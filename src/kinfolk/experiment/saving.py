@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from kinfolk.engines.fast import KERNELS
 from kinfolk.experiment.best import cost, judged, kept_rounds
-from kinfolk.experiment.checkpoint import save, saved_bytes, saved_rounds
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.checkpoint import Damaged, Loaded, save, saved_bytes, saved_rounds
+from kinfolk.experiment.client_memory import check_journal
+from kinfolk.experiment.outline import check_frozen
 from kinfolk.experiment.spec import dump
-from kinfolk.experiment.state import changes, memories_to_message, to_message
+from kinfolk.experiment.state import changes, memories_from_message, memories_to_message, to_message
 
 if TYPE_CHECKING:
     from kinfolk.experiment.run import Running
+
+# The types of what stands in a checkpoint besides the state, where nothing else looks at it.
+_KINDS = {"voids": int, "summary": dict, "extra": int, "best": dict, "health": dict, "kernels": dict}
 
 
 def write_checkpoint(run: Running, state: Any, summary: dict[str, Any]) -> Path:
@@ -39,6 +45,29 @@ def write_checkpoint(run: Running, state: Any, summary: dict[str, Any]) -> Path:
         facts["best"] = asdict(run.best)
     newest, also = kept_rounds(run.spec.run, run.best)
     return save(run.folder / "checkpoints", run.done, entries, facts, dump(run.spec), newest, also)
+
+
+def stand(run: Running, loaded: Loaded) -> bool:
+    """Put a run where a checkpoint stands; one that says what no run has written is Damaged.
+
+    Of other rows, another frozen part or a journal that lacks something no older checkpoint knows better: these
+    are errors.
+    """
+    facts, tensors = loaded.facts, loaded.tensors
+    try:
+        if facts["federation"] != run.parts.federation.fingerprint():
+            raise KinfolkError("checkpoint", str(run.folder), "the data are not those the run began with")
+        check_frozen(run.folder, run.parts.learner)
+        held = memories_from_message(tensors["memory"], run.clients)
+        check_journal(run.folder, held, run.memories.lasting)
+        wrong = [name for name, kind in _KINDS.items() if not isinstance(facts.get(name, kind()), kind)]
+        if wrong:
+            raise TypeError(f"{wrong[0]} is of another type")
+        run.take(loaded)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise Damaged(f"what it says is not where a run can stand ({reason[:120]})") from error
+    return True
 
 
 def told(run: Running) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,7 @@ __all__ = [
 # A spec is a page of text. Whatever is larger or deeper is a mistake or an attack on the parser.
 MOST_BYTES = 1 << 20
 MOST_DEPTH = 4
+MOST_FILES = 16  # that extend one another
 # The parser's time grows with the square of the parts of a dotted key, so they are counted first.
 _LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){64}""")
 
@@ -91,15 +93,18 @@ def load(path: str | Path) -> Experiment:
 
 def _extended(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     """The tables of a file laid over those of the file it extends."""
-    if path in above:
+    here = Path(os.path.realpath(path)) if "\0" not in str(path) else path  # by whatever way it was named
+    if here in above:
         raise KinfolkError("extends", str(path), "leads back to itself; take it out of one of the files")
+    if len(above) == MOST_FILES:
+        raise KinfolkError("extends", str(path), f"is one of more than {MOST_FILES} in a row; join some of them")
     tables = read_toml(path)
     base = tables.pop("extends", None)
     if base is None:
         return tables
     if not isinstance(base, str):
         raise KinfolkError("extends", base, "give the name of another experiment file")
-    whole = _extended(path.parent / base, (*above, path))
+    whole = _extended(path.parent / base, (*above, here))
     for section, table in tables.items():
         old = whole.get(section, {})
         if not (isinstance(old, dict) and isinstance(table, dict)):
@@ -117,15 +122,16 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    if path.is_dir():
-        raise KinfolkError("spec", str(path), "is a folder; name a TOML file")
     try:
+        if path.is_dir():
+            raise KinfolkError("spec", str(path), "is a folder; name a TOML file")
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except FileNotFoundError as error:
         raise KinfolkError("spec", str(path), f"no such file; {hint(str(path))}") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise KinfolkError("spec", str(path), f"cannot be read ({error})") from error
+        reason = getattr(error, "strerror", None) or error
+        raise KinfolkError("spec", str(path), f"cannot be read ({reason})") from error
     if len(data) > MOST_BYTES:
         raise _too_large(str(path))
     try:

@@ -37,13 +37,22 @@ def to_message(state: Any) -> tuple[Message, dict[str, Any]]:
 
 
 def from_message(like: S, tensors: Message, plain: Mapping[str, Any], device: torch.device) -> S:
-    """A state of the same class as `like` out of what `to_message` gave."""
+    """A state of the same class as `like` out of what `to_message` gave; trees are of the same network."""
+    for name, value in tensors.items():
+        first = getattr(like, name, None)
+        if isinstance(first, dict) and first and _form(first) != _form(value):
+            raise ValueError(f"state.{name} is of another network")
     here = map_leaves(lambda t: t.to(device), tensors)
     values = {
         key: float(v["float"]) if isinstance(v, dict) else tuple(v) if isinstance(v, list) else v
         for key, v in plain.items()
     }
     return type(like)(**here, **values)
+
+
+def _form(value: Any) -> dict[str, int] | None:
+    """The names of a tree and how many axes each leaf has: how many groups there are may change."""
+    return {name: leaf.dim() for name, leaf in value.items()} if isinstance(value, dict) else None
 
 
 def changes(before: Any, after: Any) -> tuple[Message, dict[str, Any]]:

@@ -22,9 +22,11 @@ from kinfolk.by_path import by_path, one_line
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.hugging_face import PREFIX, hugging_face_model
 from kinfolk.learning.network import ReluPool2
+from kinfolk.learning.room import check_fits
 from kinfolk.learning.sequences import CNN1d, TextMean, TokenLSTM, TokenTransformer
 
 NORMS = ("bn", "batch", "gn", "none")
+MOST_LAYERS = 1000  # of what has an option for that: each takes time to make
 
 
 def _norm(kind: str, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> nn.Module:
@@ -319,7 +321,9 @@ def build_model(name: str, shape: tuple[int, ...], outputs: int, options: Mappin
         chosen[option] = _checked(option, value, chosen[option])
     takes = inspect.signature(entry.build).parameters
     facts = _facts(name, entry, shape, outputs, square="side" in takes)
-    return entry.build(**{key: fact for key, fact in facts.items() if key in takes}, **chosen)
+    build = partial(entry.build, **{key: fact for key, fact in facts.items() if key in takes}, **chosen)
+    check_fits(name, build, ", ".join(f"{key} = {value}" for key, value in options.items())[:120])
+    return build()
 
 
 def _facts(
@@ -368,6 +372,8 @@ def _checked(option: str, value: Any, default: object) -> object:
         return value
     if not good:
         raise KinfolkError(f"model.{option}", value, f"give {kind}")
+    if (value if option == "layers" else len(value) if isinstance(value, tuple) else 0) > MOST_LAYERS:
+        raise KinfolkError(f"model.{option}", value, f"makes more than {MOST_LAYERS} layers; make it smaller")
     return value
 
 

@@ -18,6 +18,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from kinfolk.errors import KinfolkError, near
+from kinfolk.experiment.forms import RUN, misfit
 from kinfolk.experiment.record import (
     read_audit,
     read_client_facts,
@@ -39,8 +40,10 @@ def read_facts(folder: str | Path, command: str) -> dict[str, Any]:
     kinfolk.errors.KinfolkError: pseudo = 'nowhere': has no pseudo.json; name a folder of `kinfolk pseudo`
     """
     try:
-        facts: dict[str, Any] = readable_json((Path(folder) / f"{command}.json").read_text())
-    except (OSError, ValueError) as error:
+        facts: dict[str, Any] = readable_json((Path(folder) / f"{command}.json").read_text("utf-8"))
+        if not isinstance(facts, dict):
+            raise ValueError("no object")
+    except (OSError, ValueError, RecursionError) as error:
         remedy = f"has no {command}.json; name a folder of `kinfolk {command}`"
         raise KinfolkError(command, str(folder), remedy) from error
     readable(Path(folder), facts)
@@ -180,6 +183,8 @@ def load_run(path: str | Path) -> Run:
     for name, kind in (("algorithm", str), ("seed", int)):
         if not isinstance(facts.get(name), kind):
             raise KinfolkError("run", str(folder / "run.json"), f"does not name its {name}")
+    if wrong := misfit(facts, RUN):
+        raise KinfolkError("run", str(folder / "run.json"), f"says {wrong} in a form that no run writes")
     scores = facts.get("scores")
     if isinstance(scores, Mapping):
         learn({name: about for name, about in scores.items() if isinstance(about, Mapping)})

@@ -153,3 +153,43 @@ def test_celeba_names_pictures_that_lack_or_spoil(tmp_path):
     write(tmp_path / "raw/img_align_celeba/000001.jpg", "no picture")
     with pytest.raises(KinfolkError, match=r"img_align_celeba/000001\.jpg': not used"):
         read_official("celeba", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"users": "ann"},
+        {"users": None},
+        {"users": [["ann"]]},
+        {"users": [3]},
+        {"num_samples": {"ann": 2}},
+        {"num_samples": ["2"]},
+        {"user_data": []},
+        {"user_data": {"ann": []}},
+        {"user_data": {"ann": 7}},
+        {"user_data": {"ann": {"x": 2, "y": [1, 2]}}},
+        {"user_data": {"ann": {"x": "ab", "y": [1, 2]}}},
+        {"user_data": {"ann": {"x": {"0": 1, "1": 2}, "y": [1, 2]}}},
+        {"user_data": {"ann": {"x": [10**400, 2], "y": [1, 2]}}},
+        {"user_data": {"ann": {"x": [[0.5] * 784, [10**400] * 784], "y": [1, 2]}}},
+        {"user_data": {"ann": {"x": [[0.5] * 784, [None] * 784], "y": [1, 2]}}},
+        {"user_data": {"ann": {"x": [[0.5] * 784] * 2, "y": [True, 2]}}},
+        {"user_data": {"ann": {"x": [[0.5] * 784] * 2, "y": [1, 2.0]}}},
+        {"user_data": {"ann": {"x": [[0.5] * 784] * 2, "y": [1, 10**400]}}},
+    ],
+)
+def test_json_of_other_types_is_one_line_that_names_the_file(tmp_path, change):
+    sound = {"ann": ([[0.5] * 784] * 2, [1, 2])}
+    write(tmp_path / "all_data_0.json", document(sound))
+    assert len(read_official("femnist", tmp_path).y) == 2
+    write(tmp_path / "all_data_0.json", document(sound, **change))
+    with pytest.raises(KinfolkError, match=r"all_data_0\.json': not used: ") as caught:
+        read_official("femnist", tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"users": ' * 50_000, '{"users": [' + "9" * 9999 + "]}", "null", "3"])
+def test_deep_json_and_long_numbers_are_one_line(tmp_path, text):
+    write(tmp_path / "all_data_0.json", text)
+    with pytest.raises(KinfolkError, match=r"all_data_0\.json': not used: "):
+        read_official("femnist", tmp_path)

@@ -5,12 +5,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from targets import HEADERS
 from torch import nn
 
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.fit_rows import fit_rows
+from kinfolk.federation.datasets.formats import read_npz
 from kinfolk.federation.own_data.folder import read_folder
 from kinfolk.federation.own_data.loaded import federate
+from kinfolk.federation.own_data.report import inspect
 from kinfolk.streams import Seed
 
 CSV = "a,b,y\n1,0.5,0\n2,1.5,1\n3,2.5,1\n"
@@ -352,3 +355,32 @@ def test_a_name_that_is_no_text_is_refused(tmp_path):
 def test_an_unknown_rule_for_missing_values_is_refused(tmp_path):
     with pytest.raises(KinfolkError, match="missing = 'mean': "):
         read_folder(write(tmp_path, ann=CSV), missing="mean")
+
+
+def test_arrays_in_column_order_are_the_same_rows(tmp_path):
+    x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([0, 1, 0, 1, 1, 0])
+    found = []
+    for name, order in (("rows", np.ascontiguousarray), ("columns", np.asfortranarray)):
+        (tmp_path / name / "ann").mkdir(parents=True)
+        np.save(tmp_path / name / "ann/x.npy", order(x))
+        np.save(tmp_path / name / "ann/y.npy", y)
+        found.append(read_folder(tmp_path / name))
+    assert (found[0].clients["ann"][0] == found[1].clients["ann"][0]).all()
+    assert inspect(found[0]) == inspect(found[1])
+
+
+@pytest.mark.parametrize("data", HEADERS, ids=range(len(HEADERS)))
+def test_headers_of_arrays_that_lie_are_one_line(tmp_path, data):
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "ann/x.npy").write_bytes(data)
+    np.save(tmp_path / "ann/y.npy", np.arange(6) % 2)
+    with pytest.raises(KinfolkError, match=r"x\.npy|data\.ann") as caught:
+        read_folder(tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x.npy", data)
+    try:  # texts of no letters, and one number alone, are arrays, if no rows
+        assert read_npz(file, "a.npz")["x"].size in (1, 12)
+    except KinfolkError as error:
+        assert "a.npz': not used: " in str(error)

@@ -176,7 +176,7 @@ def test_an_altered_label_or_manifest_is_not_sound(tmp_path):
     with pytest.raises(KinfolkError, match=r"data\.\w+\.y = 2: labels run from 0 to 1"):
         read_store(store, verify=True)
     for change, message in (
-        (lambda m: m.update(version=3), r"is of version 3, not 2"),
+        (lambda m: m.update(version=3), r"is of version 3, this one reads 2"),
         (lambda m: m.update(format="zip"), r"is not the manifest of a store"),
         (lambda m: m["files"].pop("y.npy"), r"is not the manifest of a store"),
         (lambda m: m["files"].update({"../x.npy": {"bytes": 0}}), r"is not the manifest of a store"),
@@ -275,3 +275,37 @@ def test_a_kill_in_the_middle_leaves_no_store(tmp_path, monkeypatch):
 def test_rows_that_are_yet_to_be_made_are_not_stored(tmp_path):
     with pytest.raises(KinfolkError, match="made when a client is asked; nothing to store"):
         stored(replace(made(), maker=lambda i: {}), tmp_path / "store")
+
+
+SEALED = {
+    "no classes": lambda body: body.pop("classes"),
+    "classes in words": lambda body: body.update(classes="3"),
+    "names that are none": lambda body: body.update(class_names=7),
+    "no scale": lambda body: body.pop("scale"),
+    "a scale of one": lambda body: body.update(scale=5),
+    "a recipe that is none": lambda body: body.update(recipe={"sources": 3}),
+    "files that are none": lambda body: body.update(files=[]),
+    "a file without a checksum": lambda body: body["files"]["x.npy"].pop("sha256"),
+    "a file without a type": lambda body: body["files"]["x.npy"].pop("dtype"),
+    "a file in words": lambda body: body["files"].update({"x.npy": "whole"}),
+    "a split without its shape": lambda body: body["files"]["test-row.npy"].pop("shape"),
+}
+
+
+@pytest.mark.parametrize("what", SEALED)
+def test_a_manifest_that_was_sealed_again_and_says_nonsense_is_one_line(tmp_path, what):
+    folder = stored(FOUND, tmp_path / "s")
+    body = json.loads((folder / "manifest.json").read_text())
+    SEALED[what](body)
+    (folder / "manifest.json").write_text(json.dumps(body | {"sha256": stores._seal(body)}))
+    with pytest.raises(KinfolkError, match=r"^store = '.*(manifest\.json|x\.npy|test-row\.npy)'"):
+        read_store(folder, verify=True)
+
+
+@pytest.mark.parametrize("version", [3, 99, "2", None])
+def test_a_store_of_a_newer_version_is_refused(tmp_path, version):
+    folder = stored(FOUND, tmp_path / "s")
+    body = json.loads((folder / "manifest.json").read_text()) | {"version": version}
+    (folder / "manifest.json").write_text(json.dumps(body | {"sha256": stores._seal(body)}))
+    with pytest.raises(KinfolkError, match=f"is of version {version!r}, this one reads 2; use a newer kinfolk"):
+        read_store(folder)

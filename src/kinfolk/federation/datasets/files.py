@@ -8,6 +8,7 @@ import hashlib
 import io
 import struct
 import tarfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -18,13 +19,14 @@ from pathlib import Path
 from types import TracebackType
 
 from kinfolk.errors import KinfolkError
+from kinfolk.unpack import Bounded, member, unpacked
 
 _TARS = (".tar.gz", ".tgz", ".tar")
 # What readers of archives, arrays, tables and images are known to raise, by kind of file and of damage.
 UNREADABLE = (
     *(OSError, EOFError, ValueError, TypeError, KeyError, IndexError, SyntaxError, NotImplementedError),
     *(zlib.error, struct.error, zipfile.BadZipFile, tarfile.TarError),
-    *(MemoryError, OverflowError, RuntimeError),
+    *(MemoryError, OverflowError, RuntimeError, AttributeError, tokenize.TokenError),
 )
 
 
@@ -138,11 +140,17 @@ class Archive:
         members: dict[str, bytes] = {}
         for name, path in self.plain.items():
             if name.endswith(_TARS):
-                with reading(path), tarfile.open(path) as archive:
-                    for member in archive:
-                        inner = archive.extractfile(member) if member.isfile() else None
-                        members |= {member.name: inner.read()} if inner else {}
+                with reading(path), self._tar(path) as archive:
+                    for entry in archive:
+                        inner = archive.extractfile(entry) if entry.isfile() else None
+                        members |= {entry.name: inner.read()} if inner else {}
         return members
+
+    @contextmanager
+    def _tar(self, path: Path) -> Iterator[tarfile.TarFile]:
+        with gzip.open(path) if path.suffix != ".tar" else path.open("rb") as file:
+            with tarfile.open(fileobj=Bounded(file, path.stat().st_size), mode="r|") as archive:
+                yield archive
 
     @cached_property
     def names(self) -> list[str]:
@@ -174,10 +182,14 @@ class Archive:
             else:
                 if name not in self.names:
                     raise FileNotFoundError(name)
-                data = self._zipped[name].read(name) if name in self._zipped else self._tarred[name]
+                data = self._unzipped(name) if name in self._zipped else self._tarred[name]
             if name.endswith(".gz"):
-                return gzip.decompress(data)
-            return bz2.decompress(data) if name.endswith(".bz2") else data
+                return unpacked(gzip.GzipFile(fileobj=io.BytesIO(data)), len(data))
+            return unpacked(bz2.BZ2File(io.BytesIO(data)), len(data)) if name.endswith(".bz2") else data
+
+    def _unzipped(self, name: str) -> bytes:
+        archive = self._zipped[name]
+        return member(archive, name, Path(str(archive.filename)).stat().st_size)
 
     def text(self, name: str) -> str:
         """A text file, UTF-8."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from kinfolk.federation.datasets.files import Archive, corrupt, reading
 from kinfolk.federation.datasets.rows import Array, Rows, check_rows
+from kinfolk.unpack import check_unpacked, member
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,13 +33,16 @@ def read_npz(file: Path | io.BytesIO, name: Path | str, *keys: str) -> dict[str,
     """
     arrays: dict[str, Array] = {}
     inside = npz_names(file, name)
+    packed = file.stat().st_size if isinstance(file, Path) else file.getbuffer().nbytes
     with reading(name), zipfile.ZipFile(file) as archive:
+        whole = [info.file_size for info in archive.infolist() if not keys or info.filename[:-4] in keys]
+        check_unpacked(sum(whole), packed)
         for key in keys or inside:
             if key not in inside:
                 raise ValueError(f"has no array {key!r}, only {', '.join(inside)}")
-            member = io.BytesIO(archive.read(f"{key}.npy"))
+            array = io.BytesIO(member(archive, f"{key}.npy", packed))
             try:
-                arrays[key] = np.lib.format.read_array(member, allow_pickle=False)
+                arrays[key] = np.lib.format.read_array(array, allow_pickle=False)
             except ValueError as error:
                 pickled = "allow_pickle" in str(error)
                 raise ValueError(

@@ -50,13 +50,21 @@ def users(data: bytes, file: Path, test: bool | None = None) -> Iterator[User]:
     with reading(file):
         found = json.loads(data)
         names, counts, rows = found["users"], found["num_samples"], found["user_data"]
+        for part, value, kind in (("users", names, list), ("num_samples", counts, list), ("user_data", rows, dict)):
+            if not isinstance(value, kind):
+                raise ValueError(f"{part!r} is no {'list' if kind is list else 'object'}")
+        if strange := [name for name in names if not isinstance(name, str)]:
+            raise ValueError(f"user {strange[0]!r} is no text")
         if len(names) != len(counts):
             raise ValueError(f"{len(names)} users and {len(counts)} num_samples")
         if unlisted := sorted(set(rows) - set(names)):
             raise ValueError(f"user {unlisted[0]!r} has data and is not among the users")
     for name, count in zip(names, counts, strict=True):
         own = rows.get(name) or {}
-        user = User(file, name, own.get("x") or [], own.get("y") or [], test)
+        pair = [own.get(part) or [] for part in ("x", "y")] if isinstance(own, dict) else [own]
+        if not all(isinstance(part, list) for part in pair) or len(pair) < 2:
+            raise corrupt(file, f"user {name!r} has data that are no lists x and y")
+        user = User(file, name, *pair, test)
         if len(user.x) != len(user.y):
             raise user.bad(f"has {len(user.x)} x and {len(user.y)} y")
         if not user.x:
@@ -131,7 +139,7 @@ def _characters(archive: Archive, user: User) -> Array:
     """Flat rows of 784 numbers in [0, 1], white paper 1, as bytes."""
     try:
         x = np.array(user.x, dtype=np.float64)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         x = np.zeros(0)
     if x.shape != (len(user.y), 28 * 28) or not ((x >= 0) & (x <= 1)).all():
         raise user.bad("has rows that are not 784 numbers in [0, 1]")
@@ -142,7 +150,7 @@ def _faces(archive: Archive, user: User) -> Array:
     """Pictures by file name, 84 by 84, as LEAF's model takes them."""
     x = np.empty((len(user.x), 3, _FACE, _FACE), np.uint8)
     for i, name in enumerate(user.x):
-        path = next((base + name for base in _PICTURES if base + str(name) in archive.plain), None)
+        path = next((base + str(name) for base in _PICTURES if base + str(name) in archive.plain), None)
         if path is None:
             raise user.bad(f"has picture {name!r}, which is not in raw/img_align_celeba")
         image = picture(archive.read(path), archive.folder / path)

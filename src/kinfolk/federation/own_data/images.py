@@ -17,6 +17,7 @@ from kinfolk.federation.datasets.formats import planes
 from kinfolk.federation.own_data.columns import Recipe
 from kinfolk.federation.own_data.gather import gather, in_order
 from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
+from kinfolk.unpack import check_unpacked
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -231,6 +232,9 @@ def _part(
     size: Size | None,
 ) -> ClientRows:
     high, wide = size or heads[files[0][1]].size[::-1]
+    with reading(files[0][1].parents[1]):
+        pixels_of_all = len(files) * (1 if mode == "L" else 3) * high * wide
+        check_unpacked(pixels_of_all, sum(path.stat().st_size for _, path in files))
     x = np.empty((len(files), 1 if mode == "L" else 3, high, wide), dtype=np.uint8)
     for i, (_, path) in enumerate(files):
         with reading(path), _opened(path) as image:

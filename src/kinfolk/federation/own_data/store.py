@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.errors import KinfolkError
-from kinfolk.federation.datasets.files import checksum, short
+from kinfolk.federation.datasets.files import UNREADABLE, checksum, short
 from kinfolk.federation.federation import SPLITS, Federation, Split
 from kinfolk.federation.own_data.columns import Recipe
 from kinfolk.federation.own_data.loaded import Array
@@ -42,6 +42,10 @@ SMALL = 1 << 20
 _PARTS = ("start", "row", "of")
 _SPLITS = tuple(f"{split}-{part}.npy" for split in SPLITS for part in _PARTS)
 _OLD = (torch.float32, torch.int64, torch.uint8)
+# What a manifest says besides its files, and of which type.
+_SAID = {"name": str, "clients": int, "rows": int, "classes": int, "class_names": list, "feature_names": list}
+# What is set off by a manifest that somebody else has sealed.
+_WRONG = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
 # A file of rows: x or y, and of several tensors which.
 _ROWS = re.compile(r"[xy](\.[^./\\]+(\.lengths)?)?\.npy")
 
@@ -166,12 +170,15 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise _bad(folder / MANIFEST, "is not the manifest of a store")
     if manifest.get("version") not in VERSIONS:
-        raise _bad(folder / MANIFEST, f"is of version {manifest.get('version')!r}, not {VERSIONS[-1]}")
+        remedy = f"is of version {manifest.get('version')!r}, this one reads {VERSIONS[-1]}; use a newer kinfolk"
+        raise KinfolkError("store", short(folder / MANIFEST), remedy)
     if manifest.get("sha256") != _seal(manifest):
         raise _bad(folder / MANIFEST, "was altered")
     try:
+        if wrong := [name for name, kind in _SAID.items() if type(manifest[name]) is not kind]:
+            raise TypeError(wrong[0])
         _sizes(folder, manifest["files"])
-    except (KeyError, TypeError, AttributeError) as error:
+    except _WRONG as error:
         raise _bad(folder / MANIFEST, "is not the manifest of a store") from error
     return manifest
 
@@ -214,6 +221,14 @@ def read_store(folder: str | Path, *, verify: bool = False) -> Federation:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
+    try:
+        federation = _federation(folder, manifest, verify)
+        return check(federation) if verify else federation
+    except _WRONG as error:
+        raise _bad(folder / MANIFEST, "does not fit its files") from error
+
+
+def _federation(folder: Path, manifest: Mapping[str, Any], verify: bool) -> Federation:
     for name, facts in manifest["files"].items():
         if (verify or facts["bytes"] < SMALL) and checksum(folder / name, "sha256") != facts["sha256"]:
             raise _bad(folder / name, "was altered: its checksum is another")
@@ -238,7 +253,7 @@ def read_store(folder: str | Path, *, verify: bool = False) -> Federation:
         # Cheap to see, and without it rows would be the wrong ones.
         if not fits(split, len(federation.clients)):
             raise _bad(folder / f"{name}-start.npy", "does not fit the rows and clients of its split")
-    return check(federation) if verify else federation
+    return federation
 
 
 def _rows(tensors: Mapping[str, Tensor], field: str) -> Rows:
@@ -253,7 +268,7 @@ def _mapped(path: Path, facts: Mapping[str, Any]) -> Tensor:
     """A tensor over the file: copied on write, so that torch may have it and the file stays as it is."""
     try:
         array: Array = np.lib.format.open_memmap(path, mode="c")
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise _bad(path, "is not a plain .npy file") from error
     if array.dtype.str != facts["dtype"] or list(array.shape) != facts["shape"]:
         raise _bad(path, f"holds {array.dtype.str} {list(array.shape)}, which the manifest does not say")
@@ -265,5 +280,5 @@ def store_report(folder: str | Path) -> Report:
     path = Path(folder) / "report.json"
     try:
         return Report.from_dict(_json(path))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except _WRONG as error:
         raise _bad(path, "is not the report of a store") from error

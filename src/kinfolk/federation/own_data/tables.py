@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as csv
-import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from kinfolk.errors import KinfolkError, near
@@ -23,6 +22,7 @@ from kinfolk.federation.own_data.columns import Columns, Recipe, Source, fitted,
 from kinfolk.federation.own_data.gather import gather
 from kinfolk.federation.own_data.loaded import Array, ClientRows, LoadedClients
 from kinfolk.federation.own_data.missing import check_missing
+from kinfolk.unpack import read_parquet
 
 TABLES = (".csv", ".parquet")
 
@@ -156,8 +156,7 @@ def _arrow_table(path: Path, text: Sequence[str]) -> pa.Table:
     if path.suffix.lower() == ".csv":
         options = csv.ConvertOptions(column_types={name: pa.string() for name in text})
         return csv.read_csv(path, convert_options=options)
-    with parquet.ParquetFile(path) as file:
-        return file.read()
+    return read_parquet(path)
 
 
 def check_columns(names: Sequence[str], path: object, least: int = 2) -> None:

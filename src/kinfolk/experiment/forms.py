@@ -1,0 +1,37 @@
+"""Of which form the facts in a run folder are, so that those who read a stranger's can rely on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# How many objects lie within one another before a number (or None) stands there. `ANY`: an object of anything.
+ANY = -1
+ROUND = {
+    **{"summary": 3, "valid": 3, "bytes": 2, "seconds": 1, "trained": 1},
+    **{"cohort": 0, "answered": 0, "unheard": 0, "extra": 0, "void": 0},
+    **{"info": ANY, "groups": ANY, "chosen": ANY},
+}
+RUN = {
+    **{"model": ANY, "versions": ANY, "choice": ANY, "kept": ANY, "federation": ANY, "scores": ANY},
+    **{"rounds": 0, "format": 0},
+}
+
+
+def misfit(facts: Mapping[str, Any], forms: Mapping[str, int]) -> str:
+    """The first of the facts that is of another form; empty where all are as they should be, or absent.
+
+    >>> misfit({"cohort": 3, "bytes": {"update": {"up": 12}}}, ROUND), misfit({"bytes": {"update": "12"}}, ROUND)
+    ('', 'bytes')
+    """
+    return next((name for name, depth in forms.items() if not _is(facts.get(name), depth)), "")
+
+
+def _is(value: Any, depth: int) -> bool:
+    if value is None:
+        return True
+    if depth == 0:
+        return isinstance(value, int | float)
+    if not isinstance(value, dict):
+        return False
+    return depth == ANY or all(_is(inner, depth - 1) for inner in value.values())

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo readme docs test test-slow check audit sbom lock mutants bench bench-peers format clean
+.PHONY: demo readme docs test test-slow check audit sbom lock chaos soak mutants bench bench-peers format clean
 
 # The demo: five methods on rotated digits until they have converged, three seeds: one table, and a report to open.
 DEMO := local fedavg fedavg_tuned ifca,k=4 fesem,k=4
@@ -52,6 +52,14 @@ lock:
 	@$(LOCK)/bin/pip install --quiet uv
 	@grep -v '^torch==' constraints.txt | $(LOCK)/bin/uv pip compile --quiet --no-deps --no-annotate --generate-hashes \
 		--custom-compile-command 'make lock' --output-file requirements.lock -
+
+# Kills runs at random on every engine with every method, and compares their ends (some 20 minutes; CHAOS="--engine loop").
+chaos: $(READY)
+	PYTHONPATH=tests/helpers $(BIN)/python tests/chaos/chaos.py $(CHAOS)
+
+# A thousand rounds on every engine, with memory and descriptors flat (minutes; SOAK="--engine loop").
+soak: $(READY)
+	PYTHONPATH=tests/helpers $(BIN)/python tests/chaos/soak.py $(SOAK)
 
 # Breaks the code on purpose, place by place: each break must make a test fail. ONLY=word tries some of them.
 mutants: $(READY)

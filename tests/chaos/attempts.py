@@ -1,12 +1,11 @@
 """One run in a process of its own that something befalls: a kill, a stop, a signal, a full disk, no memory.
 
-Everything is imported once, and each attempt is forked. A fault comes at a moment that is drawn: at some fraction
-of the time that the undisturbed run took, or just before the n-th time that the run touches its folder.
+Everything is imported once, and each attempt is forked. A fault comes at a moment that is drawn: at some
+fraction of the time that the undisturbed run took, or just before the n-th time that it touches its folder.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -15,12 +14,12 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import ranks
 from killing import arm
 
 from kinfolk.__main__ import main as command_line
@@ -95,58 +94,52 @@ def _become(words: Sequence[str], room: Path, folder: Path, fault: Fault, distri
         resource.setrlimit(resource.RLIMIT_AS, (used + int(fault.moment * fault.size),) * 2)
     if fault.kind == "file":
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(fault.moment * fault.size),) * 2)
-    code = 1
+
+    def work() -> None:
+        sys.argv = ["kinfolk", *words]
+        command_line()
+
+    code = launch(work, room) if distributed else ended(work)
+    Path("touches").write_text(str(most - left[0]))
+    os._exit(code)
+
+
+def ended(work: Callable[[], None]) -> int:
+    """The exit code that a program which does this work would have."""
     try:
-        if distributed:
-            with socket.socket() as held:
-                held.bind(("127.0.0.1", 0))
-                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1])}
-            os.environ["TORCHELASTIC_RUN_ID"] = "none"  # as torchrun does
-            code = _launch(list(words))
-        else:
-            sys.argv = ["kinfolk", *words]
-            command_line()
-            code = 0
+        work()
+        return 0
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
+        return end.code if isinstance(end.code, int) else 1
     except BaseException:
         traceback.print_exc()
+        return 1
     finally:
         sys.stderr.flush()
-        Path("touches").write_text(str(most - left[0]))
-        os._exit(code)
 
 
-def _launch(words: list[str]) -> int:
-    """Ranks, as a launcher starts them: who is left gets SIGTERM when one has died; the first rank's end is ours."""
-    children = {}
+def launch(work: Callable[[], None], room: Path) -> int:
+    """Ranks that do this work, as torchrun starts them: when one has failed the others get SIGTERM."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1])}
+    os.environ |= {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": str(RANKS)}
+    children = set()
     for rank in range(RANKS):
         child = os.fork()
         if child == 0:
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-            os.dup2(os.open(f"err.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-            sys.argv = ["kinfolk", *words]
-            sys.modules["ranks"] = ranks
-            code = 1
-            try:
-                command_line()
-                code = 0
-            except SystemExit as end:
-                code = end.code if isinstance(end.code, int) else 1
-            except BaseException:
-                traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(code)
-        children[child] = rank
-    ends = {}
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            os.dup2(os.open(room / f"err.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+            os._exit(ended(work))
+        children.add(child)
+    worst = 0
     while children:
         child, status = os.wait()
-        ends[children.pop(child)] = os.waitstatus_to_exitcode(status)
-        if any(ends.values()):
-            for other in children:
-                _signal(other, signal.SIGTERM)
-    print(json.dumps(ends), flush=True)
-    return max(map(abs, ends.values()))
+        children.remove(child)
+        worst = max(worst, abs(os.waitstatus_to_exitcode(status)))
+        for other in children if worst else ():
+            _signal(other, signal.SIGTERM)
+    return worst
 
 
 def _befall(child: int, fault: Fault, distributed: bool) -> bool:
@@ -156,11 +149,11 @@ def _befall(child: int, fault: Fault, distributed: bool) -> bool:
     until = time.monotonic() + fault.moment * fault.size
     while time.monotonic() < until and _runs(child):
         time.sleep(0.002)
-    whom = _helpers(child)[-1:] if fault.helper else [child]
+    whom = helpers(child)[-1:] if fault.helper else [child]
     if not whom or not _runs(child):
         return False
     if fault.kind == "term" and distributed:
-        whom = _helpers(child)  # a launcher passes it on
+        whom = helpers(child)  # a launcher passes it on
     for one in whom:
         _signal(one, {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}[fault.kind])
     if fault.kind == "stop" and not (fault.helper and not distributed):
@@ -193,13 +186,11 @@ def _runs(child: int) -> bool:
 
 
 def _signal(pid: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
-def _helpers(parent: int) -> list[int]:
+def helpers(parent: int) -> list[int]:
     """The children of a process."""
     try:
         return [int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]

@@ -1,11 +1,11 @@
 """Kills runs at random, on every engine and with every method, and sees that each ends as if left alone.
 
-`make chaos` (CHAOS="--engine loop --method fedavg --kills 9 --seed 1" for some of it). A cell is an engine with a
-method: a tiny federation is trained undisturbed, and again with faults, one after another: SIGKILL to the
-run, a worker or a rank; SIGSTOP; SIGTERM; a full disk; a limit of memory. After each the run is resumed; after the
-last it goes on to its end, which must be that of the undisturbed run bit for bit: state, memories, facts of the
-checkpoint, scores, records of rounds, names of files. A process that a fault leaves alive may say one line, and no
-traceback. Exit code 1 if anything else was seen.
+`make chaos` (CHAOS="--engine loop --method fedavg --kills 9 --seed 1" for some of it). A cell is an engine
+with a method: a tiny federation is trained undisturbed, and again with faults, one after another: SIGKILL to
+the run, a worker or a rank; SIGSTOP; SIGTERM; a full disk; a limit of memory. After each the run is resumed;
+after the last it goes on to its end, which must be that of the undisturbed run bit for bit: state, memories,
+facts of the checkpoint, scores, records of rounds, names of files. A process that a fault leaves alive says
+lines for people and no traceback. Exit code 1 if anything else was seen.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parents[1] / "helpers")]
 
 import torch
 from attempts import End, Fault, attempt
@@ -154,7 +152,7 @@ def play(cell: Cell, room: Path, disk: Disk, kills: int, other: str, draw: rando
             struck = go(hurt, fault)
         cell.kills += fault.kills and struck.hit
         cell.others += not fault.kills and struck.hit
-        if not fault.kills and struck.code not in (0, 2, 143, -signal.SIGTERM):
+        if not fault.kills and struck.code not in (0, 2, 143, -signal.SIGTERM, signal.SIGTERM):
             cell.findings.append(f"{fault}: ends with {struck.code}: {struck.said.strip()[-300:]}")
         if not struck.code:  # survived it, or was through before: once more from the beginning
             cell.findings += compared(hurt, whole)
@@ -196,7 +194,10 @@ def chaos(engines: list[str], methods: list[str], kills: int, seed: int, room: P
     torch.set_num_threads(1)
     # What is imported late is imported once, before anything is forked.
     run(override(parse(SPEC), ["run.rounds=1"]), room / "warm")
-    run(override(parse(SPEC), ["run.rounds=1", "algorithm.name=slfed", "engine.name=batched"]), room / "warmer")
+    run(
+        override(parse(SPEC), ["run.rounds=1", "algorithm.name=slfed", "engine.name=batched"]),
+        room / "warmer",
+    )
     disk, cells = Disk(room / "disk"), []
     try:
         for number, (method, engine) in enumerate((m, e) for m in methods for e in engines):
@@ -218,18 +219,21 @@ def main() -> int:
     options.add_argument("--kills", type=int, default=2, help="SIGKILLs for each engine and method")
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # who is killed leaves no file behind
     before = time.monotonic()
     with tempfile.TemporaryDirectory() as room:
         cells = chaos(
             given.engine or [*ENGINES], given.method or [*ALGORITHMS], given.kills, given.seed, Path(room)
         )
     print(f"\n{table(cells)}\n")
-    kills, others, resumes = (sum(getattr(cell, what) for cell in cells) for what in ("kills", "others", "resumes"))
+    kills, others, resumes = (
+        sum(getattr(cell, what) for cell in cells) for what in ("kills", "others", "resumes")
+    )
     bad = [cell for cell in cells if cell.findings]
     print(
-        f"{kills} kills and {others} other faults in {len(cells)} pairs of engine and method, {resumes} resumes, "
-        f"{len(cells) - len(bad)} equal to the undisturbed run; {time.monotonic() - before:.0f} s"
+        f"{kills} kills and {others} other faults in {len(cells)} pairs of engine and method, "
+        f"{resumes} resumes, {len(cells) - len(bad)} equal to the undisturbed run; "
+        f"{time.monotonic() - before:.0f} s"
     )
     return 1 if bad else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -281,13 +282,17 @@ def test_without_names_the_usual_methods_are_compared_and_help_says_which(kinfol
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), RuntimeError("can't allocate memory: 9 bytes")],
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("can't allocate memory: 9 bytes"),
+    ],
 )
 def test_memory_that_runs_out_is_one_line_and_no_fault_of_ours(kinfolk, monkeypatch, error):
     def run(*_, **__):
         raise error
 
-    monkeypatch.setattr("kinfolk.cli.commands.run_experiment", run)
+    monkeypatch.setattr("kinfolk.experiment.run.run", run)
     code, _, err = kinfolk("run", "digits")
     assert code == 2
     assert err.splitlines()[-1].startswith("error: memory: ran out (")

@@ -175,6 +175,7 @@ def compared(hurt: Path, whole: Path) -> list[str]:
         assert_same_end(hurt, whole)
     except AssertionError as wrong:
         return [f"another end: {(str(wrong).strip() or 'tensors').splitlines()[0]}"]
+    # Older checkpoints aside: a kill after the last was written may leave one that had its day.
     names = [{str(p.relative_to(f)) for p in f.rglob("*") if "round-" not in str(p)} for f in (hurt, whole)]
     return [f"files of one alone: {sorted(names[0] ^ names[1])}"] if names[0] != names[1] else []
 

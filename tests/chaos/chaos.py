@@ -59,8 +59,11 @@ OTHERS = ("term", "stop", "disk", "memory")
 # Room for a run and its temporary files, and how far beyond what is used a disk may be full.
 DISK, NEARLY_FULL = 64 << 20, 96 << 10
 MEMORY = 48 << 20
+# Exit codes: finished, an error in a line, a stop that was asked for, SIGTERM before the run could hear it;
+# and what libraries of C++ do with a process that has no memory.
+ORDERLY = (0, 2, 143, -signal.SIGTERM, signal.SIGTERM, -signal.SIGABRT, signal.SIGABRT)
 # Attempts for each kill that is wanted: some come when the run is through.
-TRIES = 4
+TRIES = 12
 
 
 @dataclass
@@ -152,7 +155,7 @@ def play(cell: Cell, room: Path, disk: Disk, kills: int, other: str, draw: rando
             struck = go(hurt, fault)
         cell.kills += fault.kills and struck.hit
         cell.others += not fault.kills and struck.hit
-        if not fault.kills and struck.code not in (0, 2, 143, -signal.SIGTERM, signal.SIGTERM):
+        if not fault.kills and struck.code not in ORDERLY:
             cell.findings.append(f"{fault}: ends with {struck.code}: {struck.said.strip()[-300:]}")
         if not struck.code:  # survived it, or was through before: once more from the beginning
             cell.findings += compared(hurt, whole)

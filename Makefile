@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo readme docs test test-slow check mutants bench bench-peers format clean
+.PHONY: demo readme docs test test-slow check audit sbom lock chaos soak mutants bench bench-peers format clean
 
 # The demo: five methods on rotated digits until they have converged, three seeds: one table, and a report to open.
 DEMO := local fedavg fedavg_tuned ifca,k=4 fesem,k=4
@@ -36,6 +36,31 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Known weaknesses of our code (Bandit) and of what it needs (pip-audit, where PyPI's advisories can be reached).
+audit: $(READY)
+	$(BIN)/python tests/supply/audit.py
+
+# What a plain installation consists of, as CycloneDX: build/sbom.json.
+sbom: $(READY)
+	$(BIN)/python tests/supply/sbom.py
+
+# requirements.lock: every hash that PyPI has of the versions in constraints.txt. torch is not locked: which of its
+# builds is wanted (CPU, CUDA, ROCm) is the machine's affair, and each has a hash of its own.
+LOCK := build/lock
+lock:
+	@$(PYTHON) -m venv $(LOCK)
+	@$(LOCK)/bin/pip install --quiet uv
+	@grep -v '^torch==' constraints.txt | $(LOCK)/bin/uv pip compile --quiet --no-deps --no-annotate --generate-hashes \
+		--custom-compile-command 'make lock' --output-file requirements.lock -
+
+# Kills runs at random on every engine with every method, and compares their ends (some 20 minutes; CHAOS="--engine loop").
+chaos: $(READY)
+	PYTHONPATH=tests/helpers $(BIN)/python tests/chaos/chaos.py $(CHAOS)
+
+# A thousand rounds on every engine, with memory and descriptors flat (minutes; SOAK="--engine loop").
+soak: $(READY)
+	PYTHONPATH=tests/helpers $(BIN)/python tests/chaos/soak.py $(SOAK)
+
 # Breaks the code on purpose, place by place: each break must make a test fail. ONLY=word tries some of them.
 mutants: $(READY)
 	$(BIN)/python tests/mutants.py $(ONLY)
@@ -51,9 +76,11 @@ format: $(READY)
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache
 
-$(READY): pyproject.toml constraints.txt
+# First what is locked, each file by its hash; then torch, and what pyproject.toml asks for and the lock lacks yet.
+$(READY): pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --no-deps --require-hashes --requirement requirements.lock
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
 	@touch $@
 
 PEERS := benchmarks/peers/.venv

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable
 
@@ -46,6 +47,17 @@ class BrokeDown(KinfolkError):
     >>> str(BrokeDown("run", "runs/a", "3 rounds in a row brought 0 usable replies of 4"))
     "run = 'runs/a': 3 rounds in a row brought 0 usable replies of 4"
     """
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether that is what an error says, in the words of Python, PyTorch, CUDA or the system's loader.
+
+    >>> ran_out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory")), ran_out_of_memory(ValueError("n"))
+    (True, False)
+    """
+    words = ("allocate memory", "out of memory", "failed to map segment", "can't start new thread")
+    no_memory = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    return no_memory or any(word in str(error) for word in words)
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -15,11 +15,12 @@ from kinfolk.algorithms.ifca import IFCA
 from kinfolk.clustering.agreement import agreement
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
+from kinfolk.contract.spoil import Passing
 from kinfolk.errors import KinfolkError
 from kinfolk.script import Ask, play
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import ClientInfo
-from kinfolk.types import nbytes
+from kinfolk.types import Client, Stack, nbytes
 
 CLIENTS = toy.ragged().clients
 TURN = RoundContext(Seed(0), 0, CLIENTS)
@@ -291,3 +292,59 @@ def test_of_several_starts_the_one_of_lowest_training_loss_is_kept():
     assert IFCA(learner, k=2).init(learner.first, clients, seed).begun, "one start is no choice"
     one, other = (m.init(learner.first, clients, seed).centres for m in (IFCA(learner, k=2), method))
     assert message_difference(one, other, 0) == ""
+
+
+@pytest.mark.parametrize("lie", range(3))
+def test_a_lie_about_the_choice_moves_one_model_by_the_liars_share_and_no_other(lie):
+    """Fault 29: who enters a group by a lie counts there as one member counts; the record names the group."""
+    federation = toy.ragged()
+    method = IFCA(toy.learner("mlp", federation), 3)
+    liar = Client("gus")
+
+    def lying(request, reply):
+        if reply.clients[0] != liar or "choice" not in reply.body:
+            return reply
+        return Stack(reply.clients, reply.size, {**reply.body, "choice": torch.tensor([lie])})
+
+    before = method.init(method.learner.first, CLIENTS, Seed(0)).centres
+    replies = perform(method, federation, "update", {"models": before})
+    honest = toy.play_rounds(method, federation, rounds=1, seed=0)
+    lied = toy.play_rounds(method, federation, rounds=1, seed=0, wrap=lambda e: Passing(e, lying))
+    at = CLIENTS.index(liar)
+    truth = honest.groups[at]
+    assert lied.groups == (*honest.groups[:at], lie, *honest.groups[at + 1 :])
+    mine = replies.row(liar)["model"]
+    joined = sum(g == lie for g in lied.groups)
+    for name, leaf in lied.state.centres.items():
+        for j in {0, 1, 2} - {lie, truth}:
+            assert torch.equal(leaf[j], honest.state.centres[name][j])
+        if lie != truth:  # uniform weights: (m - 1) / m of the model without the liar, 1 / m of the liar's
+            others = honest.state.centres[name][lie] if joined > 1 else mine[name]
+            np.testing.assert_allclose(
+                leaf[lie], others + (mine[name] - others) / joined, rtol=1e-4, atol=1e-6
+            )
+
+
+@pytest.mark.parametrize("told", [-1e30, -1.0, 1e16])
+def test_a_lie_about_a_loss_moves_a_start_by_the_liars_share_of_ten_medians(told):
+    """Fault 29: without a bound one liar of four decides which start is taken."""
+    federation = toy.alike()
+    method = IFCA(toy.learner("mlp", federation), 2, restarts=3, restart_rounds=1)
+
+    def lying(request, reply):
+        if request.task != "fit" or reply.clients[0] != federation.clients[0]:
+            return reply
+        return Stack(reply.clients, reply.size, {"loss": torch.tensor([told])})
+
+    def losses(wrap):
+        context = RoundContext(Seed(5), 0, federation.clients)
+        with toy.coordinated(method, federation, wrap=wrap) as coordinator:
+            state = method.init(method.learner.first, federation.clients, Seed(5))
+            script = method.best_start(state, federation.clients, context)
+            return play(script, lambda request: coordinator.perform(request, context))[1]["start_losses"]
+
+    honest = np.array(losses(lambda engine: engine))
+    moved = np.abs(np.array(losses(lambda engine: Passing(engine, lying))) - honest)
+    # It has a quarter of the rows; what it hides is about one median more.
+    assert (moved > 0).all()
+    assert (moved < 0.25 * 12 * honest).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
@@ -278,3 +279,23 @@ def test_without_names_the_usual_methods_are_compared_and_help_says_which(kinfol
     listed = {row["name"] for row in json.loads(kinfolk("list", "algorithms", "--json")[1])["algorithms"]}
     assert set(DEFAULT) < listed
     assert "fedavg_no_buffers" in listed, "what is wrong on purpose is listed, but only run by name"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("can't allocate memory: 9 bytes"),
+    ],
+)
+def test_memory_that_runs_out_is_one_line_and_no_fault_of_ours(kinfolk, monkeypatch, error):
+    def run(*_, **__):
+        raise error
+
+    monkeypatch.setattr("kinfolk.experiment.run.run", run)
+    code, _, err = kinfolk("run", "digits")
+    assert code == 2
+    assert err.splitlines()[-1].startswith("error: memory: ran out (")
+    assert "engine.processes" in err
+    assert "fault of kinfolk" not in err

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import SPEC, go
+from shortened import SHORT
 from toys import context, federation, learner
 
 import kinfolk
@@ -46,14 +47,6 @@ RANKS = HELPERS / "ranks.py"
 PATHS = [str(Path(kinfolk.__file__).parents[1]), str(HELPERS)]
 no_gloo = not dist.is_available() or not dist.is_gloo_available()
 pytestmark = pytest.mark.skipif(no_gloo, reason="this PyTorch has no gloo")
-
-# Starts that leave some rounds to play.
-SHORT = {
-    **{name: ["algorithm.start.warm_epochs=1"] for name in ("fesem", "fesem_ma", "fesem_shared", "mdicfl")},
-    "robust": ["algorithm.first_epochs=1"],
-    "hypcluster": [],
-}
-SHORT = {name: [*more, "run.rounds=4"] for name, more in SHORT.items()}
 
 MORTAL = ["model.name=ranks:Mortal", "algorithm.name=local", "run.rounds=6"]
 # What is run by two ranks, and by the loop to compare with.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,20 +47,9 @@ LAUNCHER = """
 import json, os, signal, sys, time, traceback
 from pathlib import Path
 import torch
+from killing import arm
 from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import override, parse
-
-WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}
-
-def arm(folder, count):
-    left = [count]
-    def hook(event, args):
-        writes = event in WRITES or (event == "open" and isinstance(args[2], int) and args[2] & 3)
-        if writes and str(folder) in str(args[0]):
-            left[0] -= 1
-            if left[0] < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-    sys.addaudithook(hook)
 
 LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
@@ -115,7 +105,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             names.append((name, kind))
             jobs.append([text, str(room / f"{name}-{kind}"), moments])
     done = subprocess.run(
-        [sys.executable, "-c", LAUNCHER, json.dumps(jobs)], capture_output=True, text=True, timeout=900
+        [sys.executable, "-c", LAUNCHER, json.dumps(jobs)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     ends = [json.loads(line) for line in done.stdout.splitlines()]

@@ -23,6 +23,7 @@ from kinfolk.algorithms.blocks.lowest_loss import (
     choose_task,
     enough_clients,
     lowest_loss_task,
+    mean_told_loss,
     where,
 )
 from kinfolk.errors import at_least
@@ -111,8 +112,7 @@ class IFCA:
             got = yield from ask("fit", cohort, shared={"models": centres})
             if not got.clients:  # another round will have replies
                 return state, {}
-            share = got.size.double() / got.size.sum()
-            tried.append((float((share * got.tensor("loss").double().cpu()).sum()), centres))
+            tried.append((mean_told_loss(got), centres))
         losses = [loss for loss, _ in tried]
         best = losses.index(min(losses))
         return replace(state, centres=tried[best][1], begun=True), {"start": best, "start_losses": losses}

@@ -12,7 +12,7 @@ def main() -> None:
     sys.argv = [word for word in sys.argv if word != "--debug"]
     from kinfolk.cli.commands import app
     from kinfolk.cli.words import error_line, speaks
-    from kinfolk.errors import KinfolkError
+    from kinfolk.errors import KinfolkError, ran_out_of_memory
 
     try:
         app()
@@ -29,6 +29,10 @@ def main() -> None:
         if debug:
             raise
         first = (str(error).splitlines() or [""])[0]
+        if ran_out_of_memory(error):
+            remedy = "give more of it, or less work at once: engine.chunk, engine.processes, local.batch"
+            print(f"error: memory: ran out ({first or type(error).__name__}); {remedy}", file=sys.stderr)
+            sys.exit(2)
         print(
             f"error: {type(error).__name__}: {first} (this is a fault of kinfolk or of your code; "
             "add --debug for the traceback)",

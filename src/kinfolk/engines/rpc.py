@@ -19,7 +19,7 @@ from kinfolk.codec import decode, encode
 from kinfolk.engines.cohort import Limits
 from kinfolk.engines.coordinator import Engine, Part, fold_part, warnings_of
 from kinfolk.engines.sketched import fold_from
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, ran_out_of_memory
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Client, Message, Stack, map_leaves
@@ -151,7 +151,7 @@ def pack_error(error: Exception, request: Header) -> bytes:
         return encode({}, {"error": str(error)})
     who = json.loads(request.get("to", "[]"))
     names = "" if not who else f" at client {who[0]}" + (f" or {len(who) - 1} others" if who[1:] else "")
-    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+    if ran_out_of_memory(error):
         remedy = "use fewer processes, a smaller engine.chunk or smaller batches"
         return encode({}, {"error": f"ran out of memory{names}; {remedy}"})
     line = f"failed{names}: {type(error).__name__}: {error}"

@@ -18,6 +18,8 @@ from kinfolk.task import Batch, Carry, ClientInfo, Fit, FloatSpec, IntSpec, Plan
 from kinfolk.types import Message, Stack, Tree, tree_of
 
 WORST = 1e17
+# How many medians a told loss may lie from the cohort's median and still count in full.
+FARTHEST_LOSS = 10.0
 S = TypeVar("S", bound=State)
 
 
@@ -126,6 +128,21 @@ def training_loss(learner: Learner) -> Task:
 
     sent = {"model": learner.first}
     return Task(start, finish, (Scan(add, _once(learner)),), {"loss": FloatSpec()}, sent=sent)
+
+
+def mean_told_loss(got: Stack) -> float:
+    """sum_i (n_i / n) loss_i of what clients told, each held within ten medians of the cohort's median.
+
+    A loss is told and not seen: without the bound one client that tells -1e30 decides for all.
+
+    >>> told = {name: (1, {"loss": torch.tensor(loss)}) for name, loss in zip("abc", (1.0, 2.0, -1e30))}
+    >>> mean_told_loss(Stack.of({Client(name): reply for name, reply in told.items()}))
+    -2.0
+    """
+    losses, rows = got.tensor("loss").double().cpu(), got.size.double()
+    middle = losses.quantile(0.5)
+    held = losses.clamp(middle - FARTHEST_LOSS * middle.abs(), middle + FARTHEST_LOSS * middle.abs())
+    return float((rows / rows.sum() * held).sum())
 
 
 def choices(chunk: Stack) -> Tensor:

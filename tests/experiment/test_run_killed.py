@@ -37,7 +37,8 @@ SPECS = {
     "fedavg": COMMON
     + 'evaluate_every = 2\ncheckpoint_every = 2\n[model]\nname = "tiny_cnn"\nnorm = "bn"\nwidth = 2\n',
     # Memories of some clients, others never asked.
-    "local": COMMON + 'participation = 0.5\n[model]\nname = "logistic"\n[algorithm]\nname = "local"\n',
+    "local": COMMON
+    + 'participation = 0.5\ncheckpoint_every = 1\n[model]\nname = "logistic"\n[algorithm]\nname = "local"\n',
 }
 
 # Loads everything once and forks for each attempt. An attempt ends by SIGKILL: some seconds after it

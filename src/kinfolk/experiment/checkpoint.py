@@ -21,17 +21,23 @@ from typing import Any
 from kinfolk.codec import decode, encode
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import disk_errors, plain
+from kinfolk.experiment.segments import WriteFile, joined
 from kinfolk.experiment.spec import differences, parse
 from kinfolk.private import private_file, private_folder
 from kinfolk.types import Message
 
-FORMAT = 1
+FORMAT = 2
+READS = (1, 2)  # in the first, memories are one file, an entry for each tensor of each client
 # What may differ when a run is resumed: how long it goes on, and on what machinery.
 _FREE = re.compile(r"(run\.(rounds|target|checkpoint_every|keep|patience|pictures)|engine\.\w+):")
 # A folder ends in ".old" while a newer one of the same round takes its place.
 _FOLDER = re.compile(r"round-(\d{6,})(\.old)?")
 _TEMPORARY = re.compile(r"\.round-\d{6,}\.tmp")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+# (the folder that is written, where it will lie, how to write a file): what the manifest says of each file.
+More = Callable[[Path, Path, WriteFile], Mapping[str, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,11 @@ def save(
     spec_text: str,
     keep: int = 2,
     also: Collection[int] = (),
+    more: More = lambda folder, final, write: {},
 ) -> Path:
     """Write the checkpoint of round `number` and keep the newest `keep`, and those of the rounds in `also`.
+
+    `more` puts further files into its folder and gives what the manifest says of them (see `.segments`).
 
     Checkpoints of later rounds go: when round `number` is saved, they belong to a run that was rewound.
 
@@ -79,6 +88,7 @@ def save(
             _sweep(final.parent)
             private_folder(temporary)
             files = {f"{name}.safetensors": _write(temporary, name, tensors[name]) for name in tensors}
+            files |= more(temporary, final, lambda name, data: _write_file(temporary / name, data))
             _write_bytes(temporary / "manifest.json", _render(_body(number, files, facts, spec_text)))
             _sync(temporary)
             _move_in(temporary, final)
@@ -161,13 +171,14 @@ def saved_bytes(folder: Path) -> int:
     >>> saved_bytes(Path("nowhere"))
     0
     """
-    return sum(file.stat().st_size for _, path in _found(Path(folder)) for file in path.iterdir())
+    found = (file.stat() for _, path in _found(Path(folder)) for file in path.iterdir())
+    return sum({(at.st_dev, at.st_ino): at.st_size for at in found}.values())
 
 
 def _load(path: Path, number: int, spec_text: str) -> Loaded:
     body = _read_manifest(path)
-    if body.get("format") != FORMAT:
-        remedy = f"is of format {body.get('format')}, this version reads {FORMAT}"
+    if body.get("format") not in READS:
+        remedy = f"is of format {body.get('format')}, this version reads {' and '.join(map(str, READS))}"
         raise KinfolkError("checkpoint", str(path), f"{remedy}; use kinfolk {body.get('kinfolk')}")
     if body["round"] != number:
         raise _Damaged(f"it holds round {body['round']}")
@@ -181,7 +192,11 @@ def _load(path: Path, number: int, spec_text: str) -> Loaded:
         if hashlib.sha256(data).hexdigest() != facts["sha256"]:
             raise _Damaged(f"the checksum of {file} does not match")
         tensors[name] = decode(data)[0]
-    return Loaded(number, tensors, body["facts"], body["kinfolk"])
+    try:
+        whole = joined(tensors)
+    except ValueError as error:
+        raise _Damaged("its memories do not fit together") from error
+    return Loaded(number, whole, body["facts"], body["kinfolk"])
 
 
 def _read(path: Path, size: int | None = None) -> bytes:
@@ -274,8 +289,11 @@ def _render(body: Mapping[str, Any]) -> bytes:
 
 def _write(folder: Path, name: str, message: Message) -> dict[str, Any]:
     """Write one message; what the manifest says about it."""
-    data = encode(message)
-    _write_bytes(folder / f"{name}.safetensors", data)
+    return _write_file(folder / f"{name}.safetensors", encode(message))
+
+
+def _write_file(path: Path, data: bytes) -> dict[str, Any]:
+    _write_bytes(path, data)
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 

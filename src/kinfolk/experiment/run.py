@@ -44,6 +44,7 @@ from kinfolk.experiment.result_text import result_html, result_line
 from kinfolk.experiment.saving import told, write_checkpoint
 from kinfolk.experiment.score import Columns, reached, score_everyone, score_groups, try_metrics
 from kinfolk.experiment.sections import Experiment
+from kinfolk.experiment.segments import Segments
 from kinfolk.experiment.spec import dump, run_id
 from kinfolk.experiment.state import from_message, memories_from_message
 from kinfolk.experiment.stopping import Stop, at_once, left_resumable, undone_if_stopped
@@ -169,7 +170,7 @@ class Running:
         self.scored = self.algorithm.eval_tasks()
         self.attackers = parts.attack.who if parts.attack else frozenset[Client]()
         self.done = self.saved = 0
-        self.pace = Pace.of(self.spec.run)
+        self.pace, self.segments = Pace.of(self.spec.run), Segments()
         self.voids = 0
         self.summary: dict[str, Any] = {}
         self.lost: dict[str, list[Client]] = {}  # whose last scores could not be used, by kind of model

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from kinfolk.engines.fast import KERNELS
 from kinfolk.experiment.best import cost, judged, kept_rounds
 from kinfolk.experiment.checkpoint import save, saved_bytes, saved_rounds
+from kinfolk.experiment.segments import WriteFile
 from kinfolk.experiment.spec import dump
-from kinfolk.experiment.state import changes, memories_to_message, to_message
+from kinfolk.experiment.state import changes, to_message
 
 if TYPE_CHECKING:
     from kinfolk.experiment.run import Running
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 def write_checkpoint(run: Running, state: Any, summary: dict[str, Any]) -> Path:
     """Write the checkpoint from which a run goes on; beside it the state that clients were scored by."""
     tensors, plain = to_message(state)
-    held = memories_to_message(run.memories.everyones(), run.clients)
     facts = {
         "state": plain,
         "voids": run.voids,
@@ -31,13 +31,18 @@ def write_checkpoint(run: Running, state: Any, summary: dict[str, Any]) -> Path:
         "federation": run.parts.federation.fingerprint(),
         "kernels": KERNELS.chosen,  # by timing, so that a resumed run might choose otherwise
     }
-    entries = {"state": tensors, "memory": held}
+    entries = {"state": tensors}
     if run.served_at == run.done:  # by choices made for it, or finalized
         entries["served"], facts["served"] = changes(state, run.served)
     if judged(run.spec.run):
         facts["best"] = asdict(run.best)
     newest, also = kept_rounds(run.spec.run, run.best)
-    return save(run.folder / "checkpoints", run.done, entries, facts, dump(run.spec), newest, also)
+    held = run.memories.everyones()
+
+    def more(folder: Path, final: Path, write: WriteFile) -> dict[str, Any]:
+        return run.segments.write(folder, final, held, run.clients, write)
+
+    return save(run.folder / "checkpoints", run.done, entries, facts, dump(run.spec), newest, also, more)
 
 
 def told(run: Running) -> dict[str, Any]:

@@ -37,7 +37,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 # (the folder that is written, where it will lie, how to write a file): what the manifest says of each file.
-More = Callable[[Path, Path, WriteFile], Mapping[str, Mapping[str, Any]]]
+More = Callable[[Path, Path, WriteFile], dict[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True)

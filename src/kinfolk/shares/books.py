@@ -14,8 +14,8 @@ from torch import Tensor
 from kinfolk.task import Peer, PeerTask
 from kinfolk.types import Client, Message, Tree
 
-# Up to so many peers a book is always open. Closed ones have room for so many or a power of two more: few sizes
-# occur, and the clients can be trained in few calls. Where rows are wider than WIDE bytes no room is to spare.
+# Up to so many peers a book is always open. Closed ones have room for so many or a power of two more: there
+# are few sizes, and clients can be trained in few calls. Rows wider than WIDE bytes have no room to spare.
 LEAST, WIDE = 64, 1024
 # In a closed book: whose rows these are (-1: nobody's), and the rows of a book that is a tensor.
 _OF, _ROWS = "of", "rows"

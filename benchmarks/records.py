@@ -25,8 +25,8 @@ from kinfolk.experiment.record import Records, read_rounds, read_scores, round_f
 from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import Experiment, override
 
-METHODS = ("fedavg", "local", "local:0.1", "ifca", "fesem", "slfed_similar")
-OPTIONS = {"ifca": ["algorithm.k=3"], "fesem": ["algorithm.k=3"]}
+METHODS = ("fedavg", "local", "local:0.1", "ifca", "slfed_similar")
+OPTIONS = {"ifca": ["algorithm.k=3"]}
 KINDS = ("write_scores", "append_round", "audit")
 
 

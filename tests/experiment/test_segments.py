@@ -76,9 +76,11 @@ def test_only_what_changed_is_written(tmp_path):
     assert saved_bytes(tmp_path) < 2.5 * whole
 
 
-def test_the_newest_two_share_no_file(tmp_path):
+@pytest.mark.parametrize("rounds", [(0, 1, 2, 3, 4), (2, 3, 4, 4), (1, 2, 3, 3, 3, 4)])
+def test_the_newest_two_share_no_file(tmp_path, rounds):
+    """Nor when a round is saved again, as at the end of a run."""
     held, kept = {who: memory(i) for i, who in enumerate(NAMES)}, Segments()
-    for number in range(5):
+    for number in rounds:
         held = {**held, NAMES[number]: memory(100 + number)}
         keep(tmp_path, number, held, kept)
     one, two = (inodes(tmp_path / f"round-00000{number}") for number in (3, 4))

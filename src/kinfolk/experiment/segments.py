@@ -79,14 +79,16 @@ class Segments:
         place = {who: i for i, who in enumerate(clients)}
         held = [One.of(place[who], memories[who]) for who in sorted(memories, key=place.__getitem__)]
         made = Written(final, _digests(held), {}, {}, {})
-        if self.older is not None:
-            _take_over(self.older, made, folder, held)
+        again = self.newer is not None and self.newer.folder == final  # takes the place of the newest
+        base = self.newer if again else self.older
+        if base is not None:
+            _take_over(base, made, folder, held)
         for part in _parts([one for one in held if one.place not in made.where]):
             data = encode(packed(part))
             file = f"memory-{hashlib.sha256(data).hexdigest()[:32]}.safetensors"
             made.files[file], made.held[file] = write(file, data), _size(part)
             made.where.update((one.place, file) for one in part)
-        self.older, self.newer = self.newer, made
+        self.older, self.newer = self.older if again else self.newer, made
         return made.files
 
 

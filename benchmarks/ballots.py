@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kinfolk.algorithms import with_options
 from kinfolk.algorithms.slfed.comparison import partners
+from kinfolk.algorithms.slfed.look import evidence_of
 from kinfolk.algorithms.slfed.slfed import SLFed
 from kinfolk.algorithms.slfed.trust import add_contacts, no_evidence
 from kinfolk.experiment.attack import attackers
@@ -63,7 +64,7 @@ class Town:
         for who in self.names:
             inbox = {teller: messages[who] for teller, messages in sent.items() if who in messages}
             after = swap.receive(inbox, memories[who], Peer(who, context))
-            self.books[who] = after["trust"]
+            self.books[who] = evidence_of(after, len(self.names))
             asked.append(after["asked"]["mask"])
         return torch.stack(asked)
 

@@ -196,7 +196,7 @@ def forge(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def test_another_format_is_refused_not_skipped(tmp_path: Path) -> None:
     fill(tmp_path, 1, 2)
     forge(tmp_path / "round-000002", lambda body: body.update(format=99, kinfolk="9.9"))
-    with pytest.raises(KinfolkError, match=r"format 99.*reads 1; use kinfolk 9\.9"):
+    with pytest.raises(KinfolkError, match=r"format 99.*reads 1 and 2; use kinfolk 9\.9"):
         load_latest(tmp_path, SPEC)
 
 

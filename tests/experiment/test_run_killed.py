@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,8 @@ SPECS = {
     "fedavg": COMMON
     + 'evaluate_every = 2\ncheckpoint_every = 2\n[model]\nname = "tiny_cnn"\nnorm = "bn"\nwidth = 2\n',
     # Memories of some clients, others never asked.
-    "local": COMMON + 'participation = 0.5\n[model]\nname = "logistic"\n[algorithm]\nname = "local"\n',
+    "local": COMMON
+    + 'participation = 0.5\ncheckpoint_every = 1\n[model]\nname = "logistic"\n[algorithm]\nname = "local"\n',
 }
 
 # Loads everything once and forks for each attempt. An attempt ends by SIGKILL: some seconds after it
@@ -151,8 +153,11 @@ def test_killed_and_resumed_equals_left_alone(runs, name, kind):
     ]
     assert rounds[0] == rounds[1]
     assert [fact["round"] for fact in rounds[0]] == list(range(9))
-    for file in ("run.json", "spec.toml"):
-        assert (killed / file).read_text() == (whole / file).read_text()
+    assert (killed / "spec.toml").read_text() == (whole / "spec.toml").read_text()
+    told = [json.loads((folder / "run.json").read_text()) for folder in (killed, whole)]
+    for facts in told:
+        del facts["kept"]["bytes"]  # hangs on which memories were written together
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -160,7 +165,8 @@ def test_killed_and_resumed_equals_left_alone(runs, name, kind):
 def test_no_litter_is_left(runs, name, kind):
     killed, _, _ = runs[name, kind]
     whole, _, _ = runs[name, "whole"]
-    files = [sorted(str(p.relative_to(f)) for p in f.rglob("*")) for f in (killed, whole)]
+    segment = re.compile(r"memory-[0-9a-f]{32}")  # how many there are hangs on what was written together
+    files = [{segment.sub("memory", str(p.relative_to(f))) for p in f.rglob("*")} for f in (killed, whole)]
     assert files[0] == files[1]
     events = [line["event"] for line in read_audit(killed)]
     assert "resume" in events or kind == "clock"

@@ -8,6 +8,7 @@ from typing import Any
 
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import JUDGED_BY, Parts
+from kinfolk.experiment.pace import rounds_between
 from kinfolk.experiment.sections import RunSpec
 from kinfolk.experiment.state import to_message
 from kinfolk.learning.learner import ScoreTask
@@ -136,5 +137,6 @@ def cost(parts: Parts, state: Any) -> dict[str, Any]:
         one += nbytes(algorithm.init_client(clients[0])) * len(clients)
     count = LAST + judged(spec)
     if spec.keep == "all":
-        count = spec.rounds // spec.checkpoint_every + 1 + (spec.rounds % spec.checkpoint_every > 0)
+        every = rounds_between(spec)
+        count = spec.rounds // every + 1 + (spec.rounds % every > 0)
     return {"keep": spec.keep, "checkpoint_bytes": one, "checkpoints": count, "bytes": one * count}

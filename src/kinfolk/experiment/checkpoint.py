@@ -21,11 +21,13 @@ from typing import Any
 from kinfolk.codec import decode, encode
 from kinfolk.errors import KinfolkError, visible
 from kinfolk.experiment.record import disk_errors, plain
+from kinfolk.experiment.segments import WriteFile, joined
 from kinfolk.experiment.spec import differences, parse
 from kinfolk.private import private_file, private_folder
 from kinfolk.types import Message
 
-FORMAT = 1
+FORMAT = 2
+READS = (1, 2)  # in the first, memories are one file, an entry for each tensor of each client
 # What may differ when a run is resumed: how long it goes on, and on what machinery.
 _FREE = re.compile(r"(run\.(rounds|target|checkpoint_every|keep|patience|pictures)|engine\.\w+):")
 # A folder ends in ".old" while a newer one of the same round takes its place.
@@ -34,6 +36,10 @@ _TEMPORARY = re.compile(r"\.round-\d{6,}\.tmp")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 # What a manifest says, besides its format and its own checksum.
 _SAID = {"round": int, "kinfolk": str, "spec": str, "facts": dict, "files": dict}
+
+
+# (the folder that is written, where it will lie, how to write a file): what the manifest says of each file.
+More = Callable[[Path, Path, WriteFile], dict[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,11 @@ def save(
     spec_text: str,
     keep: int = 2,
     also: Collection[int] = (),
+    more: More = lambda folder, final, write: {},
 ) -> Path:
     """Write the checkpoint of round `number` and keep the newest `keep`, and those of the rounds in `also`.
+
+    `more` puts further files into its folder and gives what the manifest says of them (see `.segments`).
 
     Checkpoints of later rounds go: when round `number` is saved, they belong to a run that was rewound.
 
@@ -81,6 +90,7 @@ def save(
             _sweep(final.parent)
             private_folder(temporary)
             files = {f"{name}.safetensors": _write(temporary, name, tensors[name]) for name in tensors}
+            files |= more(temporary, final, lambda name, data: _write_file(temporary / name, data))
             _write_bytes(temporary / "manifest.json", _render(_body(number, files, facts, spec_text)))
             _sync(temporary)
             _move_in(temporary, final)
@@ -164,25 +174,29 @@ def saved_bytes(folder: Path) -> int:
     >>> saved_bytes(Path("nowhere"))
     0
     """
-    return sum(file.stat().st_size for _, path in _found(Path(folder)) for file in path.iterdir())
+    found = (file.stat() for _, path in _found(Path(folder)) for file in path.iterdir())
+    return sum({(at.st_dev, at.st_ino): at.st_size for at in found}.values())
 
 
 def _load(path: Path, number: int, spec_text: str) -> Loaded:
     body = _read_manifest(path)
     form = body.get("format")
     if type(form) is int and form > FORMAT:
-        remedy = f"is of format {form}, this version reads {FORMAT}"
+        remedy = f"is of format {form}, this version reads {' and '.join(map(str, READS))}"
         raise KinfolkError("checkpoint", str(path), f"{remedy}; use kinfolk {body.get('kinfolk')}")
     # Whoever can write the folder can write a checksum that fits: it says nothing of what is inside.
     wrong = [key for key, kind in _SAID.items() if type(body.get(key)) is not kind]
-    if wrong or form != FORMAT:
+    if wrong or form not in READS:
         raise Damaged(f"manifest.json is none: its {wrong[0] if wrong else 'format'} is amiss")
     if body["round"] != number:
         raise Damaged(f"it holds round {body['round']}")
     _check_spec(path, body["spec"], spec_text)
     tensors = {name: _tensors(path, name, facts) for name, facts in body["files"].items()}
-    tensors = {name.removesuffix(".safetensors"): message for name, message in tensors.items()}
-    return Loaded(number, tensors, body["facts"], body["kinfolk"])
+    try:
+        whole = joined({name.removesuffix(".safetensors"): message for name, message in tensors.items()})
+    except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
+        raise Damaged("its memories do not fit together") from error
+    return Loaded(number, whole, body["facts"], body["kinfolk"])
 
 
 def _tensors(path: Path, file: str, facts: Any) -> Message:
@@ -290,8 +304,11 @@ def _render(body: Mapping[str, Any]) -> bytes:
 
 def _write(folder: Path, name: str, message: Message) -> dict[str, Any]:
     """Write one message; what the manifest says about it."""
-    data = encode(message)
-    _write_bytes(folder / f"{name}.safetensors", data)
+    return _write_file(folder / f"{name}.safetensors", encode(message))
+
+
+def _write_file(path: Path, data: bytes) -> dict[str, Any]:
+    _write_bytes(path, data)
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 

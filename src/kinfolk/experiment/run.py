@@ -17,7 +17,7 @@ from kinfolk.engines.fast import KERNELS
 from kinfolk.engines.link import Link, linked
 from kinfolk.engines.tune import tuned
 from kinfolk.engines.work import Work
-from kinfolk.errors import BrokeDown, KinfolkError
+from kinfolk.errors import BrokeDown
 from kinfolk.experiment import divergence
 from kinfolk.experiment.best import VALID, Best, check_rows, judged
 from kinfolk.experiment.budget import Budget, Spent, too_short
@@ -35,6 +35,7 @@ from kinfolk.experiment.health import Evaluation
 from kinfolk.experiment.mend import mend, warn_of_a_new_start
 from kinfolk.experiment.outline import FILE as OUTLINE
 from kinfolk.experiment.outline import write_outline
+from kinfolk.experiment.pace import Pace
 from kinfolk.experiment.pictures import Pictures
 from kinfolk.experiment.privacy import after_void, prepare, tell_spending, tell_statistics
 from kinfolk.experiment.ranks import follow, table_of
@@ -44,6 +45,7 @@ from kinfolk.experiment.saving import stand, told, write_checkpoint
 from kinfolk.experiment.score import Columns, reached, score_everyone, score_groups, try_metrics
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.secure_sums import asking
+from kinfolk.experiment.segments import Segments
 from kinfolk.experiment.spec import dump, run_id
 from kinfolk.experiment.spending import Spending
 from kinfolk.experiment.state import from_message, memories_from_message
@@ -174,6 +176,7 @@ class Running:
         self.scored = self.algorithm.eval_tasks()
         self.attackers = parts.attack.who if parts.attack else frozenset[Client]()
         self.done = self.saved = 0
+        self.pace, self.segments = Pace.of(self.spec.run), Segments()
         self.voids = 0
         self.summary: dict[str, Any] = {}
         self.lost: dict[str, list[Client]] = {}  # whose last scores could not be used, by kind of model
@@ -358,13 +361,14 @@ class Running:
         return found | {"valid": self.valid}
 
     def _finish_round(self, facts: dict[str, Any], evaluate: bool) -> None:
-        spec, facts = self.spec.run, self.record(facts, evaluate)
+        facts = self.record(facts, evaluate)
         left = self.budget.left(self.done)
-        due = divergence.is_due(self, evaluate, self.done % spec.checkpoint_every == 0)
+        due = divergence.is_due(self, evaluate, self.pace.is_due(self.done))
         if due or not left or self.best.round == self.done:
             began = time.perf_counter()
             self.save()
-            self.coordinator.ledger.add_seconds("checkpoint", time.perf_counter() - began)
+            self.pace.note(time.perf_counter() - began)
+            self.coordinator.ledger.add_seconds("checkpoint", self.pace.last)
         told = {"rounds": self.done + left, "memories": self.memories, "summary": self.summary}
         self.tell("round", **{**told, **facts})
         if evaluate:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinfolk.engines.fast import KERNELS
-from kinfolk.experiment.best import cost, judged, kept_rounds
 from kinfolk.errors import KinfolkError
+from kinfolk.experiment.best import cost, judged, kept_rounds
 from kinfolk.experiment.checkpoint import Damaged, Loaded, save, saved_bytes, saved_rounds
 from kinfolk.experiment.client_memory import check_journal
 from kinfolk.experiment.outline import check_frozen
+from kinfolk.experiment.segments import WriteFile
 from kinfolk.experiment.spec import dump
-from kinfolk.experiment.state import changes, memories_from_message, memories_to_message, to_message
+from kinfolk.experiment.state import changes, memories_from_message, to_message
 
 if TYPE_CHECKING:
     from kinfolk.experiment.run import Running
@@ -25,7 +26,6 @@ _KINDS = {"voids": int, "summary": dict, "extra": int, "best": dict, "health": d
 def write_checkpoint(run: Running, state: Any, summary: dict[str, Any]) -> Path:
     """Write the checkpoint from which a run goes on; beside it the state that clients were scored by."""
     tensors, plain = to_message(state)
-    held = memories_to_message(run.memories.everyones(), run.clients)
     facts = {
         "state": plain,
         "voids": run.voids,
@@ -38,13 +38,18 @@ def write_checkpoint(run: Running, state: Any, summary: dict[str, Any]) -> Path:
         "federation": run.parts.federation.fingerprint(),
         "kernels": KERNELS.chosen,  # by timing, so that a resumed run might choose otherwise
     }
-    entries = {"state": tensors, "memory": held}
+    entries = {"state": tensors}
     if run.served_at == run.done:  # by choices made for it, or finalized
         entries["served"], facts["served"] = changes(state, run.served)
     if judged(run.spec.run):
         facts["best"] = asdict(run.best)
     newest, also = kept_rounds(run.spec.run, run.best)
-    return save(run.folder / "checkpoints", run.done, entries, facts, dump(run.spec), newest, also)
+    held = run.memories.everyones()
+
+    def more(folder: Path, final: Path, write: WriteFile) -> dict[str, Any]:
+        return run.segments.write(folder, final, held, run.clients, write)
+
+    return save(run.folder / "checkpoints", run.done, entries, facts, dump(run.spec), newest, also, more)
 
 
 def stand(run: Running, loaded: Loaded) -> bool:

@@ -125,8 +125,8 @@ class RunSpec:
     seed: int = 0
     # Rounds between two evaluations.
     evaluate_every: int = 1
-    # Rounds between two checkpoints.
-    checkpoint_every: int = 1
+    # Rounds between two checkpoints; 0: as many as 5 % of the time allow.
+    checkpoint_every: int = 0
     # Checkpoints that are kept: the "last" two, these and the "best" round's on validation rows, or "all".
     keep: str = "last"
     # Stop after so many evaluations without a better score on validation rows; 0: never.
@@ -205,10 +205,10 @@ RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
     *privacy.RANGES,
     *secure_sums.RANGES,
     (bool, "give a name", "model.name algorithm.name run.target_score run.monitor"),
-    (lambda v: v >= 1, "give 1 or more", "local.batch run.rounds run.evaluate_every run.checkpoint_every"),
+    (lambda v: v >= 1, "give 1 or more", "local.batch run.rounds run.evaluate_every"),
     (lambda v: v >= 0, "give 0 or more", "local.epochs local.steps local.weight_decay local.clip"),
     (lambda v: v >= 0, "give 0 or more", "local.augment_pad local.tune_lr local.tune_epochs"),
-    (lambda v: v >= 0, "give 0 or more", "run.seed run.patience model.lora.rank"),
+    (lambda v: v >= 0, "give 0 or more", "run.seed run.patience run.checkpoint_every model.lora.rank"),
     (lambda v: v > 0, "give a number above 0", "local.lr model.lora.alpha"),
     (bool, 'give a pattern or more, as ["*attn*"]', "model.lora.layers"),
     (lambda v: 0 < v <= 1, "give a number above 0 and at most 1", "local.decay run.participation"),

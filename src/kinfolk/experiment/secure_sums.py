@@ -30,7 +30,9 @@ def check_method(experiment: Experiment, algorithm: Algorithm[Any], clients: int
     if not is_on(spec):
         return
     if experiment.privacy.mode != "none":
-        remedy = f"clips and counts single updates, which {SCHEME}={spec.scheme} hides; set one of the two off"
+        remedy = (
+            f"clips and counts single updates, which {SCHEME}={spec.scheme} hides; set one of the two off"
+        )
         raise KinfolkError("privacy.mode", experiment.privacy.mode, remedy)
     if not isinstance(algorithm, NeedsMeansAlone):
         remedy = f"{name} looks at single models or has no server; choose a method that needs means alone"

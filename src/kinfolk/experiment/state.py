@@ -75,17 +75,16 @@ def _equal(a: Any, b: Any) -> bool:
     return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a.cpu(), b.cpu()))
 
 
-def memories_to_message(memories: Mapping[Client, Message], clients: tuple[Client, ...]) -> Message:
-    """Every client's memory under its number in the sorted list of names.
+def memories_to_message(memories: Mapping[int, Message]) -> Message:
+    """Memories by their clients' numbers in the sorted list of names, in one message.
 
-    >>> memories_to_message({Client("b"): {"n": torch.tensor(1)}}, (Client("a"), Client("b")))
+    >>> memories_to_message({1: {"n": torch.tensor(1)}})
     {'1.n': tensor(1)}
     """
-    place = {c: i for i, c in enumerate(clients)}
     # A memory that is empty is not the same as none: it leaves an entry without a name.
     return {
-        f"{place[c]}.{key}": value
-        for c, memory in sorted(memories.items())
+        f"{number}.{key}": value
+        for number, memory in sorted(memories.items())
         for key, value in (memory or {"": {}}).items()
     }
 

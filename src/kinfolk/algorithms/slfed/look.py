@@ -12,9 +12,10 @@ from torch import Tensor
 
 from kinfolk.algorithms.slfed.peer_lists import PeerLists
 from kinfolk.algorithms.slfed.trust import known, no_evidence, opinions
+from kinfolk.shares.books import opened
 from kinfolk.streams import Few, RoundContext
 from kinfolk.task import Peer
-from kinfolk.types import Client, Message
+from kinfolk.types import Client, Message, Tree, tree_of
 
 # Clients of whom every single opinion is shown.
 MOST_PAIRED = 100
@@ -30,8 +31,7 @@ def look(memories: Mapping[Client, Message], context: RoundContext, lists: PeerL
     place = {c: i for i, c in enumerate(clients)}
     rows: dict[str, list[Tensor]] = {"s": [], "u": [], "known": [], "listed": []}
     for who in clients:
-        held = memories.get(who, {}).get("trust")
-        trust = no_evidence(len(clients)) if held is None else {key: t.cpu() for key, t in held.items()}
+        trust = evidence_of(memories.get(who, {}), len(clients))
         s, _, u = opinions(trust, lists.trust.conflict_aware)
         asked = lists.choose(trust, Peer(who, context)) if who in cohort else ()
         mask = torch.zeros(len(clients), dtype=torch.bool)
@@ -39,6 +39,18 @@ def look(memories: Mapping[Client, Message], context: RoundContext, lists: PeerL
         for key, row in (("s", s), ("u", u), ("known", known(trust)), ("listed", mask)):
             rows[key].append(row)
     return {key: torch.stack(found) for key, found in rows.items()}
+
+
+def evidence_of(memory: Message, peers: int) -> Tree:
+    """The evidence that a client holds about every peer, out of its memory.
+
+    >>> evidence_of({}, 2)["met"]
+    tensor([0., 0.], dtype=torch.float64)
+    """
+    if "trust" not in memory:
+        return no_evidence(peers)
+    trust = tree_of(opened({"trust": memory["trust"]}, ["trust"], peers), "trust")
+    return {name: leaf.cpu() for name, leaf in trust.items()}
 
 
 def shown(seen: Mapping[str, Tensor], context: RoundContext) -> dict[str, Tensor]:

@@ -30,13 +30,18 @@ from kinfolk.errors import KinfolkError, at_least
 from kinfolk.learning.learner import Learner, own_model
 from kinfolk.learning.tokens import writes
 from kinfolk.script import Script, ask, exchange
+from kinfolk.shares.books import booked, opened
 from kinfolk.shares.options import ShareOptions
 from kinfolk.shares.rejections import reasons
+from kinfolk.shares.secure_sum import BOOKS as OF_SUMS
 from kinfolk.shares.secure_sum import SecureSum
 from kinfolk.shares.vector import layers_of
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Carry, ClientInfo, Peer, PeerTask, Table, Task
 from kinfolk.types import Client, Message, PerClient, Tree
+
+# What memories hold of peers, a row for each: closed between steps.
+BOOKS = ("trust", *OF_SUMS)
 
 
 @dataclass(frozen=True)
@@ -124,14 +129,20 @@ class SLFed:
 
     def tasks(self) -> Table:
         """What clients can be asked, and what they tell one another."""
-        return {
-            # The stream's name decides the order of rows, and with it every result.
-            "local_train": local_training(self.learner, "model", stream="practise"),
+        told: Table = {
             "begin": PeerTask(lambda memory, me: {}, self._begin),
-            "generate_images": ProbeImages(self.learner, self.images, self.gan).task(),
             **Comparison(self.learner, self.images, self.compare, self.direct).tasks(),
             **HearsayExchange(self.trust, self._lists()).tasks(),
             **self._sums().tasks(),
+        }
+        return {
+            # The stream's name decides the order of rows, and with it every result.
+            "local_train": local_training(self.learner, "model", stream="practise"),
+            "generate_images": ProbeImages(self.learner, self.images, self.gan).task(),
+            **{
+                name: booked(task, BOOKS) if isinstance(task, PeerTask) else task
+                for name, task in told.items()
+            },
             "train": local_training(self.learner, "pam", stream="batch"),
         }
 
@@ -145,7 +156,9 @@ class SLFed:
 
     def complaints(self, memory: Message, clients: Sequence[Client]) -> dict[Client, str]:
         """Whose messages a client could not use in this round, and why, out of its memory."""
-        return reasons(memory, clients) if "reasons" in memory else {}
+        if "reasons" not in memory:
+            return {}
+        return reasons(opened({"reasons": memory["reasons"]}, BOOKS, len(clients)), clients)
 
     def look(self, memories: Mapping[Client, Message], context: RoundContext) -> dict[str, Tensor]:
         """What clients think of one another after a round, and whom they ask: see `look.look`."""

@@ -50,7 +50,11 @@ def users(data: bytes, file: Path, test: bool | None = None) -> Iterator[User]:
     with reading(file):
         found = json.loads(data)
         names, counts, rows = found["users"], found["num_samples"], found["user_data"]
-        for part, value, kind in (("users", names, list), ("num_samples", counts, list), ("user_data", rows, dict)):
+        for part, value, kind in (
+            ("users", names, list),
+            ("num_samples", counts, list),
+            ("user_data", rows, dict),
+        ):
             if not isinstance(value, kind):
                 raise ValueError(f"{part!r} is no {'list' if kind is list else 'object'}")
         if strange := [name for name in names if not isinstance(name, str)]:

@@ -17,12 +17,14 @@ from kinfolk.algorithms import ALGORITHMS
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.fedsgd import FedSGD
 from kinfolk.algorithms.ifca import IFCA
+from kinfolk.attacks.attack import Attack
+from kinfolk.attacks.updates import altered
 from kinfolk.contract import toy
 from kinfolk.engines.choose import ENGINES, arithmetic, make
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.attack import Attack, altered, attackers
+from kinfolk.experiment.attack import attackers
 from kinfolk.experiment.budget import head_start
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.record import read_scores

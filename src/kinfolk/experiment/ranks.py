@@ -35,4 +35,6 @@ def follow(build: Callable[[], Parts], link: Link) -> None:
 def table_of(parts: Parts) -> Table:
     """What clients can be asked, attackers included."""
     table = {**client_tasks(parts.algorithm), **validation_task(parts.algorithm, parts.spec.run)}
-    return table if parts.attack is None else parts.attack.arm(table)
+    if parts.attack is None:
+        return table
+    return parts.attack.arm({**table, **parts.attack.triggered(parts.algorithm.eval_tasks())})

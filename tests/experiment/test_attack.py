@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from attacking import BAD, FEDERATION, fedavg, ifca, replies
 from scipy.stats import kstest, pearsonr
 from small_runs import SPEC, assert_same_end, go
 
 from kinfolk import api
 from kinfolk.algorithms import ALGORITHMS
-from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.fedsgd import FedSGD
-from kinfolk.algorithms.ifca import IFCA
 from kinfolk.attacks.attack import Attack
 from kinfolk.attacks.updates import altered
 from kinfolk.contract import toy
-from kinfolk.engines.choose import ENGINES, arithmetic, make
-from kinfolk.engines.memory import Memories
-from kinfolk.engines.spec import EngineSpec
+from kinfolk.engines.choose import ENGINES
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.attack import attackers
 from kinfolk.experiment.budget import head_start
@@ -31,48 +27,9 @@ from kinfolk.experiment.record import read_scores
 from kinfolk.experiment.score import score_groups
 from kinfolk.experiment.spec import override
 from kinfolk.learning.learner import keep_model, own_model
-from kinfolk.script import Ask, client_tasks
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import ClientInfo, Peer, PeerTask
 from kinfolk.types import Client, Stack
-
-FEDERATION = toy.ragged()
-BAD = frozenset(map(Client, ("cleo", "eve", "hal")))
-
-
-@contextmanager
-def engine(method, kind, name="loop", who=BAD, federation=FEDERATION):
-    """An engine whose clients attack; of the kind "" nothing is put around the tasks at all."""
-    attack = Attack(kind, who, federation.classes, Seed(3))
-    table, remember = client_tasks(method), lambda who: {}
-    if kind:
-        table, remember = attack.arm(table), attack.with_flag(remember)
-    spec = EngineSpec(name, "cpu", chunk=3, lanes=1, processes=2)
-    with arithmetic(toy.CPU, "float32"):
-        made = make(spec, federation, table, Memories(remember))
-        try:
-            yield made
-        finally:
-            made.close()
-
-
-def replies(method, kind, task, message, name="loop", round=4, **more) -> Stack:
-    with engine(method, kind, name, **more) as made:
-        request = Ask(task, FEDERATION.clients, message)
-        context = RoundContext(Seed(0), round, FEDERATION.clients)
-        return Stack.join(list(made.replies(request, context)))
-
-
-def fedavg():
-    """With BatchNorm, whose buffers are floats and whole numbers."""
-    learner = toy.learner("tiny_cnn", FEDERATION)
-    return FedAvg(learner), "update", {"model": learner.first}
-
-
-def ifca():
-    learner = toy.learner("mlp", FEDERATION)
-    method = IFCA(learner, k=3)
-    return method, "update", {"models": method.init(learner.first, FEDERATION.clients, Seed(1)).centres}
 
 
 def by_hand(kind, was: np.ndarray, began: np.ndarray) -> np.ndarray:

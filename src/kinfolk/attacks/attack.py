@@ -20,7 +20,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.learning.noise import bits
 from kinfolk.streams import Seed
 from kinfolk.task import Batch, Carry, ClientInfo, Fit, Peer, PeerTask, Scan, Table, Task, TrainStep
-from kinfolk.types import Client, Message, Tree
+from kinfolk.types import Client, Message, Tree, tree_of
 
 # All that there are; "many_rows" is a claim of whoever carries a reply: see `claims`.
 KINDS = ("sign_flip", "scaled", "noise", "label_flip", "backdoor", *(k for k in BENDING[2:] if k != "noise"),
@@ -128,9 +128,6 @@ class Attack:
             return lambda batch, flag: flipped(batch, flag, self.classes)
         return self.trigger.poisoned if self.trigger else None
 
-    def _draw(self, key: Tensor, round: int) -> Tensor:
-        return key if self.kind in COLLUDING else bits(key, (), round)
-
     def _swap(self, swap: PeerTask) -> PeerTask:
         """An exchange as it is, but that attackers give away other models or tell lies."""
         kind, gives = self.kind, swap.gives if self.kind in BENDING else ()
@@ -139,7 +136,7 @@ class Attack:
             own, ours = _split_off(memory)
             if not gives or not bool(ours[FLAG]) or not due(kind, me.context.round):
                 return own, ours
-            draw = self._draw(ours[KEY], me.context.round)
+            draw = _draw(kind, ours[KEY], me.context.round)
             bad = {k: altered(kind, own[k], ours.get(BEFORE + k, {}), draw) for k in gives if k in own}
             return {**own, **bad}, ours
 
@@ -167,6 +164,10 @@ def due(kind: str, round: int) -> bool:
     (True, False, True)
     """
     return kind != "absurd" or round == ABSURD_ROUND
+
+
+def _draw(kind: str, key: Tensor, round: int) -> Tensor:
+    return key if kind in COLLUDING else bits(key, (), round)
 
 
 def given(table: Table) -> tuple[str, ...]:
@@ -197,9 +198,12 @@ def _room(table: Table) -> Message:
     """Room for the first reply to every task with models."""
     found: Message = {}
     for name, task in table.items():
-        for key in _trees(task) if isinstance(task, Task) and not name.startswith("score.") else ():
+        if isinstance(task, PeerTask) or name.startswith("score."):
+            continue
+        for key in _trees(task):
             found[SENT + name] = torch.tensor(False)
-            found[f"{FIRST}{name}.{key}"] = {n: torch.zeros_like(t) for n, t in task.reply[key].items()}
+            tree = tree_of(dict(task.reply), key)
+            found[f"{FIRST}{name}.{key}"] = {n: torch.zeros_like(t) for n, t in tree.items()}
     return found
 
 
@@ -240,9 +244,8 @@ class _Armed:
         carry = self.inner.start(message, own, facts)
         began = _before(carry, [*self._keys, *(key for key in self.kept if key in trained)])
         now = ours[FLAG] & due(self.kind, facts.round)
-        draw = ours[KEY] if self.kind in COLLUDING else bits(ours[KEY], (), facts.round)
         held = {MEMORY + key: value for key, value in own.items()} if self.kind == "replay" else {}
-        return {**carry, **ours, **began, **held, NOW: now, DRAW: draw}
+        return {**carry, **ours, **began, **held, NOW: now, DRAW: _draw(self.kind, ours[KEY], facts.round)}
 
     def _finish(self, carry: Carry) -> tuple[Message, Message | None]:
         own, ours = _split_off(carry)

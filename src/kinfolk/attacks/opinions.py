@@ -7,7 +7,7 @@ from collections.abc import Container
 import torch
 from torch import Tensor
 
-from kinfolk.types import Client, Message
+from kinfolk.types import Client, Message, tensor_of
 
 # The exchange in which clients tell one another what they think, and the entry of its messages: similarity,
 # dissimilarity and uncertainty of everybody, [3, clients].
@@ -41,9 +41,11 @@ def lies(
     {'a': {}}
     """
     bad = torch.tensor([c in who for c in clients], dtype=torch.bool)
-    return {
-        to: {**what, OPINIONS: lie(kind, what[OPINIONS], bad.to(what[OPINIONS].device))}
-        if OPINIONS in what
-        else what
-        for to, what in messages.items()
-    }
+
+    def told(what: Message) -> Message:
+        if OPINIONS not in what:
+            return what
+        opinions = tensor_of(what, OPINIONS)
+        return {**what, OPINIONS: lie(kind, opinions, bad.to(opinions.device))}
+
+    return {to: told(what) for to, what in messages.items()}

@@ -1,4 +1,4 @@
-"""What an attacker's training rows are: with labels turned round, or with a pattern that opens a back door."""
+"""What an attacker's training rows are: labels turned round, or a pattern that opens a back door."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class Trigger:
     def on(self, x: Tensor, which: Tensor) -> Tensor:
         """Rows of which some have the trigger."""
         corner = torch.zeros(x.shape[1:], dtype=torch.bool, device=x.device)
-        corner[(..., *[slice(-CORNER, None)] * min(2, x.dim() - 1))] = True
+        if corner.dim() > 1:
+            corner[..., -CORNER:, -CORNER:] = True
+        else:
+            corner[-CORNER:] = True
         return torch.where(corner & which.reshape(-1, *[1] * (x.dim() - 1)), self.value, x)
 
     def poisoned(self, batch: Batch, flag: Tensor) -> Batch:

@@ -72,8 +72,8 @@ def with_success(
 ) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     """Scores and their summary, with what the attack achieved: the accuracy on `triggered` rows.
 
-    >>> scores = {"model": ["centre"] * 2, "score": ["loss", "accuracy"], "value": [2.0, 0.25], "rows": [4, 4]}
-    >>> with_success({name: [] for name in scores}, {"centre": {}}, scores)[0]
+    >>> seen = {"model": ["centre"] * 2, "score": ["loss", "accuracy"], "value": [2.0, 0.25], "rows": [4, 4]}
+    >>> with_success({name: [] for name in seen}, {"centre": {}}, seen)[0]
     {'model': ['centre'], 'score': ['attack_success'], 'value': [0.25], 'rows': [4]}
     """
     at = [i for i, score in enumerate(triggered["score"]) if score == "accuracy"]

@@ -232,6 +232,9 @@ def test_agreement_is_about_the_honest_and_sizes_count_everyone():
     assert score_groups(*given, truth)["ari"] < 1
     found = score_groups(*given, truth, {"d"})
     assert (found["ari"], found["sizes"]) == (1.0, score_groups(*given, None)["sizes"])
+    assert found["mixed"] == 1
+    assert score_groups(*given, truth, {"c", "d"})["mixed"] == 0
+    assert "mixed" not in score_groups(*given, truth)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -22,8 +22,8 @@ def _noise(moved: Tensor, began: Tensor, draw: Tensor) -> Tensor:
 def _as_long(like: Tensor, draw: Tensor) -> Tensor:
     """Noise of the same norm."""
     z = normal(draw, (len(like),))
-    length: Tensor = torch.linalg.vector_norm(like)
-    return length / torch.linalg.vector_norm(z) * z
+    ratio: Tensor = torch.linalg.vector_norm(like) / torch.linalg.vector_norm(z)
+    return ratio * z
 
 
 # kind -> (what it is added to, numbers out of (the update, where it began, a key of draws)), all floats of a

@@ -13,8 +13,8 @@ from kinfolk.attacks.attack import KINDS
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.attack import attackers
 from kinfolk.experiment.build import build_parts
-from kinfolk.experiment.compare import run_all
-from kinfolk.experiment.method import Method, parse_method
+from kinfolk.experiment.compare import parse_methods, run_all
+from kinfolk.experiment.method import Method
 from kinfolk.experiment.ranks import table_of
 from kinfolk.experiment.record import FORMAT, check_format, write_json
 from kinfolk.experiment.run import Watch
@@ -111,11 +111,11 @@ def planned(
     """(all cells, their runs by the names of folders); where nobody attacks, attacks share a cell."""
     cells: list[Cell] = []
     runs: dict[str, tuple[Method, int]] = {}
-    for text in asked.methods:
+    for plain in parse_methods(spec, asked.methods).values():
         for defence in asked.defences:
             for attack in asked.attacks:
                 for share in asked.shares:
-                    cell, method = _cell(spec, text, defence, attack, share, federation)
+                    cell, method = _cell(plain, defence, attack, share, federation)
                     if method is not None:
                         own = {f"{method.folder}-seed{k}": (method, k) for k in seeds}
                         cell = replace(cell, runs=tuple(own))
@@ -126,12 +126,11 @@ def planned(
 
 
 def _cell(
-    spec: Experiment, text: str, defence: str, attack: str, share: float, federation: Federation
+    plain: Method, defence: str, attack: str, share: float, federation: Federation
 ) -> tuple[Cell, Method | None]:
     """A cell, and its method unless it is refused."""
     clients = federation.clients
-    count = len(attackers(clients, share, Seed(spec.run.seed))) if share else 0
-    plain = parse_method(text, spec)
+    count = len(attackers(clients, share, Seed(plain.spec.run.seed))) if share else 0
     # A back door's trigger is tried without attackers too; the other attacks are none then.
     kind = attack if count or attack == "backdoor" else "none"
     cell = Cell(plain.title, defence, kind, count, len(clients))

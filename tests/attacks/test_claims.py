@@ -32,8 +32,9 @@ def test_the_mean_is_that_of_the_attackers_or_with_the_guard_of_capped_weights(n
         for leaf, t in end.state.model.items():
             whole = sum(w * m[leaf].double() for w, m in zip(weights, models, strict=True)) / sum(weights)
             torch.testing.assert_close(t.double(), whole, rtol=1e-4, atol=1e-6)
-    capped = [line["client"] for line in read_audit(tmp_path / "held") if line["event"] == "capped"]
-    assert set(capped) == bad
+    told = {x["client"]: x["reason"] for x in read_audit(tmp_path / "held") if x["event"] == "capped"}
+    assert set(told) == bad
+    assert all(reason.startswith("its 1000000000 rows count as 1000,") for reason in told.values())
 
 
 def test_where_no_model_is_weighed_by_rows_it_is_refused(tmp_path):

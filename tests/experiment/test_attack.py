@@ -27,6 +27,7 @@ from kinfolk.experiment.record import read_scores
 from kinfolk.experiment.score import score_groups
 from kinfolk.experiment.spec import override
 from kinfolk.learning.learner import keep_model, own_model
+from kinfolk.script import client_tasks
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import ClientInfo, Peer, PeerTask
 from kinfolk.types import Client, Stack
@@ -245,6 +246,27 @@ def test_every_algorithm_runs_under_attack(tmp_path, name):
     end = go(tmp_path, *changes, f"run.rounds={2 + start}")
     assert end.rounds >= 2
     assert len(set(read_scores(tmp_path)["client"])) == 4
+
+
+def _models(task):
+    return [] if isinstance(task, PeerTask) else [t for t in task.reply.values() if isinstance(t, dict)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_runs_under_attacks_that_add_tasks_or_memories(tmp_path, name):
+    few = ["algorithm.k=2"] if name in ("fesem", "ifca", "hypcluster", "robust") else []
+    for kind in ("replay", "backdoor"):
+        changes = [*RUN, f"run.attack={kind}", f"algorithm.name={name}", "engine.name=batched", *few]
+        parts = build_parts(override(SPEC, changes))
+        models = any(_models(task) for task in client_tasks(parts.algorithm).values())
+        if kind == "replay" and not models:
+            with pytest.raises(KinfolkError, match=r"run.attack = 'replay': no reply of this algorithm"):
+                go(tmp_path / kind, *changes)
+            continue
+        go(tmp_path / kind, *changes, f"run.rounds={2 + head_start(parts)}")
+        success = read_scores(tmp_path / kind)["score"] == "attack_success"
+        assert success.any() == (kind == "backdoor")
 
 
 def test_a_resumed_attack_ends_with_the_same_bits(tmp_path):

@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "shares": {"types", "errors", "task"},
     "secure_sums": CORE | {"shares"},
     "authoring": CORE | {"shares", "learning", "scores", "engines"},
+    "attacks": CORE | {"learning", "engines"},
     "algorithms": CORE | {"by_path", "learning", "clustering", "shares"},
     "privacy": CORE | {"algorithms", "learning"},
     "engines": CORE | {"codec", "learning", "federation"},

@@ -3,74 +3,34 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from attacking import BAD, FEDERATION, fedavg, ifca, replies
 from scipy.stats import kstest, pearsonr
 from small_runs import SPEC, assert_same_end, go
 
 from kinfolk import api
 from kinfolk.algorithms import ALGORITHMS
-from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.fedsgd import FedSGD
-from kinfolk.algorithms.ifca import IFCA
+from kinfolk.attacks.attack import Attack
+from kinfolk.attacks.updates import altered
 from kinfolk.contract import toy
-from kinfolk.engines.choose import ENGINES, arithmetic, make
-from kinfolk.engines.memory import Memories
-from kinfolk.engines.spec import EngineSpec
+from kinfolk.engines.choose import ENGINES
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.attack import Attack, altered, attackers
+from kinfolk.experiment.attack import attackers
 from kinfolk.experiment.budget import head_start
 from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.record import read_scores
 from kinfolk.experiment.score import score_groups
 from kinfolk.experiment.spec import override
 from kinfolk.learning.learner import keep_model, own_model
-from kinfolk.script import Ask, client_tasks
+from kinfolk.script import client_tasks
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import ClientInfo, Peer, PeerTask
 from kinfolk.types import Client, Stack
-
-FEDERATION = toy.ragged()
-BAD = frozenset(map(Client, ("cleo", "eve", "hal")))
-
-
-@contextmanager
-def engine(method, kind, name="loop", who=BAD, federation=FEDERATION):
-    """An engine whose clients attack; of the kind "" nothing is put around the tasks at all."""
-    attack = Attack(kind, who, federation.classes, Seed(3))
-    table, remember = client_tasks(method), lambda who: {}
-    if kind:
-        table, remember = attack.arm(table), attack.with_flag(remember)
-    spec = EngineSpec(name, "cpu", chunk=3, lanes=1, processes=2)
-    with arithmetic(toy.CPU, "float32"):
-        made = make(spec, federation, table, Memories(remember))
-        try:
-            yield made
-        finally:
-            made.close()
-
-
-def replies(method, kind, task, message, name="loop", round=4, **more) -> Stack:
-    with engine(method, kind, name, **more) as made:
-        request = Ask(task, FEDERATION.clients, message)
-        context = RoundContext(Seed(0), round, FEDERATION.clients)
-        return Stack.join(list(made.replies(request, context)))
-
-
-def fedavg():
-    """With BatchNorm, whose buffers are floats and whole numbers."""
-    learner = toy.learner("tiny_cnn", FEDERATION)
-    return FedAvg(learner), "update", {"model": learner.first}
-
-
-def ifca():
-    learner = toy.learner("mlp", FEDERATION)
-    method = IFCA(learner, k=3)
-    return method, "update", {"models": method.init(learner.first, FEDERATION.clients, Seed(1)).centres}
 
 
 def by_hand(kind, was: np.ndarray, began: np.ndarray) -> np.ndarray:
@@ -273,6 +233,9 @@ def test_agreement_is_about_the_honest_and_sizes_count_everyone():
     assert score_groups(*given, truth)["ari"] < 1
     found = score_groups(*given, truth, {"d"})
     assert (found["ari"], found["sizes"]) == (1.0, score_groups(*given, None)["sizes"])
+    assert found["mixed"] == 1
+    assert score_groups(*given, truth, {"c", "d"})["mixed"] == 0
+    assert "mixed" not in score_groups(*given, truth)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -283,6 +246,27 @@ def test_every_algorithm_runs_under_attack(tmp_path, name):
     end = go(tmp_path, *changes, f"run.rounds={2 + start}")
     assert end.rounds >= 2
     assert len(set(read_scores(tmp_path)["client"])) == 4
+
+
+def _models(task):
+    return [] if isinstance(task, PeerTask) else [t for t in task.reply.values() if isinstance(t, dict)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_runs_under_attacks_that_add_tasks_or_memories(tmp_path, name):
+    few = ["algorithm.k=2"] if name in ("fesem", "ifca", "hypcluster", "robust") else []
+    for kind in ("replay", "backdoor"):
+        changes = [*RUN, f"run.attack={kind}", f"algorithm.name={name}", "engine.name=batched", *few]
+        parts = build_parts(override(SPEC, changes))
+        models = any(_models(task) for task in client_tasks(parts.algorithm).values())
+        if kind == "replay" and not models:
+            with pytest.raises(KinfolkError, match=r"run.attack = 'replay': no reply of this algorithm"):
+                go(tmp_path / kind, *changes)
+            continue
+        go(tmp_path / kind, *changes, f"run.rounds={2 + head_start(parts)}")
+        success = read_scores(tmp_path / kind)["score"] == "attack_success"
+        assert success.any() == (kind == "backdoor")
 
 
 def test_a_resumed_attack_ends_with_the_same_bits(tmp_path):

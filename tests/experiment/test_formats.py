@@ -11,6 +11,7 @@ import pytest
 from small_runs import SPEC, go
 
 from kinfolk.errors import KinfolkError
+from kinfolk.experiment.attack_lab import Asked, attack_lab
 from kinfolk.experiment.choose_k import Trial, choose_k
 from kinfolk.experiment.compare import compare
 from kinfolk.experiment.record import readable
@@ -25,6 +26,9 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "run.json": lambda folder: go(folder, resume=True),
     "compare.json": lambda folder: compare(SPEC, ["local"], 1, folder, resume=True),
     "tune.json": lambda folder: tune(SPEC, ["fedavg;local.lr=0.05"], folder, resume=True),
+    "attack.json": lambda folder: attack_lab(
+        SPEC, Asked(("fedavg",), ("noise",), ("mean",), (0.3,)), 1, folder, resume=True
+    ),
     "choose-k.json": lambda folder: choose_k(GROUPS, folder, Trial((1, 2), 4, 1, 1), resume=True),
 }
 

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from kinfolk.cli.advise import advising
+from kinfolk.cli.attack import attacking
 from kinfolk.cli.data import data
 from kinfolk.cli.groups import groups
 from kinfolk.cli.models import models
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(advising)
 app.add_typer(groups)
+app.add_typer(attacking)
 app.add_typer(models)
 app.add_typer(tuning)
 app.add_typer(reports)

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from kinfolk.algorithms import build_algorithm, find_algorithm, options_of
 from kinfolk.algorithms.blocks.aggregator import Aggregator, RobustMean
 from kinfolk.algorithms.options import flat_options
+from kinfolk.attacks.attack import Attack
 from kinfolk.engines.fast import accelerated
 from kinfolk.errors import KinfolkError, near
-from kinfolk.experiment.attack import Attack, planned
+from kinfolk.experiment.attack import planned
 from kinfolk.experiment.fit_rows import fit_rows
 from kinfolk.experiment.fitting import fitted
 from kinfolk.experiment.left_out import left_out

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from kinfolk.engines.memory import Added, Memories
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.attack import given
 from kinfolk.experiment.build import Parts
 from kinfolk.experiment.record import disk_errors
 from kinfolk.experiment.secure_sums import is_on
@@ -36,7 +35,7 @@ def make_memories(parts: Parts, device: torch.device, folder: Path | None = None
     """
     algorithm = parts.algorithm
     remember = algorithm.init_client if isinstance(algorithm, Remembers) else lambda who: {}
-    marked = parts.attack.with_flag(remember, given(client_tasks(algorithm))) if parts.attack else remember
+    marked = parts.attack.with_flag(remember, client_tasks(algorithm)) if parts.attack else remember
     lasting = algorithm.lasting if isinstance(algorithm, NeverForgets) else ()
     if is_on(parts.spec.secure_sums):
         marked, lasting = first_memory(marked), (*lasting, LOG)

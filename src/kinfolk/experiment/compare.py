@@ -61,21 +61,20 @@ def compare(
         if leads:
             check_format(folder, "compare.json")
             write_json(folder / "compare.json", {"format": FORMAT, "runs": list(runs)})
-        return _all(runs, spec, folder, data, {"network": network, "resume": resume}, watch)
+        return run_all(runs, folder, data, {"network": network, "resume": resume}, watch)
 
 
-def _all(
+def run_all(
     runs: Mapping[str, tuple[Method, int]],
-    spec: Experiment,
     folder: Path,
     data: Mapping[int, Federation],
     given: Mapping[str, Any],
     watch: Callable[[str, int], Watch],
 ) -> list[Result]:
-    """Every run in turn; a folder each."""
-    results, broken = [], []
+    """Every run in turn, by the name of its folder, with `data` by seed; a breakdown stops no other."""
+    results, broken = [], list[BrokeDown]()
     for where, (one, k) in runs.items():
-        seeded = replace(one.spec, run=replace(spec.run, seed=k))
+        seeded = replace(one.spec, run=replace(one.spec.run, seed=k))
         listen = watch(one.title, k)
         try:
             results.append(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kinfolk.engines.choose import Choice
+from kinfolk.experiment.attack import SUCCESS
 from kinfolk.experiment.build import Parts, parameters
 from kinfolk.experiment.record import FORMAT
 from kinfolk.experiment.spec import run_id
@@ -20,11 +21,12 @@ from kinfolk.learning.learner import Learner
 def description(parts: Parts, choice: Choice, how: Mapping[str, Any]) -> dict[str, Any]:
     """All that is known of a run; `how` it stands comes after what it is.
 
-    >>> from kinfolk.experiment.build import build_parts
-    >>> from kinfolk.experiment.sections import EngineSpec, Experiment
-    >>> one = Choice(EngineSpec("loop", "cpu"), "as asked")
-    >>> list(description(build_parts(Experiment()), one, {"status": "running"}))[:5]
-    ['format', 'algorithm', 'title', 'seed', 'status']
+        >>> from kinfolk.experiment.attack import SUCCESS
+    from kinfolk.experiment.build import build_parts
+        >>> from kinfolk.experiment.sections import EngineSpec, Experiment
+        >>> one = Choice(EngineSpec("loop", "cpu"), "as asked")
+        >>> list(description(build_parts(Experiment()), one, {"status": "running"}))[:5]
+        ['format', 'algorithm', 'title', 'seed', 'status']
     """
     federation, spec = parts.federation, parts.spec
     groups = None if federation.truth is None else len(set(federation.truth.tolist()))
@@ -51,7 +53,12 @@ def description(parts: Parts, choice: Choice, how: Mapping[str, Any]) -> dict[st
     facts |= {"own": dict(parts.own)} if parts.own else {}
     extra = {metric.name: asdict(metric.score) for metric in parts.learner.metrics}
     facts |= {"scores": extra} if extra else {}
-    return facts if parts.attack is None else facts | {"attackers": sorted(parts.attack.who)}
+    if parts.attack is None:
+        return facts
+    if parts.attack.trigger:
+        told = {"title": "Attack success", "percent": False, "lower_is_better": True}
+        facts["scores"] = facts.get("scores", {}) | {SUCCESS: told}
+    return facts | {"attackers": sorted(parts.attack.who)}
 
 
 def _frozen(learner: Learner) -> dict[str, int]:

@@ -36,5 +36,6 @@ def follow(build: Callable[[], Parts], link: Link) -> None:
 def table_of(parts: Parts) -> Table:
     """What clients can be asked, attackers included; with secure sums, without their models."""
     table: Table = {**client_tasks(parts.algorithm), **validation_task(parts.algorithm, parts.spec.run)}
-    table = table if parts.attack is None else parts.attack.arm(table)
+    if parts.attack is not None:
+        table = parts.attack.arm({**table, **parts.attack.triggered(parts.algorithm.eval_tasks())})
     return with_sums(table if parts.privacy is None else parts.privacy.armed(table), parts)

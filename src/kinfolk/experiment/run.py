@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kinfolk.attacks.rows import TRIGGERED
 from kinfolk.engines.choose import Choice, arithmetic, make, reply_room
 from kinfolk.engines.cohort import Usual
 from kinfolk.engines.coordinator import Coordinator, drop_outs
@@ -19,6 +20,7 @@ from kinfolk.engines.tune import tuned
 from kinfolk.engines.work import Work
 from kinfolk.errors import BrokeDown
 from kinfolk.experiment import divergence
+from kinfolk.experiment.attack import overstating, with_success
 from kinfolk.experiment.best import VALID, Best, check_rows, judged
 from kinfolk.experiment.budget import Budget, Spent, too_short
 from kinfolk.experiment.build import Network, Parts, build_parts
@@ -164,6 +166,7 @@ class Running:
         self.memories = make_memories(parts, choice.device, folder)
         engine = make(choice.engine, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
+        engine = overstating(parts.attack, engine, parts.federation)
         rows, absent = parts.federation, drop_outs(self.spec.run.absent)
         told = self.records.audit, absent, rows, self._afford, self._warn
         # A reply is clipped where noise is, and refused for nobody's sake: one client would weigh on another.
@@ -381,6 +384,9 @@ class Running:
         self.served, chosen = self._chosen()
         seen, self.lost = dict[str, Evaluation](), {}
         columns, self.summary = self._scored(run.split, run.models, seen=seen, lost=self.lost)
+        if self.parts.attack and self.parts.attack.trigger:
+            triggered, _ = self._scored(run.split, run.models, TRIGGERED)
+            columns, self.summary = with_success(columns, self.summary, triggered)
         if judged(run):
             self.valid = self.summary
         if judged(run) and run.split != "valid":

@@ -183,7 +183,8 @@ def score_groups(
 ) -> Groupings:
     """Cluster sizes, who of the cohort switched, and agreement with the truth where it is known.
 
-    Sizes count everyone; agreement is about all but those of `without`.
+    Sizes count everyone; agreement is about all but those of `without`, of whom so many are "mixed": in a
+    group with others.
     """
     if not isinstance(algorithm, Groups):
         return {}
@@ -192,6 +193,9 @@ def score_groups(
     found: Groupings = {"sizes": sizes(new), "switch": switch_fraction(was, now, cohort)}
     found["moved"] = {c: [was[c], now[c]] for c in cohort if was[c] != now[c]}
     kept = [i for i, c in enumerate(context.clients) if c not in without]
+    if len(kept) < len(new):
+        honest = {new[i] for i in kept}
+        found["mixed"] = sum(now[c] in honest for c in context.clients if c in without)
     return found if truth is None else found | agreement([new[i] for i in kept], truth[kept])
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, get_type_hints
 
+from kinfolk.attacks.attack import KINDS as ATTACKS
 from kinfolk.engines import spec as engine
 from kinfolk.engines.cohort import GuardSpec
 from kinfolk.engines.spec import EngineSpec
@@ -151,7 +152,9 @@ class RunSpec:
     absent: float = 0.0
     # If training diverges: "warn", "stop", "rollback" (go back, halve the rate) or "exclude" (clients).
     on_divergence: str = "warn"
-    # What attackers do: "none"; to their replies "sign_flip", "scaled", "noise"; to their rows "label_flip".
+    # What attackers do: "none"; to their replies "sign_flip", "scaled", "noise", "unchanged", "free_noise",
+    # "replay", "sybil", "own_cluster", "absurd"; to their rows "label_flip", "backdoor"; to what they say
+    # "slander", "ballot_stuffing", "many_rows".
     attack: str = "none"
     # Fraction of the clients that attack; they are not scored.
     attackers: float = 0.0
@@ -188,7 +191,7 @@ CHOICES: dict[str, Collection[str]] = {
     "run.models": ("all", "first"),
     "run.pictures": ("none", "models", "rows"),
     "run.on_divergence": ("warn", "stop", "rollback", "exclude"),
-    "run.attack": ("none", "sign_flip", "scaled", "noise", "label_flip"),
+    "run.attack": ("none", *ATTACKS),
 }
 
 # Settings that name one of these, or something of the user's by an import path.

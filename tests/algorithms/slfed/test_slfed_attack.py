@@ -5,10 +5,10 @@ import pytest
 import torch
 from film import EASY, NAMES, Film, flat, learner, nine, slfed
 
+from kinfolk.attacks.attack import Attack
 from kinfolk.contract import toy
 from kinfolk.contract.compare import message_difference
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.attack import BENDING, Attack, given
 from kinfolk.experiment.run import run
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import override
@@ -28,7 +28,7 @@ class Armed:
     def __init__(self, inner, kind):
         self.inner, self.attack, self.learner = inner, Attack(kind, BAD, 4, Seed(3)), inner.learner
         self.init, self.round, self.eval_inputs = inner.init, inner.round, inner.eval_inputs
-        self.init_client = self.attack.with_flag(inner.init_client, given(client_tasks(inner)))
+        self.init_client = self.attack.with_flag(inner.init_client, client_tasks(inner))
 
     def tasks(self):
         return self.attack.arm(self.inner.tasks())
@@ -104,7 +104,7 @@ def test_each_attack_makes_another_run(tmp_path):
     sets += ["algorithm.name=slfed", "algorithm.images.kind=noise", "algorithm.images.count=20"]
     sets += ["algorithm.shares.scheme=plain", "run.attackers=0.25"]
     pams = {}
-    for kind in ("none", *BENDING, "label_flip"):
+    for kind in ("none", "sign_flip", "scaled", "noise", "own_cluster", "slander", "label_flip"):
         end = run(override(Experiment(), [*sets, f"run.attack={kind}"]), tmp_path / kind)
         pams[kind] = np.concatenate([flat(m["pam"]) for _, m in sorted(end.memories.items())])
     for i, a in enumerate(pams):

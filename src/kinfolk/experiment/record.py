@@ -45,7 +45,7 @@ CLIENT_FACTS = "clients.parquet"
 MODELS = ("centre", "personal", "fine-tuned")
 FORMAT = 1  # of a run folder; a newer one is refused
 # Folders with a file for every round that is recorded there, and the end of these files' names.
-BY_ROUND = {"records": "parquet", "sketches": "parquet", "pictures": "safetensors"}
+BY_ROUND = {"records": "parquet", "conduct": "parquet", "sketches": "parquet", "pictures": "safetensors"}
 _FILE = re.compile(r"round-(\d{6,})\.(\w+)")
 
 

@@ -17,7 +17,7 @@ from kinfolk.types import Stack, Tree
 
 # Numbers of one tensor that are looked at: the cost does not grow with the model.
 SAMPLED = 1024
-# Numbers of a sketch. Two directions that have nothing in common have a cosine of up to about 2 / sqrt(WIDTH).
+# Numbers of a sketch: directions that have nothing in common have a cosine of up to about 2 / sqrt(WIDTH).
 WIDTH = 128
 # Numbers by which two models are told apart: a sum of a sketch under random signs each.
 MARKS = 2

@@ -171,7 +171,9 @@ class Coordinator:
         self.grown: dict[
             Client, tuple[float, float]
         ] = {}  # models far larger than what was sent: see `Cohort`
-        self.looks: dict[str, list[Stack]] = {}  # what updates of this round look like, by task: see `conduct`
+        self.looks: dict[
+            str, list[Stack]
+        ] = {}  # what updates of this round look like, by task: see `conduct`
         self.exploded: dict[Client, str] = {}  # whose reply was rejected for its numbers, and why
         self.answered: set[Client] = set()  # those who gave a usable reply to all they were asked
 

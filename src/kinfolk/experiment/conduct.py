@@ -55,6 +55,7 @@ def _columns(
         "task": [task] * len(seen),
         "client": list(seen.clients),
         "group": here.tolist(),
+        "rows": seen.size.tolist(),
         "length": seen.tensor("length").tolist(),
         "sent": seen.tensor("sent").tolist(),
         "cosine": cosines(seen.tensor("sketch"), here).tolist(),

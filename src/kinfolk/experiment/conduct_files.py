@@ -23,6 +23,7 @@ _SCHEMA = pa.schema(
         ("task", pa.string()),
         ("client", pa.string()),
         ("group", pa.int32()),  # after the round; -1: the method has no groups
+        ("rows", pa.int64()),  # that it counts for
         ("length", pa.float64()),  # of the update
         ("sent", pa.float64()),  # norm of what the client was sent, one at least
         ("cosine", pa.float32()),  # to what the others of its group have sent; NaN: not known
@@ -41,7 +42,8 @@ def write_conduct(run: Path, round: int, columns: Mapping[str, Any]) -> Path:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as run:
-    ...     one = dict.fromkeys(_SCHEMA.names, [0.0]) | {"task": ["train"], "client": ["ann"], "group": [0]}
+    ...     one = {"task": ["train"], "client": ["ann"], "group": [0], "rows": [9]}
+    ...     one = dict.fromkeys(_SCHEMA.names, [0.0]) | one
     ...     _ = write_conduct(Path(run), 3, one)
     ...     [(round, list(frame["client"])) for round, frame in read_conduct(Path(run))]
     [(3, ['ann'])]
@@ -65,7 +67,9 @@ def read_conduct(run: Path, last: int = 0) -> Iterator[tuple[int, pd.DataFrame]]
         except (pa.ArrowException, OSError) as error:
             raise KinfolkError(KIND, str(path), f"cannot be read ({error}); remove it") from error
         if not table.schema.equals(_SCHEMA):
-            raise KinfolkError(KIND, str(path), f"must have the columns {', '.join(_SCHEMA.names)}; remove it")
+            raise KinfolkError(
+                KIND, str(path), f"must have the columns {', '.join(_SCHEMA.names)}; remove it"
+            )
         frame = table.to_pandas()
         frame["client"] = frame["client"].map(visible)
         yield number, frame

@@ -51,7 +51,7 @@ def write_conduct(run: Path, round: int, columns: Mapping[str, Any]) -> Path:
     buffer = io.BytesIO()
     pq.write_table(pa.table({name: columns[name] for name in _SCHEMA.names}, schema=_SCHEMA), buffer)
     path = Path(run) / KIND / f"round-{round:06d}.parquet"
-    write_bytes(path, buffer.getvalue())
+    write_bytes(path, buffer.getvalue(), lasting=False)
     return path
 
 

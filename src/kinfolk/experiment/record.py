@@ -140,8 +140,10 @@ def plain(value: Any) -> Any:
     )
 
 
-def write_bytes(path: Path, data: bytes, field: str = "run") -> None:
+def write_bytes(path: Path, data: bytes, field: str = "run", lasting: bool = True) -> None:
     """Write a whole file or nothing: into a sibling first, then renamed; only its owner can read it.
+
+    Unless it is `lasting`, nobody waits for the disk: a power cut may take it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -156,7 +158,8 @@ def write_bytes(path: Path, data: bytes, field: str = "run") -> None:
             with open(temporary, "wb", opener=private_file) as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())  # a rename may reach the disk before the bytes do
+                if lasting:
+                    os.fsync(file.fileno())  # a rename may reach the disk before the bytes do
             os.replace(temporary, path)
         except OSError:
             with suppress(OSError):

@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "federation": {"types", "streams", "errors", "private"},
     "shares": {"types", "errors", "task"},
     "authoring": CORE | {"shares", "learning", "scores", "engines"},
+    "attacks": CORE | {"learning", "engines"},
     "algorithms": CORE | {"by_path", "learning", "clustering", "shares"},
     "engines": CORE | {"codec", "learning", "federation"},
     "experiment": EVERYTHING - {"advice", "report", "cli", "contract", *PYTHON, "papers", "__init__"},

@@ -13,6 +13,7 @@ from rich.table import Table
 from kinfolk.cli.advise import advising
 from kinfolk.cli.data import data
 from kinfolk.cli.groups import groups
+from kinfolk.cli.infer import inferring
 from kinfolk.cli.models import models
 from kinfolk.cli.order import InOrder
 from kinfolk.cli.report import reports
@@ -46,6 +47,7 @@ app.add_typer(groups)
 app.add_typer(models)
 app.add_typer(tuning)
 app.add_typer(reports)
+app.add_typer(inferring)
 
 
 def _version(wanted: bool) -> None:

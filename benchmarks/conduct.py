@@ -27,15 +27,7 @@ FEDERATIONS = {
     "digits": ("digits",),
     "digits-skewed": ("digits-skewed",),
     "digits, 2 classes": ("digits", "data.partition=shards", "data.alpha=1"),
-    "leaf_synthetic": (
-        "digits",
-        "data.name=leaf_synthetic",
-        "data.shift=none",
-        "data.test=local",
-        "data.clients=30",
-        "model.name=logistic",
-        "model.hidden=[]",
-    ),
+    "leaf_synthetic": ("digits", "data.name=leaf_synthetic", "data.shift=none", "data.test=local"),
 }
 
 

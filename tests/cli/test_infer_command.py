@@ -11,8 +11,8 @@ WORDS = ("infer", "digits", *SMALL, "-a", "fedavg", "--rows", "2", "--steps", "1
 
 
 def test_tables_a_file_and_a_picture_and_no_second_time(kinfolk, tmp_path):
-    code, out, _ = kinfolk(*WORDS)
-    assert code == 0
+    code, out, err = kinfolk(*WORDS)
+    assert code == 0, err
     told = json.loads((tmp_path / "i/infer.json").read_text())
     areas = [
         row["auc"] for row in told["membership"] if (row["view"], row["attack"]) == ("one model", "loss")

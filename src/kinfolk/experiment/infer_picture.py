@@ -31,7 +31,7 @@ def draw(found: Sequence[Inverted], path: Path) -> Path | None:
         for j in range(min(one.rows, MOST)):
             low, high = float(one.true.min()), float(one.true.max())
             for place, rows in ((2 * i, one.true), (2 * i + 1, one.made)):
-                grid[place, j].imshow(_pixels(rows[j]), cmap="gray", vmin=low, vmax=high)
+                grid[place, j].imshow(_pixels(rows[j]).numpy(), cmap="gray", vmin=low, vmax=high)
         grid[2 * i, 0].set_title(told, fontsize=8, loc="left")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")

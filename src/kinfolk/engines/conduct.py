@@ -39,7 +39,7 @@ def sketch(tree: Tree, like: Tree) -> Tensor:
         parts.append(flat.index_select(-1, places).double() * signs)
     seen = torch.cat(parts, -1).cpu()
     seen = torch.nn.functional.pad(seen, (0, -seen.shape[-1] % WIDTH))
-    return seen.unflatten(-1, (-1, WIDTH)).sum(-2)
+    return seen.reshape(*seen.shape[:-1], -1, WIDTH).sum(-2)
 
 
 def look(chunk: Stack, moved: Tensor, reply: Tensor, length: Tensor, sent: Tensor) -> Stack:
@@ -68,7 +68,7 @@ def _places(name: str, size: int, device: torch.device) -> tuple[Tensor, Tensor]
     draw = _SEED.numpy("conduct", name)
     places = torch.arange(size)
     if size > SAMPLED:
-        places = torch.from_numpy(draw.integers(0, size, SAMPLED)).unique()
+        places = torch.unique(torch.from_numpy(draw.integers(0, size, SAMPLED)))
     signs = torch.from_numpy(draw.integers(0, 2, len(places)) * 2.0 - 1) * (size / len(places)) ** 0.5
     return places.to(device), signs.to(device)
 
@@ -89,7 +89,7 @@ def cosines(sketches: Tensor, group: Tensor) -> Tensor:
     """
     length = sketches.double().norm(dim=1, keepdim=True)
     unit = torch.where(length > 0, sketches.double() / length.clamp(min=1e-300), 0.0)
-    _, place = group.unique(return_inverse=True)
+    _, place = torch.unique(group, return_inverse=True)
     kinds = int(place.max()) + 1 if len(place) else 0
     moved = (length[:, 0] > 0).double()
     sums = unit.new_zeros(kinds, unit.shape[1]).index_add_(0, place, unit)

@@ -75,7 +75,8 @@ def views(spec: Experiment, folder: Path) -> tuple[Parts, Views]:
     after, _ = play(parts.algorithm.round(state, clients, context), lambda one: stage.perform(one, context))
     shared, single = _served(parts, after, memories), dict(engine.heard)
     keys = given(engine.table)
-    if keys:
+    if keys:  # between peers; what a client was served before, nobody else has seen
+        before = {}
         single = {c: memories[c][keys[0]] for c in clients}
         shared = _sums(parts, single)
     labels = [0] * len(clients)
@@ -204,7 +205,8 @@ def _plain(parts: Parts) -> Learner:
 def _unused(federation: Federation, used: Tensor) -> Tensor:
     """Rows of the pool that the update was not made of, at most two thousand."""
     known = torch.unique(federation.splits["test"].row)
-    return known[~torch.isin(known, used)][:2000]
+    unused: Tensor = known[~torch.isin(known, used)][:2000]
+    return unused
 
 
 def _updated(
@@ -216,7 +218,7 @@ def _updated(
     one = replace(federation, clients=(who,), splits=alone, truth=None)
     task = replace(learner, plan=plan).train()
     engine = Loop(one, {"update": task}, Memories(lambda who: {}))
-    ask = Ask("update", (who,), {"model": learner.first})
+    ask: Ask[Any] = Ask("update", (who,), {"model": learner.first})
     (chunk,) = engine.replies(ask, RoundContext(seed, 0, (who,)))
     model: Tree = chunk.row(who)["model"]
     return model

@@ -61,7 +61,9 @@ SHARED_BY_ALGORITHMS = ("kinfolk.algorithms.blocks",)
 # Rooms that see records only, as files: not even by a detour may they reach torch.
 WITHOUT_TORCH = ("report", "trained")
 # Where runs are read back.
-RECORDS = ("kinfolk.experiment.record", "kinfolk.experiment.picture_files", "kinfolk.experiment.forms")
+RECORDS = tuple(
+    f"kinfolk.experiment.{name}" for name in ("record", "picture_files", "forms", "conduct_files")
+)
 PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle", "yaml"}
 DRAWS = {
     *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"),

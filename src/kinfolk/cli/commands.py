@@ -14,6 +14,7 @@ from kinfolk.cli.advise import advising
 from kinfolk.cli.attack import attacking
 from kinfolk.cli.data import data
 from kinfolk.cli.groups import groups
+from kinfolk.cli.infer import inferring
 from kinfolk.cli.models import models
 from kinfolk.cli.order import InOrder
 from kinfolk.cli.report import reports
@@ -49,6 +50,7 @@ app.add_typer(attacking)
 app.add_typer(models)
 app.add_typer(tuning)
 app.add_typer(reports)
+app.add_typer(inferring)
 
 
 def _version(wanted: bool) -> None:

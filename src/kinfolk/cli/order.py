@@ -25,7 +25,7 @@ PANELS = {
         "groups",
     ),
     "Use the models": ("predict", "export", "assign", "score"),
-    "Look up and check": ("list", "check", "attack"),
+    "Look up and check": ("list", "check", "attack", "infer"),
     "Papers": ("reproduce", "pseudo", "trust"),
 }
 ORDER = [name for names in PANELS.values() for name in names]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kinfolk.engines.conduct import look, sketch
 from kinfolk.engines.guard import LARGEST_COUNT, TOO_LONG
 from kinfolk.script import Ask
 from kinfolk.task import Expected
@@ -126,6 +127,7 @@ class Cohort:
     waiting: list[Stack] = field(default_factory=list)
     refused: set[Client] = field(default_factory=set)
     grown: dict[Client, tuple[float, float]] = field(default_factory=dict)  # (norm, norm of what was sent)
+    looks: list[Stack] = field(default_factory=list)  # what updates look like, chunk by chunk: see `conduct`
 
     def __post_init__(self) -> None:
         self.silent = set(self.request.to)  # those without a usable reply so far
@@ -134,6 +136,8 @@ class Cohort:
         each = self.request.each
         self._kinds = norms(each.table, _rows(each.table)) if isinstance(each, IndexedMessages) else None
         self._origins = {key: _origin(key, tree, self.request) for key, tree in declared.items()}
+        # One update is looked at of each reply: the first that began somewhere.
+        self._main = next((key for key, origin in self._origins.items() if origin), next(iter(declared), ""))
 
     def pass_on(self, chunk: Stack) -> Stack:
         """The replies that may pass now; the others wait."""
@@ -143,13 +147,11 @@ class Cohort:
         self.seen.append(model)
         for i in (model > GROWN * sent).nonzero().flatten().tolist():
             self.grown[chunk.clients[i]] = float(model[i]), float(sent[i])
-        if not self.limits.norm:
-            return chunk
         far = torch.zeros(len(chunk), dtype=torch.bool)
-        for key, length in self._updates(chunk).items():
+        for key, length in self._updates(chunk, sent).items():
             self.lengths.setdefault(key, []).append(length)
             far |= length > self._limit(key, self.limits.usual.get(key, 0.0), sent)
-        if not bool(far.any()):
+        if not self.limits.norm or not bool(far.any()):
             return chunk
         names = dict(zip(chunk.clients, far.tolist(), strict=True))
         self.waiting.append(chunk.at([c for c, out in names.items() if out]))
@@ -175,22 +177,35 @@ class Cohort:
         always = SHORT if key in self.limits.usual else FIRST
         return (always * sent).clamp(min=self.limits.norm * median)
 
-    def _updates(self, chunk: Stack) -> dict[str, Tensor]:
-        """How long the update in every tree of every reply is, [replies] in float64 on the host."""
-        trees = {key: tree for key, tree in chunk.body.items() if isinstance(tree, dict)}
-        return {key: self._lengths(tree, self._origins[key], chunk.clients) for key, tree in trees.items()}
+    def _updates(self, chunk: Stack, sent: Tensor | None = None) -> dict[str, Tensor]:
+        """How long the update in every tree of every reply is, [replies] in float64 on the host.
 
-    def _lengths(self, tree: Tree, origin: _Origin | None, who: tuple[Client, ...]) -> Tensor:
-        if origin is None:
-            return norms({"": tree}, len(who))
-        began = origin.of(who, self.request)
-        if not origin.several:
-            return norms({"": {n: tree[n] - t.to(tree[n]) for n, t in began.items()}}, len(who))
-        apart = [
-            norms({"": {n: tree[n] - t[:, j].to(tree[n]) for n, t in began.items()}}, len(who))
-            for j in range(origin.several)
-        ]
-        return torch.stack(apart).amin(0)
+        If it is told what was `sent`, the main update is looked at for the report on conduct as well.
+        """
+        found, who = {}, chunk.clients
+        for key, tree in chunk.body.items():
+            if not isinstance(tree, dict):
+                continue
+            origin = self._origins[key]
+            began = origin.of(who, self.request) if origin else {}
+            several = origin.several if origin else 0
+            found[key], nearest = _lengths(tree, began, several, len(who))
+            if sent is not None and key == self._main:
+                self._look(chunk, began, nearest, found[key], sent)
+        return found
+
+    def _look(self, chunk: Stack, began: Tree, nearest: Tensor | None, length: Tensor, sent: Tensor) -> None:
+        """Keep what the main update of each reply looks like."""
+        declared, tree = self.expected[self._main], chunk.tree(self._main)
+        assert isinstance(declared, dict)
+        like = {n: t for n, t in declared.items() if t.is_floating_point() and (n in began or not began)}
+        if not like:
+            return
+        reply = sketch(tree, like)
+        start = sketch(began, like) if began else torch.zeros(1, dtype=torch.float64)
+        if nearest is not None:
+            start = start.expand(len(chunk), -1, -1)[torch.arange(len(chunk)), nearest]
+        self.looks.append(look(chunk, reply - start, reply, length, sent))
 
     def _sent(self, who: tuple[Client, ...]) -> Tensor:
         """The norm of what each client was sent; of a model that starts at zero, of no less than one."""
@@ -203,6 +218,19 @@ class Cohort:
         else:
             own = norms(each.at(who).body, len(who))
         return own.clamp(min=least)
+
+
+def _lengths(tree: Tree, began: Tree, several: int, count: int) -> tuple[Tensor, Tensor | None]:
+    """How far each of `count` trees is from where it began, of several the nearest, and which that is."""
+    if not several:
+        moved = {n: tree[n] - t.to(tree[n]) for n, t in began.items()} if began else tree
+        return norms({"": moved}, count), None
+    apart = [
+        norms({"": {n: tree[n] - t[:, j].to(tree[n]) for n, t in began.items()}}, count)
+        for j in range(several)
+    ]
+    least = torch.stack(apart).min(0)
+    return least.values, least.indices
 
 
 @dataclass(frozen=True)

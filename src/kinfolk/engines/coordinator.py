@@ -60,6 +60,7 @@ class Part:
     lengths: dict[str, Tensor]  # of their updates, by which those that wait are judged
     waiting: Stack  # replies that are judged when all parts are there: see `Cohort`
     grown: dict[Client, tuple[float, float]] = field(default_factory=dict)  # see `Cohort`
+    looks: Stack = field(default_factory=lambda: Stack.join(()))  # see `conduct`
 
 
 @runtime_checkable
@@ -170,6 +171,9 @@ class Coordinator:
         self.grown: dict[
             Client, tuple[float, float]
         ] = {}  # models far larger than what was sent: see `Cohort`
+        self.looks: dict[
+            str, list[Stack]
+        ] = {}  # what updates of this round look like, by task: see `conduct`
         self.exploded: dict[Client, str] = {}  # whose reply was rejected for its numbers, and why
         self.answered: set[Client] = set()  # those who gave a usable reply to all they were asked
 
@@ -240,7 +244,8 @@ class Coordinator:
     def _checked(self, request: Ask[Any], task: Task, context: RoundContext) -> Iterator[Any]:
         """The replies that may pass, chunk by chunk, or folded in parts; last those that had to wait."""
         limits = Limits(self._most_rows, self.guard.norm, self.usual.of(request.task))
-        cohort = Cohort(request, task.reply, limits, self.usual, self.norms, grown=self.grown)
+        looks = self.looks.setdefault(request.task, [])
+        cohort = Cohort(request, task.reply, limits, self.usual, self.norms, grown=self.grown, looks=looks)
         if isinstance(self.engine, FoldsInParts) and isinstance(request.fold, Mergeable):
             yield from self._parts(self.engine, cohort, context)
         else:
@@ -298,6 +303,7 @@ class Coordinator:
             for key, length in part.lengths.items():
                 cohort.lengths.setdefault(key, []).append(length)
             cohort.grown.update(part.grown)
+            cohort.looks.append(part.looks)
             if part.waiting.clients:
                 cohort.waiting.append(part.waiting)
             yield part.total
@@ -380,7 +386,8 @@ def fold_part(
     norms = torch.cat(cohort.seen) if cohort.seen else torch.zeros(0, dtype=torch.float64)
     sent = coordinator.ledger.bytes.get(request.task, {}).get("up", 0)
     lengths = {key: torch.cat(found) for key, found in cohort.lengths.items()}
-    return Part(total, heard, rejected, sent, norms, lengths, Stack.join(cohort.waiting), cohort.grown)
+    waiting, looks = Stack.join(cohort.waiting), Stack.join(cohort.looks)
+    return Part(total, heard, rejected, sent, norms, lengths, waiting, cohort.grown, looks)
 
 
 def _nobody(expected: Expected) -> Stack:

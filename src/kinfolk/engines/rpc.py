@@ -76,19 +76,24 @@ def pack_part(part: Part) -> Packed:
     waiting = {f"waiting.body.{key}": value for key, value in part.waiting.body.items()}
     body = {f"total.{key}": value for key, value in part.total.items()} | waiting
     body |= {f"lengths.{key}": value for key, value in part.lengths.items()}
-    told = json.dumps([part.heard, part.rejected, part.sent, part.waiting.clients, part.grown])
-    return {**body, "norms": part.norms, "waiting.size": part.waiting.size}, {"part": told}
+    body |= {f"looks.body.{key}": value for key, value in part.looks.body.items()}
+    names = part.waiting.clients, part.looks.clients
+    told = json.dumps([part.heard, part.rejected, part.sent, *names, part.grown])
+    sizes = {"waiting.size": part.waiting.size, "looks.size": part.looks.size}
+    return {**body, "norms": part.norms, **sizes}, {"part": told}
 
 
 @_unpacking()
 def unpack_part(message: Message, header: Header) -> Part:
     """The part behind `pack_part`."""
-    heard, rejected, sent, waiting, grown = json.loads(header["part"])
+    heard, rejected, sent, waiting, looked, grown = json.loads(header["part"])
     held = Stack(tuple(waiting), message["waiting.size"].cpu(), _under("waiting.body.", message))
     own = {Client(c): (norm, was) for c, (norm, was) in grown.items()}
     lengths = {key: length.cpu() for key, length in _under("lengths.", message).items()}
     total, norms = _under("total.", message), message["norms"].cpu()
-    return Part(total, tuple(heard), rejected, sent, norms, lengths, held, own)
+    body = map_leaves(lambda t: t.cpu(), _under("looks.body.", message))
+    looks = Stack(tuple(looked), message["looks.size"].cpu(), body)
+    return Part(total, tuple(heard), rejected, sent, norms, lengths, held, own, looks)
 
 
 def pack_several(messages: Iterable[tuple[Any, Message]]) -> Packed:

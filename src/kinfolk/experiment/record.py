@@ -47,7 +47,7 @@ CLIENT_FACTS = "clients.parquet"
 MODELS = ("centre", "personal", "fine-tuned")
 FORMAT = 1  # of a run folder; a newer one is refused
 # Folders with a file for every round that is recorded there, and the end of these files' names.
-BY_ROUND = {"records": "parquet", "sketches": "parquet", "pictures": "safetensors"}
+BY_ROUND = {"records": "parquet", "conduct": "parquet", "sketches": "parquet", "pictures": "safetensors"}
 _FILE = re.compile(r"round-(\d{6,})\.(\w+)")
 
 
@@ -143,8 +143,10 @@ def plain(value: Any) -> Any:
     )
 
 
-def write_bytes(path: Path, data: bytes, field: str = "run") -> None:
+def write_bytes(path: Path, data: bytes, field: str = "run", lasting: bool = True) -> None:
     """Write a whole file or nothing: into a sibling first, then renamed; only its owner can read it.
+
+    Unless it is `lasting`, nobody waits for the disk: a power cut may take it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -159,7 +161,8 @@ def write_bytes(path: Path, data: bytes, field: str = "run") -> None:
             with open(temporary, "wb", opener=private_file) as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())  # a rename may reach the disk before the bytes do
+                if lasting:
+                    os.fsync(file.fileno())  # a rename may reach the disk before the bytes do
             os.replace(temporary, path)
         except OSError:
             with suppress(OSError):

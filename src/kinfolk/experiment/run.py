@@ -31,6 +31,7 @@ from kinfolk.experiment.choosing import choose_now, with_choices
 from kinfolk.experiment.client_facts import write_client_facts
 from kinfolk.experiment.client_memory import make_memories
 from kinfolk.experiment.complaints import complaints
+from kinfolk.experiment.conduct import record_conduct
 from kinfolk.experiment.describe import description
 from kinfolk.experiment.finalize import finalize, go_on
 from kinfolk.experiment.health import Evaluation
@@ -263,6 +264,9 @@ class Running:
             self.state, self.voids = after, 0
             self.unheard -= self.coordinator.answered
         self.done += 1
+        if not void:
+            seen = self.coordinator.looks
+            record_conduct(self.folder, self.done, seen, self.algorithm, self.state, self.clients)
         facts = {"cohort": len(cohort), "answered": answered, "void": void, "info": info, **noted}
         facts["unheard"] = len(self.unheard)
         facts |= self.spending.facts()

@@ -141,6 +141,13 @@ class Run:
 
         return members(self)
 
+    @property
+    def conduct(self) -> pd.DataFrame:
+        """The clients that look like free riders or outliers, and why; see docs/privacy/attackers.md."""
+        from kinfolk.report.conduct import conduct
+
+        return conduct(self)
+
     @cached_property
     def spec(self) -> dict[str, Any]:
         """The resolved experiment file, or nothing if the folder has none."""

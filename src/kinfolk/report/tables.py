@@ -16,6 +16,7 @@ from rich.text import Text
 from kinfolk.errors import KinfolkError, near, visible
 from kinfolk.experiment.record import plain
 from kinfolk.report.against import against_best, has_scores, mark, marks_told, pair_notes
+from kinfolk.report.conduct import conduct_lines
 from kinfolk.report.convergence import convergence_note
 from kinfolk.report.diverged import divergences, has_diverged, is_ranked, scored_clients
 from kinfolk.report.groups import doubtful, named, switches
@@ -264,7 +265,8 @@ def run_table(run: Run) -> RenderableType:
     spent = [(phase, "seconds", seconds) for phase, seconds in _parts(run.rounds, "seconds")]
     if spent:
         parts.append(_totals("Time, all rounds", "phase", ["seconds"], spent, "{:.2f}".format))
-    return Group(*parts, *_groups(run), _amiss(run))
+    conduct = [Text(f"Conduct: {line}") for line in conduct_lines(run)]
+    return Group(*parts, *_groups(run), *conduct, _amiss(run))
 
 
 def _facts(run: Run) -> Table:

@@ -15,6 +15,7 @@ from kinfolk.report.page.charts import (
     attackers,
     choice,
     clients,
+    conduct,
     convergence,
     costs,
     data,
@@ -100,6 +101,7 @@ SECTIONS = (
         ),
     ),
     Section("Attackers", (Entry((attackers.honest, attackers.rejected)),)),
+    Section("Conduct of clients", (Entry((conduct.updates,), choose="Method"),)),
     Section("Costs", (Entry((costs.ledger, costs.time)),)),
     Section("About the runs", (Entry((facts.every_run, facts.settings)),)),
 )

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+import pandas as pd
+
 DIGITS = 4
 # What is not worth the letters that say how it is packed.
 SHORT = 12
@@ -51,12 +53,14 @@ class Store:
 def cell(value: Any) -> Any:
     """A value in JSON's own types, with as many digits as a page shows; what is no number is null.
 
-    >>> cell(0.123456), cell(float("nan")), cell(123456.7), cell(7), cell("ann")
-    (0.1235, None, 123500, 7, 'ann')
+    >>> cell(0.123456), cell(float("nan")), cell(123456.7), cell(7), cell("ann"), cell(pd.NA)
+    (0.1235, None, 123500, 7, 'ann', None)
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if value is None or isinstance(value, str | bool | int):
+    if value is None or value is pd.NA:  # which is neither equal to itself nor not
+        return None
+    if isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
         short = float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None

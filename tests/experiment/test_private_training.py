@@ -24,6 +24,7 @@ from kinfolk.experiment.spending import FILE
 from kinfolk.privacy import gaussian
 from kinfolk.report.read import Run, privacy
 from kinfolk.streams import Seed, sample
+from kinfolk.trained import load
 from kinfolk.types import Client
 
 # Of a method whose clients all count alike anyway, and of one whose weights have to be set.
@@ -280,6 +281,17 @@ def test_every_engine_leads_to_the_same_noisy_means(tmp_path, monkeypatch, engin
     for field in ("model", "centres"):
         for leaf, t in getattr(loop, field, {}).items():
             assert torch.allclose(getattr(other, field)[leaf], t, atol=1e-4)
+
+
+def test_the_card_of_a_model_has_the_promise_and_that_of_a_clients_own_has_none(tmp_path):
+    ran = go(tmp_path / "run", "algorithm.name=fedavg_tuned", *SERVER)
+    spent = json.loads((ran.folder / "run.json").read_text())["privacy"]["epsilon"]
+    cards = []
+    for name, more in (("all", {"kind": "centre"}), ("own", {"client": "client-01", "kind": "fine-tuned"})):
+        load(ran.folder).export(tmp_path / name, **more)
+        cards.append((tmp_path / name / "README.md").read_text())
+    assert f"| differential privacy | epsilon {spent:.3g} at delta 0.01" in cards[0]
+    assert "| differential privacy | none: it is one client's own |" in cards[1]
 
 
 def test_a_run_without_a_table_has_no_account(tmp_path):

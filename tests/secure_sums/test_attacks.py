@@ -19,7 +19,7 @@ from kinfolk.experiment.build import build_parts
 from kinfolk.experiment.spec import override
 from kinfolk.script import Ask
 from kinfolk.secure_sums import holding
-from kinfolk.secure_sums.holding import ABSENT, ANSWER, HELD, LIST, LOG, RESPONSE, UNWILLING, WHY
+from kinfolk.secure_sums.holding import ABSENT, ANSWER, FIT, HELD, LIST, LOG, RESPONSE, UNWILLING, WHY
 from kinfolk.secure_sums.member import MOST, exchanges, list_of
 from kinfolk.secure_sums.spec import SecureSumsSpec
 from kinfolk.shares.answer_log import empty_log
@@ -211,7 +211,7 @@ def test_no_model_and_no_seed_is_in_what_the_server_gets(engine, drawn):
     secrets = of_clients(models, first).union(drawn)
     assert len(drawn) == 8 * (7 + 8)  # seeds to the others, salts for all
     assert not [s for s in secrets if s in got]
-    assert set(stage.seen[0][1].body) == set()  # of training nothing comes but that it is done
+    assert set(stage.seen[0][1].body) == {FIT}  # of training comes that it is done, and in range
     # The search finds what is there: with plain means all models are.
     plain = b"".join(t.contiguous().numpy().tobytes() for *_, t in leaves(models.body))
     assert sum(s in plain for s in secrets) > 100
@@ -332,6 +332,18 @@ def test_a_model_out_of_range_is_not_shared_and_its_numbers_are_not_told(bad):
     assert float((flat(after.model) - mean_of(without("cleo"))).abs().max()) < 1e-6
     told = stage.told("left_out")
     assert [(f["client"], f["reason"]) for f in told] == [("cleo", holding.REASONS[holding.UNFIT])]
+
+
+@pytest.mark.parametrize("spec", [ADDITIVE, SHAMIR], ids=lambda spec: spec.scheme)
+def test_who_knows_to_be_out_of_range_is_left_out_before_anybody_shares(spec):
+    models = trained(METHOD, FEDERATION, "update", {"model": METHOD.learner.first})
+    sizes = {float(flat(models.row(c)["model"]).abs().max()): c for c in models.clients}
+    *_, second, largest = sorted(sizes)
+    stage, after = played_round(replace(spec, limit=(second + largest) / 2))
+    told = [(facts["client"], facts["reason"]) for facts in stage.told("left_out")]
+    assert told == [(sizes[largest], holding.REASONS[holding.UNFIT])]
+    assert float((flat(after.model) - mean_of(without(sizes[largest]))).abs().max()) < 1e-5
+    assert stage.asked.count("sums.share") == 1
 
 
 # A server that asks more than it should.

@@ -40,7 +40,7 @@ def trial(clients: int, numbers: int, scheme: str, repeats: int) -> dict[str, fl
     task = Task(start, lambda carry: ({"model": carry["model"]}, None), reply={"model": model})
     spec, plain = SecureSumsSpec(scheme), {"update": task}
     secure = scheme != "off"
-    table: Any = {**armed(plain, plain, clients), **exchanges(spec)} if secure else plain
+    table: Any = {**armed(plain, plain, clients, 2.0**14), **exchanges(spec)} if secure else plain
     memories = Memories(first_memory(lambda who: {}), (LOG,) if secure else ())
     engine = make(EngineSpec("loop", "cpu"), federation, table, memories)
     stage, best, apart = Coordinator(engine, federation=federation), [float("inf")] * 2, 0.0

@@ -80,7 +80,7 @@ def server(method, federation, spec=ADDITIVE, engine="loop", absent=None):
     trees, lasting = {}, ()
     if spec is not None:
         trees = summed_trees(table, summed)
-        table = {**armed(table, summed, len(federation.clients)), **exchanges(spec)}
+        table = {**armed(table, summed, len(federation.clients), spec.make().limit), **exchanges(spec)}
         remember, lasting = first_memory(remember), (LOG,)
     wanted = EngineSpec(engine, "cpu", chunk=3, lanes=1, processes=2)
     with arithmetic(toy.CPU, "float32"):

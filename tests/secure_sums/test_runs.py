@@ -118,7 +118,7 @@ def test_bytes_are_counted_where_they_go(tmp_path):
     go(tmp_path / "secure", ON, "run.rounds=1")
     plain, secure = (rounds_of(tmp_path / name)[1]["bytes"] for name in ("plain", "secure"))
     model = plain["update"]["up"] // 4
-    assert secure["update"] == {"down": plain["update"]["down"], "up": 0}
+    assert secure["update"] == {"down": plain["update"]["down"], "up": 4 * 8}  # whether it is in range
     # Each answer: a word of 8 bytes for each float32, the hash of its exchange, of all, and of each sender's.
     assert secure["sums.answer.update"]["up"] == 4 * (2 * model + 32 + 32 + 4 * 32)
     # Each share: exchange, salt and seed, and four commitments.

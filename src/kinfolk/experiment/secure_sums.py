@@ -69,7 +69,8 @@ def with_sums(table: Table, parts: Parts) -> Table:
     spec, algorithm = parts.spec.secure_sums, parts.algorithm
     if not is_on(spec) or not isinstance(algorithm, NeedsMeansAlone):
         return table
-    return {**armed(table, algorithm.summed, len(parts.federation.clients)), **exchanges(spec)}
+    clients, limit = len(parts.federation.clients), spec.make().limit
+    return {**armed(table, algorithm.summed, clients, limit), **exchanges(spec)}
 
 
 def asking(parts: Parts, coordinator: Coordinator, log: Callable[..., None]) -> Asking:

@@ -23,7 +23,7 @@ from torch import Tensor
 from kinfolk.errors import KinfolkError
 from kinfolk.fold import MeansOfGroups, client_weights
 from kinfolk.script import Ask, Exchange, Request, play
-from kinfolk.secure_sums.holding import COUNTS, FINE, REASONS, UNFIT
+from kinfolk.secure_sums.holding import COUNTS, FINE, FIT, REASONS, UNFIT
 from kinfolk.secure_sums.member import MOST, list_of
 from kinfolk.secure_sums.spec import SecureSumsSpec
 from kinfolk.shares.context import Context, check_secrecy
@@ -90,8 +90,12 @@ class _InRound:
             return fold.of_means({}, {}, {}), {}
         groups, weights = fold.groups_of(got).tolist(), client_weights(got, fold.weights).tolist()
         lists: Lists = {}
-        for client, group, weight in zip(got.clients, groups, weights, strict=True):
-            lists.setdefault(group, {})[client] = weight
+        fit = got.tensor(FIT).tolist()
+        for client, group, weight, able in zip(got.clients, groups, weights, fit, strict=True):
+            if able:
+                lists.setdefault(group, {})[client] = weight
+            else:
+                self._unfit(client, group)
         agreed = yield from self._agreed(lists, tree)
         sums = yield from self._sums(agreed, request.task)
         yield Exchange("sums.end", got.clients)
@@ -162,10 +166,7 @@ class _InRound:
         for client in here:
             said = ready.row(client)
             if int(said["why"]) != FINE:
-                reason = REASONS[int(said["why"])]
-                self._left_out(client, reason, group)
-                if int(said["why"]) == UNFIT:
-                    self.unfit[client] = reason
+                self._left_out(client, REASONS[int(said["why"])], group)
             else:
                 reports[self.context.clients.index(client)] = said["lost"].cpu()
         places = [self.context.clients.index(c) for c in ctx.members]
@@ -201,6 +202,10 @@ class _InRound:
             except KinfolkError as error:
                 self._void(group, str(error))
         return sums
+
+    def _unfit(self, client: Client, group: int) -> None:
+        self.unfit[client] = REASONS[UNFIT]
+        self._left_out(client, REASONS[UNFIT], group)
 
     def _left_out(self, client: Client, reason: str, group: int) -> None:
         self.by.log("left_out", round=self.context.round, group=group, client=client, reason=reason)

@@ -24,6 +24,7 @@ LIST = "sums.list"  # with whom, by which weights
 RESPONSE, ANSWER = "sums.response", "sums.answer"  # what could be answered, and what may be
 LOST, WHY = "sums.lost", "sums.why"  # whose shares did not come; why one makes none itself
 OWN = "sums.own."  # and a key: what the algorithm keeps, while a task runs
+FIT = "sums.fit"  # whether all numbers of a model are finite and within the limit
 COUNTS = "sums.counts"  # the whole numbers of a model, which no sum is made of
 
 # Why a client has no part in a sum. It says no more, since the numbers of its model are its own.
@@ -63,12 +64,12 @@ def trees(entry: object) -> list[tuple[str, Tree]]:
     return [(key, value) for key, value in declared if isinstance(value, dict)]
 
 
-def armed(table: Table, summed: Collection[str], clients: int) -> Table:
+def armed(table: Table, summed: Collection[str], clients: int, limit: float) -> Table:
     """The tasks, in which models stay where they are, and the steps by which they are summed.
 
     >>> from kinfolk.learning.learner import keep_model
     >>> task = Task(lambda *given: {}, keep_model, reply={"model": {"w": torch.zeros(2)}})
-    >>> sorted(armed({"update": task}, ("update",), 3))
+    >>> sorted(armed({"update": task}, ("update",), 3, 1.0))
     ['sums.answer.update', 'sums.list', 'sums.ready', 'update']
     """
     found = summed_trees(table, summed)
@@ -76,7 +77,9 @@ def armed(table: Table, summed: Collection[str], clients: int) -> Table:
     for name, (_, tree) in found.items():
         made[f"sums.answer.{name}"] = _answer(clients, sum(length for _, length in layers_of(tree)))
     around = {
-        name: _around(task, found[name][0] if name in found else "") if isinstance(task, Task) else task
+        name: _around(task, found[name][0] if name in found else "", limit)
+        if isinstance(task, Task)
+        else task
         for name, task in table.items()
     }
     return {**around, **made}
@@ -88,7 +91,7 @@ def _split_off(held: Message) -> tuple[Message, Message]:
     return {k: v for k, v in held.items() if k not in ours}, ours
 
 
-def _around(task: Task, key: str) -> Task:
+def _around(task: Task, key: str, limit: float) -> Task:
     """A task as it is, but that the tree `key` of its reply stays in the memory; with no key, as it is."""
 
     def start(message: Message, memory: Message, facts: ClientInfo) -> Carry:
@@ -107,7 +110,8 @@ def _around(task: Task, key: str) -> Task:
         model = reply[key]
         held = {n: t for n, t in model.items() if t.is_floating_point()}
         whole = [t.reshape(-1).long() for n, t in model.items() if n not in held]
-        told = {COUNTS: torch.cat(whole)} if whole else {}
+        fit = torch.stack([(t.abs() <= limit).all() for t in held.values()]).all().long()
+        told = {FIT: fit, **({COUNTS: torch.cat(whole)} if whole else {})}
         rest = {k: v for k, v in reply.items() if k != key}
         return {**rest, **told}, {**memory, LOG: ours[LOG], HELD: held}
 
@@ -128,7 +132,7 @@ def _without(reply: Expected, key: str) -> Expected:
     tree: Tree = reply[key]  # type: ignore[assignment]
     count = sum(t.numel() for t in tree.values() if not t.is_floating_point())
     told = {COUNTS: torch.zeros(count, dtype=torch.int64)} if count else {}
-    return {**{k: v for k, v in reply.items() if k != key}, **told}
+    return {**{k: v for k, v in reply.items() if k != key}, FIT: IntSpec(0, 2), **told}
 
 
 def _take_list(message: Message, memory: Message, facts: ClientInfo) -> Carry:

@@ -21,7 +21,7 @@ class SecureSumsSpec:
     scheme: str = "off"
     # Fractional bits of what is shared; 0: the scheme's own, 32 or 24.
     bits: int = 0
-    # Largest weighted number of a model that is shared, a client with a larger one does not; 0: 16384.
+    # Largest number of a model that is shared; who has a larger one shares nothing. 0: 16384.
     limit: float = 0.0
     # Fewest members of a sum, also by their weights; a group of fewer keeps its model.
     min_members: int = 3

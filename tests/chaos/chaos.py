@@ -140,7 +140,7 @@ def play(cell: Cell, room: Path, disk: Disk, kills: int, other: str, draw: rando
         words = ["run", str(spec), *sets, "--out", str(folder), "--resume", "--json"]
         end = attempt(words, room / "said", folder, fault, spread)
         if "Traceback" in end.said or len(end.said.splitlines()) > 40:
-            cell.findings.append(f"{fault}: {end.said.strip().splitlines()[-1]}")
+            cell.findings.append(f"{fault}:\n{end.said.strip()[-3000:]}")
         if end.code == 124:
             cell.findings.append(f"{fault}: hangs")
         return end

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kinfolk.attacks.attack import given
 from kinfolk.attacks.inference.inversion import analytic, gradient_of, optimised, recovery
 from kinfolk.attacks.inference.membership import attack_scores, confidence, pooled, row_losses
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.attack import given
 from kinfolk.experiment.build import Parts, build_parts
 from kinfolk.experiment.compare import parse_methods
 from kinfolk.experiment.run import run

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from deployed import federated, sites_of, spec_of
+from deployed import all_equal, federated, sites_of, spec_of
 
 from kinfolk.deploy.carrier import Threads
 from kinfolk.deploy.lead import lead
 from kinfolk.deploy.site import Site
 from kinfolk.experiment.run import Result, run
 from kinfolk.experiment.state import to_message
-from kinfolk.types import Client, Message, leaves
+from kinfolk.types import Client
 
 
 def deployed(spec: Any, folder: Path, sites: dict[Client, Site], **more: Any) -> Result:
@@ -23,13 +22,6 @@ def deployed(spec: Any, folder: Path, sites: dict[Client, Site], **more: Any) ->
         return lead(spec, folder, carrier, list(sites), seconds=120, **more)
     finally:
         carrier.close()
-
-
-def same(one: Message, other: Message) -> bool:
-    left, right = list(leaves(one)), list(leaves(other))
-    return [place[:2] for place in left] == [place[:2] for place in right] and all(
-        torch.equal(a[2], b[2]) for a, b in zip(left, right, strict=True)
-    )
 
 
 METHODS = ("fedavg", "ifca,k=2", "fesem,k=2", "mdicfl,k=2", "mdicfl,k=2,privacy='strong'", "slfed")
@@ -42,8 +34,8 @@ def test_the_bits_are_those_of_the_loop(method: str, tmp_path: Path):
     theirs = run(spec, tmp_path / "loop")
     sites = sites_of(rows)
     ours = deployed(spec, tmp_path / "deployed", sites)
-    assert same(to_message(ours.state)[0], to_message(theirs.state)[0])
+    assert all_equal(to_message(ours.state)[0], to_message(theirs.state)[0])
     assert ours.summary == theirs.summary
     for who, site in sites.items():
         assert site.begun is not None
-        assert same(site.begun.store.memory, theirs.memories.get(who, site.begun.store.memory))
+        assert all_equal(site.begun.store.memory, theirs.memories.get(who, site.begun.store.memory))

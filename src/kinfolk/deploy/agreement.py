@@ -1,7 +1,7 @@
 """What sites and the lead agree on before anything is trained; no row is part of it.
 
-Each site introduces itself: whose rows it holds, of what form, how many, which versions it runs and which keys
-are its own. The lead names the first site that does not fit and why, or sends the same agreement to all.
+Each site introduces itself: whose rows it holds, of what form, how many, which versions it runs and which
+keys are its own. The lead names the first site that does not fit and why, or sends the same agreement to all.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,7 +31,11 @@ def versions() -> dict[str, str]:
     >>> sorted(versions())
     ['kinfolk', 'protocol', 'torch']
     """
-    return {"protocol": str(PROTOCOL), "kinfolk": version("kinfolk"), "torch": torch.__version__.split("+")[0]}
+    return {
+        "protocol": str(PROTOCOL),
+        "kinfolk": version("kinfolk"),
+        "torch": torch.__version__.split("+")[0],
+    }
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,9 @@ class Introduction:
             outline = outline_from(told["outline"])
             return Introduction(Client(str(told["who"])), outline, rows, str(told["key"]), words)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise KinfolkError("introduction", None, f"cannot be read ({error}); is it a site of ours?") from error
+            raise KinfolkError(
+                "introduction", None, f"cannot be read ({error}); is it a site of ours?"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -98,13 +105,18 @@ class Agreement:
         try:
             told = json.loads(text)
             rows = {Client(c): {s: _count(n[s]) for s in SPLITS} for c, n in told["rows"].items()}
-            outline, keys = outline_from(told["outline"]), {Client(c): str(k) for c, k in told["keys"].items()}
+            outline, keys = (
+                outline_from(told["outline"]),
+                {Client(c): str(k) for c, k in told["keys"].items()},
+            )
             return Agreement(str(told["run"]), str(told["spec"]), outline, rows, keys, dict(told["versions"]))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise KinfolkError("agreement", None, f"cannot be read ({error}); is the lead of this version?") from error
+            raise KinfolkError(
+                "agreement", None, f"cannot be read ({error}); is the lead of this version?"
+            ) from error
 
     def federation(self) -> Federation:
-        """A federation with these clients and counts, and not one row: what the lead and every site build on."""
+        """A federation with these clients and counts, and not one row: what all build their networks on."""
         counts = {s: torch.tensor([0, *(self.rows[c][s] for c in self.outline.clients)]) for s in SPLITS}
         none, each = torch.zeros(0, dtype=torch.int64), torch.arange(len(self.outline.clients))
         shell = self.outline.without_rows()
@@ -132,7 +144,7 @@ def agree(introductions: Sequence[Introduction], spec: Experiment, text: str, ru
     if not known:
         raise KinfolkError("sites", 0, "nobody is here; start the sites, then submit again")
     names = [one.who for one in known]
-    double = next((a for a, b in zip(names, names[1:], strict=False) if a == b), None)
+    double = next((a for a, b in pairwise(names) if a == b), None)
     if double is not None:
         raise KinfolkError("site", double, "two sites have this name; give one of them a kit of its own")
     here = versions()
@@ -165,10 +177,14 @@ def _common(outlines: Sequence[Outline], clients: tuple[Client, ...]) -> Outline
         for what in ("feature_names", "shape", "inputs", "targets", "scale", "target", "class_axis"):
             here, there = getattr(first, what), getattr(other, what)
             if here != there:
-                told = f"its {what.replace('_', ' ')} are {_short(there)}, those of {clients[0]} {_short(here)}"
+                told = (
+                    f"its {what.replace('_', ' ')} are {_short(there)}, those of {clients[0]} {_short(here)}"
+                )
                 raise KinfolkError("site", who, f"{told}; they must be the same")
     if len(kinds) > 1:
-        who = next(c for c, o in zip(clients, outlines, strict=True) if bool(o.classes) != bool(first.classes))
+        who = next(
+            c for c, o in zip(clients, outlines, strict=True) if bool(o.classes) != bool(first.classes)
+        )
         raise KinfolkError("site", who, "predicts numbers where others predict classes, or the reverse")
     named = {bool(o.class_names) for o in outlines}
     if len(named) > 1:
@@ -178,7 +194,9 @@ def _common(outlines: Sequence[Outline], clients: tuple[Client, ...]) -> Outline
     names = first.class_names if same else tuple(sorted({n for o in outlines for n in o.class_names}))
     classes = len(names) if names else max(o.classes for o in outlines)
     outputs = classes if first.classes else first.outputs
-    return replace(first, clients=clients, classes=classes, outputs=outputs, class_names=names, name="deployed")
+    return replace(
+        first, clients=clients, classes=classes, outputs=outputs, class_names=names, name="deployed"
+    )
 
 
 def _check_scaling(known: Sequence[Introduction], spec: Experiment) -> None:

@@ -1,4 +1,4 @@
-"""What takes bytes to sites and back: a deployment engine, or threads of this process for tests and trials."""
+"""What takes bytes to sites and back: a deployment engine, or threads of this process for trials."""
 
 from __future__ import annotations
 
@@ -15,9 +15,37 @@ from kinfolk.types import Client
 class Carrier(Protocol):
     """Bytes to sites and back. It reads none of them, and promises neither order nor arrival."""
 
-    def ask(self, requests: Mapping[Client, bytes], seconds: float) -> Iterator[tuple[Client, bytes | Exception]]:
+    def ask(
+        self, requests: Mapping[Client, bytes], seconds: float
+    ) -> Iterator[tuple[Client, bytes | Exception]]:
         """Each site's answer as it comes, or why there is none; after `seconds`, the rest are left out."""
         ...
+
+
+# Seconds between two tries at a site that has failed.
+PAUSE = 0.5
+
+
+def patiently(
+    carrier: Carrier,
+    requests: Mapping[Client, bytes],
+    seconds: float,
+    again: Callable[[Client, bytes, float], bool] = lambda who, answer, left: False,
+) -> Iterator[tuple[Client, bytes | None]]:
+    """Everybody's answer as it comes, None for whoever has none in time: each exactly once.
+
+    Whoever fails is asked again, as often as there is time; so is one whose answer says so by `again`.
+    """
+    until, still = time.monotonic() + seconds, dict(requests)
+    while still and (left := until - time.monotonic()) > 0:
+        for who, answer in carrier.ask(dict(still), left):
+            if who in still and not isinstance(answer, Exception) and not again(who, answer, left):
+                del still[who]
+                yield who, answer
+        if still:
+            time.sleep(max(min(PAUSE, until - time.monotonic()), 0))
+    for who in still:
+        yield who, None
 
 
 # PyTorch's global generator, which is lent to one client at a time, and its tracer are one for a process.
@@ -35,7 +63,9 @@ class Threads:
         self.sites = dict(sites)
         self._pool = ThreadPoolExecutor(max(len(self.sites), 1))
 
-    def ask(self, requests: Mapping[Client, bytes], seconds: float) -> Iterator[tuple[Client, bytes | Exception]]:
+    def ask(
+        self, requests: Mapping[Client, bytes], seconds: float
+    ) -> Iterator[tuple[Client, bytes | Exception]]:
         """As `Carrier.ask`."""
         asked = {self._pool.submit(self._answer, who, data): who for who, data in requests.items()}
         until = time.monotonic() + seconds

@@ -11,11 +11,11 @@ from typing import Any
 
 from kinfolk.codec import encode
 from kinfolk.deploy.agreement import Agreement, Introduction, agree
-from kinfolk.deploy.carrier import Carrier
+from kinfolk.deploy.carrier import Carrier, patiently
 from kinfolk.deploy.remote import Remote, begin
 from kinfolk.engines.coordinator import Engine
 from kinfolk.engines.memory import Memories
-from kinfolk.engines.wire import ROOM, checked
+from kinfolk.engines.wire import checked
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.build import Network, Parts
 from kinfolk.experiment.ranks import table_of
@@ -42,8 +42,8 @@ def lead(
 ) -> Result:
     """Run an experiment over sites into its folder; `seconds` is how long one request may take.
 
-    With `resume` it goes on from the last checkpoint with the sites of the run, each of which goes back to the
-    memory it had then.
+    With `resume` it goes on from the last checkpoint with the sites of the run, each of which goes back to
+    the memory it had then.
     """
     if spec.run.attack != "none" or spec.run.absent:
         key, value = ("absent", spec.run.absent) if spec.run.absent else ("attack", spec.run.attack)
@@ -77,17 +77,18 @@ def introductions(carrier: Carrier, sites: Sequence[Client], seconds: float) -> 
     """What every site says of itself; one that says nothing is an error that names it."""
     found: dict[Client, Introduction] = {}
     why: dict[Client, str] = dict.fromkeys(sites, f"has not answered within {seconds:g} s; is it running?")
-    for who, data in carrier.ask({c: encode({}, {"do": "introduce", "to": c}) for c in sites}, seconds):
+    requests = {c: encode({}, {"do": "introduce", "to": c}) for c in sites}
+    for who, data in patiently(carrier, requests, seconds):
+        if data is None:
+            continue
         try:
-            if isinstance(data, Exception):
-                raise data
             back = checked(data, {"from": who}, None)
             if "introduction" not in back:
                 raise KinfolkError("site", who, back.get("error", "said nothing of itself"))
             found[who] = Introduction.read(back["introduction"])
             if found[who].who != who:
                 raise KinfolkError("site", who, f"calls itself {found[who].who}")
-        except Exception as error:
+        except KinfolkError as error:
             why[who] = str(error)
     for who in sites:
         if who not in found:

@@ -1,9 +1,9 @@
 """Letters from site to site that whoever passes them on can neither read, forge, replay nor put elsewhere.
 
-A letter is signed by its sender's Ed25519 key, then sealed for its receiver: a fresh X25519 key, HKDF-SHA256,
-ChaCha20-Poly1305. The signature covers the letter's place (run, round, request, kind, sender and receiver) and
-so does the seal. A receiver who shows two signed letters of one place that say different things proves that
-the sender said both.
+A letter is signed by its sender's Ed25519 key, then sealed for its receiver: a fresh X25519 key,
+HKDF-SHA256, ChaCha20-Poly1305. The signature covers the letter's place (run, round, request, kind, sender and
+receiver) and so does the seal. A receiver who shows two signed letters of one place that say different things
+proves that the sender said both.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Identity:
         return shown + ChaCha20Poly1305(_derived(secret, shown, sealing)).encrypt(_NONCE, signed, where)
 
     def open(self, letter: bytes, sender: str, place: Place) -> tuple[bytes, bytes]:
-        """(what it says, the sender's signature); anything but a letter of this sender and place is refused."""
+        """(what it says, the signature); anything but a letter of this sender and place is refused."""
         mine, where = X25519PrivateKey.from_private_bytes(self.opening), _place(place)
         shown, own = letter[:_KEY], mine.public_key().public_bytes_raw()
         try:

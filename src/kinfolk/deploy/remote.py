@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from kinfolk.codec import decode, encode
+from kinfolk.codec import decode, encode, head
 from kinfolk.deploy.agreement import Agreement
-from kinfolk.deploy.carrier import Carrier
+from kinfolk.deploy.carrier import Carrier, patiently
 from kinfolk.deploy.site import NOT_BEGUN
 from kinfolk.deploy.store import TOLD, Course
 from kinfolk.engines import rpc
@@ -32,10 +31,8 @@ from kinfolk.streams import RoundContext
 from kinfolk.task import PeerTask, Table, Task
 from kinfolk.types import Client, Message, Stack
 
-# Seconds between two tries at a site that failed, and between two looks at sites that are away.
-PAUSE, LOOK = 0.5, 5.0
-# Seconds that a look at those who are away may take.
-GLANCE = 2.0
+# Seconds between two looks at sites that are away, and that such a look may take.
+LOOK, GLANCE = 5.0, 2.0
 
 
 class Remote:
@@ -91,8 +88,8 @@ class Remote:
         header = {"swap": name, **rpc.pack_context(context)}
         letters: dict[Client, list[tuple[Client, Message]]] = {c: [] for c in among}
         sent: Sent = {}
-        wrote = list[Client]()
-        for who, data, back in self._in_order(dict.fromkeys(among, {}), {**header, "do": "send"}, None):
+        wrote, nothing = list[Client](), {c: Message() for c in among}
+        for who, data, back in self._in_order(nothing, {**header, "do": "send"}, None):
             try:
                 sizes = {Client(to): int(size) for to, size in json.loads(back.get("sizes", "{}")).items()}
                 written = rpc.unpack_several(*decode(data))
@@ -127,7 +124,7 @@ class Remote:
     # What the memories ask of those who hold them
 
     def tell(self, word: str) -> None:
-        """A new state begins, or what was made since it began counts for nothing; sites hear it when asked."""
+        """A new state begins, or what was made in it counts for nothing; sites hear of it when asked."""
         mark = self.course.mark
         if word == "snapshot":
             self.course = replace(self.course, mark=mark + 1)
@@ -195,35 +192,27 @@ class Remote:
 
     def _asked(self, requests: Mapping[Client, bytes]) -> Iterator[tuple[Client, bytes | None]]:
         """Everybody's answer as it comes, None for whoever has none by the deadline; each exactly once."""
-        until = time.monotonic() + self.seconds
-        open_requests = {who: data for who, data in requests.items() if who not in self.away}
+        there = {who: data for who, data in requests.items() if who not in self.away}
         for who in requests:
             if who in self.away:
                 self._rejected[who] = "is away"
                 yield who, None
-        while open_requests and (left := until - time.monotonic()) > 0:
-            failed = False
-            for who, answer in self.carrier.ask(dict(open_requests), left):
-                if who not in open_requests:
-                    continue
-                if isinstance(answer, Exception) or (_begins_anew(answer) and not self._begun_again(who, left)):
-                    failed = True
-                elif not _begins_anew(answer):
-                    del open_requests[who]
-                    yield who, answer
-                else:
-                    failed = True  # it has begun again, and is asked once more
-            if open_requests and failed:
-                time.sleep(min(PAUSE, max(until - time.monotonic(), 0)))
-        for who in open_requests:
-            self.away[who] = time.monotonic()
-            self._rejected[who] = f"has not answered within {self.seconds:g} s"
-            self.tell_people(f"{who} {self._rejected[who]}; the run goes on without it until it is back")
-            yield who, None
+        for who, answer in patiently(self.carrier, there, self.seconds, self._begins_anew):
+            if answer is None:
+                self.away[who] = time.monotonic()
+                self._rejected[who] = f"has not answered within {self.seconds:g} s"
+                self.tell_people(f"{who} {self._rejected[who]}; the run goes on without it until it is back")
+            yield who, answer
 
-    def _begun_again(self, who: Client, seconds: float) -> bool:
-        """Send the agreement to a site that was started anew; whether it has taken it."""
-        return begin(self.carrier, self.agreement, [who], seconds) == {}
+    def _begins_anew(self, who: Client, answer: bytes, seconds: float) -> bool:
+        """Whether a site was started anew; it is sent the agreement, and is to be asked once more."""
+        try:
+            anew = len(answer) <= ROOM and head(answer).get("error") == NOT_BEGUN
+        except KinfolkError:
+            return False
+        if anew:
+            begin(self.carrier, self.agreement, [who], seconds)
+        return anew
 
     def _look_for_the_away(self) -> None:
         """Take back those who answer again. It costs a glance, now and then."""
@@ -240,32 +229,20 @@ class Remote:
                 self.tell_people(f"{who} is back")
 
 
-def begin(
-    carrier: Carrier, agreement: Agreement, who: Sequence[Client], seconds: float
-) -> dict[Client, str]:
+def begin(carrier: Carrier, agreement: Agreement, who: Sequence[Client], seconds: float) -> dict[Client, str]:
     """Send the agreement; who has not taken it, and why."""
     text = agreement.text()
     header = {"do": "begin", "agreement": text, "token": agreement.run}
-    lost = {c: f"has not answered within {seconds:g} s" for c in who}
-    for c, data in carrier.ask({c: encode({}, {**header, "to": c}) for c in who}, seconds):
+    lost = dict.fromkeys(who, f"has not answered within {seconds:g} s")
+    for c, data in patiently(carrier, {c: encode({}, {**header, "to": c}) for c in who}, seconds):
+        if data is None:
+            continue
         try:
-            if isinstance(data, Exception):
-                lost[c] = type(data).__name__
-                continue
             back = checked(data, {"from": c}, ROOM)
             if "ready" in back:
-                lost.pop(c, None)
+                del lost[c]
             else:
                 lost[c] = back.get("error", "gave no answer")
         except KinfolkError as error:
             lost[c] = str(error)
     return lost
-
-
-def _begins_anew(answer: bytes | Exception) -> bool:
-    if isinstance(answer, Exception):
-        return False
-    try:
-        return decode(answer, ROOM)[1].get("error") == NOT_BEGUN if len(answer) <= ROOM else False
-    except KinfolkError:
-        return False

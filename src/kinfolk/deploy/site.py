@@ -42,7 +42,7 @@ NOT_BEGUN = "not begun"
 
 
 class Site:
-    """What one organisation runs. `rows` is a federation of one, `folder` where its memory survives a restart."""
+    """What one organisation runs. `rows` is a federation of one; its memory survives in `folder`."""
 
     def __init__(
         self,
@@ -140,7 +140,9 @@ class Begun:
         setting = algorithm.public_secrets() if isinstance(algorithm, Rehearses) else ""
         if setting:
             key, _, value = setting.partition("=")
-            raise KinfolkError(key, value, "no mask is secret, and the sites are not one process; use 'system'")
+            raise KinfolkError(
+                key, value, "no mask is secret, and the sites are not one process; use 'system'"
+            )
 
     def perform(self, message: Message, header: Header) -> tuple[Message, Header, Message | None]:
         """(reply, what stands in its header, the new memory if it changes)."""

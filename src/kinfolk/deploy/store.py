@@ -84,7 +84,9 @@ class Store:
         """Go where the lead is: back where it went back, and forget what it will never go back to."""
         pruned = course.rewinds[0][1] if len(course.rewinds) >= TOLD else 0
         if self.at and self.told < pruned:
-            raise KinfolkError("site", self.who, "was away for too long to go on; join again with an empty memory")
+            raise KinfolkError(
+                "site", self.who, "was away for too long to go on; join again with an empty memory"
+            )
         for after, upto in course.rewinds:
             if after < self.at <= upto:
                 self._back(after)

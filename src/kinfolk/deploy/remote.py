@@ -110,7 +110,9 @@ class Remote:
             {who: own for who, (_, own) in packed.items()},
         ):
             for peer, reason in json.loads(back.get("refused", "{}")).items():
-                self._rejected[Client(str(peer))] = f"its letter to {who} is {str(reason)[:80]}"
+                told = f"its letter to {who} is {str(reason)[:80]}"
+                before = self._rejected.get(Client(str(peer)))
+                self._rejected[Client(str(peer))] = f"{before}; {told}" if before else told
         return sent
 
     def take_rejected(self) -> dict[Client, str]:

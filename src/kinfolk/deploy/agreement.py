@@ -17,8 +17,8 @@ import torch
 
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.outline import Outline, outline_from
-from kinfolk.experiment.sections import Experiment
 from kinfolk.federation.federation import SPLITS, Federation, Split
+from kinfolk.federation.scaling import Told, scaling_of, with_scaling
 from kinfolk.types import Client, Rows, map_rows
 
 # Messages of another protocol are not understood here; it changes with what messages hold or mean.
@@ -40,17 +40,18 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a site says of itself: never a row, a label's frequency or a statistic of rows."""
+    """What a site says of itself: never a row; of rows how many, and their moments where the spec asks."""
 
     who: Client
     outline: Outline
     rows: Mapping[str, int]  # how many, by split
     key: str  # its public keys, which its provisioning bound to its name
     versions: Mapping[str, str]
+    told: Told  # of its training rows, where all are to be standardised alike
 
     @staticmethod
-    def of(who: Client, rows: Federation, key: str) -> Introduction:
-        """The introduction of a site that holds these rows.
+    def of(who: Client, rows: Federation, key: str, by: str = "none", target: str = "none") -> Introduction:
+        """The introduction of a site that holds these rows, which the spec wants standardised so.
 
         >>> from kinfolk.federation.own_data.arrays import from_arrays
         >>> own = from_arrays({"ann": (torch.zeros(5, 2), torch.tensor([0, 1, 0, 1, 0]))})
@@ -58,11 +59,13 @@ class Introduction:
         {'train': 4, 'valid': 0, 'test': 1}
         """
         counts = {name: split.count(0) for name, split in rows.splits.items()}
-        return Introduction(who, Outline.of(rows), {s: counts.get(s, 0) for s in SPLITS}, key, versions())
+        rows_of = {s: counts.get(s, 0) for s in SPLITS}
+        return Introduction(who, Outline.of(rows), rows_of, key, versions(), Told.of(rows, by, target))
 
     def text(self) -> str:
         """As JSON."""
-        return json.dumps(asdict(self))
+        plain = {name: getattr(self, name) for name in ("who", "rows", "key", "versions")}
+        return json.dumps({**plain, "outline": asdict(self.outline), "told": self.told.to_list()})
 
     @staticmethod
     def read(text: str) -> Introduction:
@@ -77,7 +80,8 @@ class Introduction:
             rows = {split: _count(told["rows"][split]) for split in SPLITS}
             words = {str(k): str(v) for k, v in told["versions"].items()}
             outline = outline_from(told["outline"])
-            return Introduction(Client(str(told["who"])), outline, rows, str(told["key"]), words)
+            own = Told.from_list(told["told"])
+            return Introduction(Client(str(told["who"])), outline, rows, str(told["key"]), words, own)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise KinfolkError(
                 "introduction", None, f"cannot be read ({error}); is it a site of ours?"
@@ -138,7 +142,7 @@ class Elsewhere:
         return dict.fromkeys(SPLITS, (x, y))
 
 
-def agree(introductions: Sequence[Introduction], spec: Experiment, text: str, run: str) -> Agreement:
+def agree(introductions: Sequence[Introduction], text: str, run: str) -> Agreement:
     """The agreement of these sites on a spec, or an error that names a site and what is different there."""
     known = sorted(introductions, key=lambda one: one.who)
     if not known:
@@ -155,14 +159,21 @@ def agree(introductions: Sequence[Introduction], spec: Experiment, text: str, ru
                 raise KinfolkError("site", one.who, told)
         if not one.rows["train"]:
             raise KinfolkError("site", one.who, "has no training rows; give it some, or leave it out")
-    _check_scaling(known, spec)
     outline = _common([one.outline for one in known], tuple(names))
+    shell = replace(outline.without_rows(), scale=outline.scale)
+    scaling = scaling_of([one.told for one in known], shell)
+    outline = replace(outline, scaling=scaling, scale=None if scaling and scaling.pixels else outline.scale)
     rows = {one.who: dict(one.rows) for one in known}
     return Agreement(run, text, outline, rows, {one.who: one.key for one in known}, here)
 
 
 def taken(rows: Federation, outline: Outline) -> Federation:
-    """A site's rows as all have agreed to take them: classes are those of everybody, by their names."""
+    """A site's rows as all have agreed to take them: everybody's classes, and the scaling of all."""
+    rows = _with_classes(rows, outline)
+    return rows if outline.scaling is None else with_scaling(rows, outline.scaling)
+
+
+def _with_classes(rows: Federation, outline: Outline) -> Federation:
     if rows.class_names == outline.class_names or not rows.class_names:
         return replace(rows, classes=outline.classes, class_names=outline.class_names)
     place = torch.tensor([outline.class_names.index(name) for name in rows.class_names])
@@ -174,7 +185,7 @@ def _common(outlines: Sequence[Outline], clients: tuple[Client, ...]) -> Outline
     """The outline of all sites together: columns and forms are the same, classes are those of any."""
     first, kinds = outlines[0], {bool(o.classes) for o in outlines}
     for other, who in zip(outlines, clients, strict=True):
-        for what in ("feature_names", "shape", "inputs", "targets", "scale", "target", "class_axis"):
+        for what in ("feature_names", "shape", "inputs", "targets", "scale", "recipe"):
             here, there = getattr(first, what), getattr(other, what)
             if here != there:
                 told = (
@@ -197,15 +208,6 @@ def _common(outlines: Sequence[Outline], clients: tuple[Client, ...]) -> Outline
     return replace(
         first, clients=clients, classes=classes, outputs=outputs, class_names=names, name="deployed"
     )
-
-
-def _check_scaling(known: Sequence[Introduction], spec: Experiment) -> None:
-    """Statistics of all rows need a round of their own before the first."""
-    rule, names = spec.data.standardize, any(one.outline.feature_names for one in known)
-    asked = rule in ("client", "global") or spec.data.standardize_target == "global"
-    if asked or (rule == "auto" and names):
-        remedy = "sites do not share statistics of their rows yet; set data.standardize = 'none'"
-        raise KinfolkError("data.standardize", rule, f"{remedy}, and scale the rows at each site")
 
 
 def _count(value: Any) -> int:

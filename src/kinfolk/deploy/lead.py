@@ -53,8 +53,8 @@ def lead(
     if resume:
         agreement = Agreement.read(_kept(folder))
     else:
-        met = introductions(carrier, sites, seconds)
-        agreement = agree(met, spec, dump(spec), secrets.token_hex(8))
+        met = introductions(carrier, sites, spec, seconds)
+        agreement = agree(met, dump(spec), secrets.token_hex(8))
     lost = begin(carrier, agreement, agreement.outline.clients, seconds)
     for who, why in lost.items():
         raise KinfolkError("site", who, f"cannot take part: {why}")
@@ -73,11 +73,14 @@ def lead(
     return run(spec, folder, federation=rows, network=network, resume=resume, watch=watch, deployed=deployed)
 
 
-def introductions(carrier: Carrier, sites: Sequence[Client], seconds: float) -> list[Introduction]:
+def introductions(
+    carrier: Carrier, sites: Sequence[Client], spec: Experiment, seconds: float
+) -> list[Introduction]:
     """What every site says of itself; one that says nothing is an error that names it."""
     found: dict[Client, Introduction] = {}
     why: dict[Client, str] = dict.fromkeys(sites, f"has not answered within {seconds:g} s; is it running?")
-    requests = {c: encode({}, {"do": "introduce", "to": c}) for c in sites}
+    rules = {"standardize": spec.data.standardize, "standardize_target": spec.data.standardize_target}
+    requests = {c: encode({}, {"do": "introduce", "to": c, **rules}) for c in sites}
     for who, data in patiently(carrier, requests, seconds):
         if data is None:
             continue

@@ -79,7 +79,9 @@ class Site:
         """What sites and lead agree on is no secret, and whoever starts a run must know what to mend."""
         try:
             if header["do"] == "introduce":
-                return {"introduction": Introduction.of(self.who, self.rows, self.identity.public).text()}
+                rules = header.get("standardize", "none"), header.get("standardize_target", "none")
+                own = Introduction.of(self.who, self.rows, self.identity.public, *rules)
+                return {"introduction": own.text()}
             if self.begun is None or self.begun.text != header["agreement"]:
                 self.begun = Begun(self, header["agreement"])
             return {"ready": hashlib.sha256(self.begun.text.encode()).hexdigest()}

@@ -13,9 +13,11 @@ import torch
 from deployed import all_equal, sites_of
 from numpy.typing import NDArray
 
-from kinfolk.deploy.agreement import Agreement, Introduction, agree
+from kinfolk.codec import decode, encode
+from kinfolk.deploy.agreement import Agreement, Introduction, agree, taken
 from kinfolk.deploy.carrier import Threads
 from kinfolk.deploy.lead import lead
+from kinfolk.deploy.letters import Identity, Trust, bond
 from kinfolk.deploy.site import Site
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.run import run
@@ -26,6 +28,7 @@ from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.federation.scaling import Told, scaling_of, standardized
 from kinfolk.types import Client
 
+MODEL = "[model]\nname = 'logistic'"
 NAMES = [Client(name) for name in ("ann", "bob", "cem", "dua")]
 
 
@@ -77,7 +80,7 @@ def test_nothing_but_moments_is_told():
 @pytest.mark.parametrize("by", ["global", "client"])
 def test_a_deployed_table_is_trained_as_in_a_simulation(by: str, numbers: bool, tmp_path: Path):
     rows = from_arrays(table(numbers=numbers))
-    text = f"[data]\nstandardize = '{by}'\n[run]\nrounds = 3\n[engine]\nname = 'loop'\n[model]\nname = 'logistic'"
+    text = f"[data]\nstandardize = '{by}'\n[run]\nrounds = 3\n[engine]\nname = 'loop'\n" + MODEL
     spec = parse(text)
     theirs = run(spec, tmp_path / "loop", federation=rows)
     sites = sites_of(rows)
@@ -98,8 +101,6 @@ def test_classes_are_those_of_any_site_by_their_names():
     assert {c: one.class_names for c, one in rows.items()} == {"ann": ("cat", "dog"), "bob": ("dog", "owl")}
     agreement = agree([Introduction.of(Client(c), one, "") for c, one in rows.items()], "", "r")
     assert agreement.outline.class_names == ("cat", "dog", "owl")
-    from kinfolk.deploy.agreement import taken
-
     assert taken(rows["bob"], agreement.outline).y.tolist() == [1, 2, 1, 2, 1, 2]
     assert taken(rows["ann"], agreement.outline).classes == 3
 
@@ -154,7 +155,6 @@ def test_what_is_no_introduction_or_agreement_is_one_line(text: str):
 def test_a_site_refuses_an_agreement_that_is_not_about_it():
     rows = from_arrays(table())
     site = Site(NAMES[0], rows.only(NAMES[0]))
-    from kinfolk.codec import decode, encode
 
     def told(agreement: Agreement) -> str:
         asked = encode({}, {"to": "ann", "do": "begin", "agreement": agreement.text()})
@@ -162,7 +162,7 @@ def test_a_site_refuses_an_agreement_that_is_not_about_it():
 
     own = [Introduction.of(c, rows.only(c), "key") for c in NAMES]
     own[0] = replace(own[0], key=site.identity.public)
-    good = agree(own, "[model]\nname = 'logistic'", "r1")
+    good = agree(own, MODEL, "r1")
     assert told(good) == ""
     assert "other keys" in told(replace(good, keys={**good.keys, NAMES[0]: "00" * 64}))
     assert "no name of a run" in told(replace(good, run="../../r1"))
@@ -170,3 +170,28 @@ def test_a_site_refuses_an_agreement_that_is_not_about_it():
     fewer = {**good.rows, NAMES[0]: {**good.rows[NAMES[0]], "train": 1}}
     assert "other rows" in told(replace(good, rows=fewer))
     assert "'slfedd'" in told(replace(good, spec="[algorithm]\nname = 'slfedd'"))
+
+
+def test_keys_that_the_authority_does_not_vouch_for_are_refused():
+    """Whoever stands in the middle may put its own keys in a site's place; nobody takes part with them."""
+    authority, rows = Identity.new(), from_arrays(table())
+    keys = {c: Identity.new() for c in NAMES}
+    words = {c: bond(authority, "lungs", c, keys[c].public) for c in NAMES}
+    trust = Trust("lungs", authority.public, words[NAMES[0]])
+    site = Site(NAMES[0], rows.only(NAMES[0]), identity=keys[NAMES[0]], trust=trust)
+    good = agree([Introduction.of(c, rows.only(c), keys[c].public, words[c]) for c in NAMES], MODEL, "r1")
+
+    def told(agreement: Agreement) -> str:
+        asked = encode({}, {"to": "ann", "do": "begin", "agreement": agreement.text()})
+        return decode(site.answer(asked))[1].get("error", "")
+
+    eve, other = Identity.new(), Identity.new()
+    assert told(good) == ""
+    assert "vouch" in told(replace(good, keys={**good.keys, NAMES[1]: eve.public}))
+    forged = bond(other, "lungs", NAMES[1], eve.public)
+    swapped = replace(good, keys={**good.keys, NAMES[1]: eve.public}, bonds={**good.bonds, NAMES[1]: forged})
+    assert "vouch" in told(swapped)
+    elsewhere = bond(authority, "hearts", NAMES[1], keys[NAMES[1]].public)
+    assert "vouch" in told(replace(good, bonds={**good.bonds, NAMES[1]: elsewhere}))
+    double = {**good.keys, NAMES[1]: good.keys[NAMES[2]]}
+    assert "vouch" in told(replace(good, keys=double, bonds={**good.bonds, NAMES[1]: good.bonds[NAMES[2]]}))

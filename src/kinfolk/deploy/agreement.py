@@ -47,10 +47,13 @@ class Introduction:
     rows: Mapping[str, int]  # how many, by split
     key: str  # its public keys, which its provisioning bound to its name
     versions: Mapping[str, str]
+    bond: str  # the authority's word that these keys are this site's; empty in one process
     told: Told  # of its training rows, where all are to be standardised alike
 
     @staticmethod
-    def of(who: Client, rows: Federation, key: str, by: str = "none", target: str = "none") -> Introduction:
+    def of(
+        who: Client, rows: Federation, key: str, bond: str = "", by: str = "none", target: str = "none"
+    ) -> Introduction:
         """The introduction of a site that holds these rows, which the spec wants standardised so.
 
         >>> from kinfolk.federation.own_data.arrays import from_arrays
@@ -60,11 +63,11 @@ class Introduction:
         """
         counts = {name: split.count(0) for name, split in rows.splits.items()}
         rows_of = {s: counts.get(s, 0) for s in SPLITS}
-        return Introduction(who, Outline.of(rows), rows_of, key, versions(), Told.of(rows, by, target))
+        return Introduction(who, Outline.of(rows), rows_of, key, versions(), bond, Told.of(rows, by, target))
 
     def text(self) -> str:
         """As JSON."""
-        plain = {name: getattr(self, name) for name in ("who", "rows", "key", "versions")}
+        plain = {name: getattr(self, name) for name in ("who", "rows", "key", "bond", "versions")}
         return json.dumps({**plain, "outline": asdict(self.outline), "told": self.told.to_list()})
 
     @staticmethod
@@ -81,7 +84,9 @@ class Introduction:
             words = {str(k): str(v) for k, v in told["versions"].items()}
             outline = outline_from(told["outline"])
             own = Told.from_list(told["told"])
-            return Introduction(Client(str(told["who"])), outline, rows, str(told["key"]), words, own)
+            return Introduction(
+                Client(str(told["who"])), outline, rows, str(told["key"]), words, str(told["bond"]), own
+            )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise KinfolkError(
                 "introduction", None, f"cannot be read ({error}); is it a site of ours?"
@@ -97,6 +102,7 @@ class Agreement:
     outline: Outline
     rows: Mapping[Client, Mapping[str, int]]
     keys: Mapping[Client, str]
+    bonds: Mapping[Client, str]  # the authority's word about each of the keys
     versions: Mapping[str, str]
 
     def text(self) -> str:
@@ -109,11 +115,10 @@ class Agreement:
         try:
             told = json.loads(text)
             rows = {Client(c): {s: _count(n[s]) for s in SPLITS} for c, n in told["rows"].items()}
-            outline, keys = (
-                outline_from(told["outline"]),
-                {Client(c): str(k) for c, k in told["keys"].items()},
-            )
-            return Agreement(str(told["run"]), str(told["spec"]), outline, rows, keys, dict(told["versions"]))
+            keys, bonds = ({Client(c): str(k) for c, k in told[what].items()} for what in ("keys", "bonds"))
+            outline = outline_from(told["outline"])
+            words = {str(k): str(v) for k, v in told["versions"].items()}
+            return Agreement(str(told["run"]), str(told["spec"]), outline, rows, keys, bonds, words)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise KinfolkError(
                 "agreement", None, f"cannot be read ({error}); is the lead of this version?"
@@ -164,7 +169,8 @@ def agree(introductions: Sequence[Introduction], text: str, run: str) -> Agreeme
     scaling = scaling_of([one.told for one in known], shell)
     outline = replace(outline, scaling=scaling, scale=None if scaling and scaling.pixels else outline.scale)
     rows = {one.who: dict(one.rows) for one in known}
-    return Agreement(run, text, outline, rows, {one.who: one.key for one in known}, here)
+    keys, bonds = {one.who: one.key for one in known}, {one.who: one.bond for one in known}
+    return Agreement(run, text, outline, rows, keys, bonds, here)
 
 
 def taken(rows: Federation, outline: Outline) -> Federation:

@@ -144,3 +144,41 @@ def _halves(public: str) -> tuple[bytes, bytes]:
     if len(both) != 2 * _KEY:
         raise KinfolkError("site.key", public, "is no public key of a site; provision it again")
     return both[:_KEY], both[_KEY:]
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whom a site believes: the authority of its federation, and its word about this site."""
+
+    federation: str
+    authority: str  # public keys
+    bond: str
+
+    def holds(self, site: str, public: str, word: str) -> bool:
+        """Whether the authority has said that these keys are that site's."""
+        return bonded(self.authority, self.federation, site, public, word)
+
+
+def bond(authority: Identity, federation: str, site: str, public: str) -> str:
+    """The word of a federation's authority that these keys are this site's; given at provisioning.
+
+    >>> authority, ann = Identity.new(), Identity.new()
+    >>> word = bond(authority, "lungs", "ann", ann.public)
+    >>> [bonded(authority.public, "lungs", who, ann.public, word) for who in ("ann", "bob")]
+    [True, False]
+    """
+    return authority.sign(_bond(federation, site, public)).hex()
+
+
+def bonded(authority: str, federation: str, site: str, public: str, word: str) -> bool:
+    """Whether the authority with these public keys has given its word."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(_halves(authority)[0])
+        key.verify(bytes.fromhex(word), _bond(federation, site, public))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _bond(federation: str, site: str, public: str) -> bytes:
+    return b"kinfolk site" + json.dumps([federation, site, public]).encode()

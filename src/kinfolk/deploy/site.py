@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kinfolk.codec import decode, encode
 from kinfolk.deploy.agreement import Agreement, Introduction, taken, versions
-from kinfolk.deploy.letters import Identity, Refused
+from kinfolk.deploy.letters import Identity, Refused, Trust
 from kinfolk.deploy.store import Course, Store
 from kinfolk.engines import one, rpc
 from kinfolk.engines.asked import declined
@@ -51,11 +51,12 @@ class Site:
         folder: Path | None = None,
         identity: Identity | None = None,
         network: Network | None = None,
+        trust: Trust | None = None,
     ) -> None:
         if rows.clients != (who,):
             raise KinfolkError("site", who, f"was given rows of {', '.join(rows.clients)}; give it its own")
         self.who, self.rows, self.folder, self.network = who, rows, folder, network
-        self.identity = identity or Identity.new()
+        self.identity, self.trust = identity or Identity.new(), trust
         self.begun: Begun | None = None
         self._lock = Lock()  # carriers call whenever they like
 
@@ -80,7 +81,8 @@ class Site:
         try:
             if header["do"] == "introduce":
                 rules = header.get("standardize", "none"), header.get("standardize_target", "none")
-                own = Introduction.of(self.who, self.rows, self.identity.public, *rules)
+                word = self.trust.bond if self.trust else ""
+                own = Introduction.of(self.who, self.rows, self.identity.public, word, *rules)
                 return {"introduction": own.text()}
             if self.begun is None or self.begun.text != header["agreement"]:
                 self.begun = Begun(self, header["agreement"])
@@ -133,6 +135,11 @@ class Begun:
             raise KinfolkError("site", self.who, f"{remedy}; install the same")
         if told.keys.get(self.who) != site.identity.public:
             raise KinfolkError("site", self.who, "is known by other keys than it has; provision it again")
+        for peer, key in told.keys.items() if site.trust else ():
+            if not site.trust.holds(peer, key, told.bonds.get(peer, "")):  # type: ignore[union-attr]
+                raise KinfolkError(
+                    "site", peer, "has keys that the federation's authority does not vouch for"
+                )
         if dict(told.rows.get(self.who, {})) != dict(Introduction.of(self.who, site.rows, "").rows):
             raise KinfolkError("site", self.who, "has other rows than it had when the run was agreed on")
 

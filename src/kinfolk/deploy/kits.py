@@ -27,7 +27,7 @@ from kinfolk.types import Client
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
-_PERSON = re.compile(r"[A-Za-z0-9._-]{1,64}@[A-Za-z0-9.-]{1,190}")
+_PERSON = re.compile(r"[A-Za-z0-9._-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 _KEYS = ("name", "host", "port", "sites", "admins")
 # All that a job may name at a site or the server: nothing of NVFlare's own examples, nothing of anybody else.
 ALLOWED = (
@@ -174,6 +174,9 @@ def _lock_down(kit: Path) -> None:
     """What jobs may name there, and storage in the kit instead of a folder that all of a machine share."""
     usual = json.loads((kit / "local" / "resources.json.default").read_text(encoding="utf-8"))
     usual["class_allow_list"] = list(ALLOWED)
+    # Logs of a site may hold rows. NVFlare sends those of errors to the server unless it is told not to.
+    usual["allow_log_streaming"] = False
+    usual["components"] = [one for one in usual["components"] if ".logging." not in one["path"]]
     text = json.dumps(usual, indent=1)
     for name in ("jobs-storage", "snapshot-storage"):
         text = text.replace(f"/tmp/nvflare/{name}", str(kit.absolute() / name))
@@ -187,8 +190,8 @@ def _nvflare(*words: str) -> str:
         raise KinfolkError("nvflare", None, "is not installed; run pip install 'kinfolk[nvflare]'")
     done = subprocess.run([str(command), *words], capture_output=True, text=True)
     if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        raise KinfolkError("nvflare", words[0], f"has failed: {' '.join(last)}")
+        told = " ".join((done.stderr or done.stdout).split())[-300:]
+        raise KinfolkError("nvflare", words[0], f"has failed: {told}")
     return done.stdout
 
 

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo readme docs test test-slow check audit sbom lock chaos soak mutants bench bench-peers format clean
+.PHONY: demo readme docs test test-slow test-deploy check audit sbom lock fuzz chaos soak mutants bench bench-peers format clean
 
 # The demo: five methods on rotated digits until they have converged, three seeds: one table, and a report to open.
 DEMO := local fedavg fedavg_tuned ifca,k=4 fesem,k=4
@@ -30,6 +30,16 @@ test: check
 # The rest of what CI runs: every option of every algorithm, two ranks for every algorithm, runs that are killed.
 test-slow: $(READY)
 	$(PYTEST) -m slow tests
+
+# Over NVFlare: real certificates, real processes. It lives in an environment of its own.
+DEPLOY := build/deploy
+test-deploy: $(DEPLOY)/.ready
+	$(DEPLOY)/bin/pytest -m deploy tests/deploy
+
+$(DEPLOY)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DEPLOY)
+	$(DEPLOY)/bin/pip install --quiet --constraint constraints.txt --editable ".[dev,nvflare]"
+	@touch $@
 
 check: $(READY)
 	$(BIN)/ruff format --check .

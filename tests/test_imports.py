@@ -46,7 +46,9 @@ MAY_IMPORT = {
     "algorithms": CORE | {"by_path", "learning", "clustering", "shares"},
     "privacy": CORE | {"algorithms", "learning"},
     "engines": CORE | {"codec", "learning", "federation"},
-    "experiment": EVERYTHING - {"advice", "report", "cli", "contract", *PYTHON, "papers", "__init__"},
+    "experiment": EVERYTHING
+    - {"advice", "deploy", "report", "cli", "contract", *PYTHON, "papers", "__init__"},
+    "deploy": EVERYTHING - {"advice", "report", "cli", "contract", *PYTHON, "papers", "__init__"},
     "report": {"errors", "experiment", "live", "lock", "markup", "privacy", "scores"},
     "advice": EVERYTHING - {"cli", "contract", *PYTHON, "papers", "__init__"},
     "contract": EVERYTHING - {"advice", "cli", "report", *PYTHON, "papers", "__init__"},

@@ -13,6 +13,7 @@ from rich.table import Table
 from kinfolk.cli.advise import advising
 from kinfolk.cli.attack import attacking
 from kinfolk.cli.data import data
+from kinfolk.cli.deploy import deploy, site
 from kinfolk.cli.groups import groups
 from kinfolk.cli.infer import inferring
 from kinfolk.cli.models import models
@@ -44,6 +45,8 @@ app = typer.Typer(
 )
 
 app.add_typer(data, name="data")
+app.add_typer(deploy, name="deploy")
+app.add_typer(site, name="site")
 app.add_typer(advising)
 app.add_typer(groups)
 app.add_typer(attacking)

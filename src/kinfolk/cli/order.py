@@ -25,6 +25,7 @@ PANELS = {
         "groups",
     ),
     "Use the models": ("predict", "export", "assign", "score"),
+    "Between organisations": ("deploy", "site"),
     "Look up and check": ("list", "check", "attack", "infer"),
     "Papers": ("reproduce", "pseudo", "trust"),
 }

@@ -44,6 +44,18 @@ def chosen(parts: Parts, link: Link | None) -> Choice:
     return choice.but(device=str(link.device)) if link and choice.device.type == "cuda" else choice
 
 
+def at_sites(parts: Parts) -> Choice:
+    """What the lead of a deployment computes with; the work itself is done at the sites.
+
+    >>> from kinfolk.experiment.build import build_parts
+    >>> from kinfolk.experiment.sections import Experiment
+    >>> at_sites(build_parts(Experiment())).device
+    device(type='cpu')
+    """
+    engine = replace(parts.spec.engine, name="loop", device="cpu", chunk=0, lanes=1, processes=1)
+    return Choice(engine, "its clients are at sites of their own", parts.note)
+
+
 def scant_batches(parts: Parts) -> str:
     """A warning where BatchNorm would learn from last batches of very few rows; empty where it does not.
 

@@ -146,6 +146,22 @@ def write_outline(folder: Path, federation: Federation, learner: Learner) -> Non
     write_bytes(folder / FIRST, encode({"model": {**learner.first, **learner.frozen}}))
 
 
+def outline_from(told: dict[str, Any]) -> Outline:
+    """An outline out of what `dataclasses.asdict` gave, or JSON made of it.
+
+    >>> some = Outline((Client("ann"),), (2,), 3, 3, (), (), None, "")
+    >>> outline_from(json.loads(json.dumps(asdict(some)))) == some
+    True
+    """
+    lists: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in told.items()
+    }
+    for key in ("inputs", "targets"):  # which runs of an older version lack
+        lists[key] = {n: (tuple(shape), kind) for n, (shape, kind) in told.get(key, {}).items()}
+    lists["scaling"] = told.get("scaling") and Scaling.from_dict(told["scaling"])
+    return Outline(**{**lists, "recipe": Recipe.from_dict(told.get("recipe"))})
+
+
 def read_outline(folder: Path) -> Outline:
     """The outline in a run folder.
 
@@ -154,14 +170,7 @@ def read_outline(folder: Path) -> Outline:
     kinfolk.errors.KinfolkError: run = 'nowhere': has no federation.json (of an older version); run it again
     """
     try:
-        told: dict[str, Any] = readable_json((folder / FILE).read_text(encoding="utf-8"))
-        lists: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in told.items()
-        }
-        for key in ("inputs", "targets"):  # which runs of an older version lack
-            lists[key] = {n: (tuple(shape), kind) for n, (shape, kind) in told.get(key, {}).items()}
-        lists["scaling"] = told.get("scaling") and Scaling.from_dict(told["scaling"])
-        return Outline(**{**lists, "recipe": Recipe.from_dict(told.get("recipe"))})
+        return outline_from(readable_json((folder / FILE).read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         remedy = f"has no {FILE} (of an older version); run it again"
         raise KinfolkError("run", str(folder), remedy) from error

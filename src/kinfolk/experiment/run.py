@@ -12,10 +12,11 @@ from typing import Any
 from kinfolk.attacks.rows import TRIGGERED
 from kinfolk.engines.choose import Choice, arithmetic, make, reply_room
 from kinfolk.engines.cohort import Usual
-from kinfolk.engines.coordinator import Coordinator, drop_outs
+from kinfolk.engines.coordinator import Coordinator, Engine, drop_outs
 from kinfolk.engines.distributed import Distributed
 from kinfolk.engines.fast import KERNELS
 from kinfolk.engines.link import Link, linked
+from kinfolk.engines.memory import Memories
 from kinfolk.engines.tune import tuned
 from kinfolk.engines.work import Work
 from kinfolk.errors import BrokeDown
@@ -26,7 +27,7 @@ from kinfolk.experiment.budget import Budget, Spent, too_short
 from kinfolk.experiment.build import Network, Parts, build_parts
 from kinfolk.experiment.cautions import uneven_rows
 from kinfolk.experiment.checkpoint import Loaded, load_latest
-from kinfolk.experiment.choice import chosen, kept, work
+from kinfolk.experiment.choice import at_sites, chosen, kept, work
 from kinfolk.experiment.choosing import choose_now, with_choices
 from kinfolk.experiment.client_facts import write_client_facts
 from kinfolk.experiment.client_memory import make_memories
@@ -63,6 +64,9 @@ from kinfolk.types import Client, Message, map_leaves
 # A run whose rounds bring no usable reply this often in a row is not going to recover.
 VOID_LIMIT = 3
 
+# What makes the engine of a run whose clients are elsewhere.
+Deployed = Callable[[Parts, Memories], Engine]
+
 # Told of events with their facts; one that answers "stop" ends the run after the round.
 Watch = Callable[[str, dict[str, Any]], Any]
 
@@ -97,10 +101,12 @@ def run(
     resume: bool = False,
     watch: Watch = lambda event, facts: None,
     own: Mapping[str, Any] | None = None,
+    deployed: Deployed | None = None,
 ) -> Result:
     """Run an experiment into its folder; with `resume`, go on from the last checkpoint to the same end.
 
     `own` are the settings that the method has otherwise than those it is compared with: for its title.
+    `deployed` makes the engine where clients are at sites of their own; `federation` then holds no rows.
     Of the ranks of the distributed engine all but the first serve it, and return when it has finished.
     """
 
@@ -114,23 +120,26 @@ def run(
             check_place(where, resume)
             if not resume:
                 try_metrics(parts)
-            return _led(parts, where, resume, watch, link)
+            return _led(parts, where, resume, watch, link, deployed)
 
     return together(spec, folder, federation, network, lead)
 
 
-def _led(parts: Parts, where: Path, resume: bool, watch: Watch, link: Link | None) -> Result:
+def _led(
+    parts: Parts, where: Path, resume: bool, watch: Watch, link: Link | None, deployed: Deployed | None
+) -> Result:
     """The run itself, in a folder that nobody else writes."""
-    spec, choice = parts.spec, chosen(parts, link)
+    spec, choice = parts.spec, chosen(parts, link) if deployed is None else at_sites(parts)
     with arithmetic(choice.device, spec.engine.precision):
         # What the user has set is not tried out.
-        if spec.engine.name == "auto" and link is None and not (spec.engine.chunk or spec.engine.lanes):
+        here = link is None and deployed is None
+        if spec.engine.name == "auto" and here and not (spec.engine.chunk or spec.engine.lanes):
             choice = (
                 kept(choice, spec.engine, where)
                 if resume
                 else tuned(choice, parts.federation, parts.learner, work(parts))
             )
-        with closing(Running(parts, where, choice, watch, link)) as running:
+        with closing(Running(parts, where, choice, watch, link, deployed)) as running:
             return running.go(resume)
 
 
@@ -154,7 +163,15 @@ def together(
 class Running:
     """A run in progress: where it stands, and what it writes."""
 
-    def __init__(self, parts: Parts, folder: Path, choice: Choice, watch: Watch, link: Link | None) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        folder: Path,
+        choice: Choice,
+        watch: Watch,
+        link: Link | None,
+        deployed: Deployed | None = None,
+    ) -> None:
         self.parts, self.folder, self.choice, self.watch = parts, folder, choice, watch
         self.spec, self.algorithm, self.clients = parts.spec, parts.algorithm, parts.federation.clients
         divergence.check_answer(parts, link is not None)
@@ -165,7 +182,10 @@ class Running:
         # with `batched`, may abort the process.
         self.stop = Stop(patient=link is not None or choice.engine.name == "batched")
         self.memories = make_memories(parts, choice.device, folder)
-        engine = make(choice.engine, parts.federation, table_of(parts), self.memories)
+        if deployed is not None:
+            engine = deployed(parts, self.memories)
+        else:
+            engine = make(choice.engine, parts.federation, table_of(parts), self.memories)
         engine = engine if link is None else Distributed(engine, link, parts.federation)
         engine = overstating(parts.attack, engine, parts.federation)
         rows, absent = parts.federation, drop_outs(self.spec.run.absent)

@@ -6,7 +6,7 @@ the sum of squared deviations from it; the server combines them by Chan's update
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -199,6 +199,69 @@ def standardized(federation: Federation, by: str = "auto", target: str = "auto")
     return with_scaling(federation, Scaling(by, statistics, aim, pixels, up, down, told))
 
 
+@dataclass(frozen=True, eq=False)
+class Told:
+    """What one client tells of its training rows so that all are standardised alike: never a row.
+
+    >>> from kinfolk.federation.own_data.arrays import from_arrays
+    >>> own = from_arrays({"ann": (torch.tensor([[1.0], [3.0]]), torch.tensor([0, 1]))}, test={})
+    >>> Told.from_list(Told.of(own, "global", "auto").to_list()).rows.mean
+    array([2.])
+    """
+
+    by: str  # what the rule comes to here
+    measured: bool  # whether its targets look like measurements
+    rows: Moments | None
+    targets: Moments | None
+
+    @staticmethod
+    def of(f: Federation, by: str, target: str) -> Told:
+        """What a client tells whose rows are this federation of one."""
+        check_rules(by, target)
+        rule, aim = _rules(f, by, target)
+        numbers = isinstance(f.y, Tensor) and f.classes == 0 and f.y.is_floating_point() and f.y.dim() <= 2
+        wanted = numbers and (target == "global" or (target == "auto" and rule != "none"))
+        rows = _moments(f, 0) if rule == "global" else None
+        return Told(rule, aim == "global", rows, _target_moments(f, 0) if wanted else None)
+
+    def to_list(self) -> list[Any]:
+        """As JSON can write it, with every digit."""
+        plain = [m and [m.count, m.mean.tolist(), m.squares.tolist()] for m in (self.rows, self.targets)]
+        return [self.by, self.measured, *plain]
+
+    @staticmethod
+    def from_list(plain: Sequence[Any]) -> Told:
+        """What `to_list` gave; anything else is a ValueError or TypeError."""
+        by, measured, *both = plain
+        rows, targets = (one and Moments(int(one[0]), *map(_floats, one[1:])) for one in both)
+        if by not in RULES or not isinstance(measured, bool):
+            raise ValueError("no statistics of rows")
+        return Told(by, measured, rows or None, targets or None)
+
+
+def scaling_of(told: Sequence[Told], f: Federation) -> Scaling | None:
+    """How all are standardised, out of what clients told, in the order of their names; None: not at all.
+
+    `f` has their columns, and need have no rows. The result is that of `standardized` over all rows.
+    """
+    by, measured = told[0].by, any(one.measured for one in told)
+    rows = [one.rows for one in told if one.rows is not None]
+    targets = [one.targets for one in told if one.targets is not None]
+    statistics = {EVERYONE: _spared(f, combined(rows).statistics())} if by == "global" else {}
+    aim = combined(targets).statistics() if measured else None
+    if by == "none" and aim is None:
+        return None
+    up, down = _bytes(f, by, statistics, aim)
+    return Scaling(by, statistics, aim, None if by == "none" else f.scale, up, down, TELLS if up else "")
+
+
+def _floats(values: Any) -> Floats:
+    found = np.array([float(v) for v in values], dtype=np.float64)
+    if not np.isfinite(found).all():
+        raise ValueError("a statistic is not finite")
+    return found
+
+
 def _rules(f: Federation, by: str, target: str) -> tuple[str, str]:
     """What "auto" comes to; what cannot be is refused."""
     plain = isinstance(f.x, Tensor) and f.maker is None
@@ -258,10 +321,12 @@ def _spared(f: Federation, found: Statistics) -> Statistics:
 
 
 def _target_statistics(f: Federation) -> Statistics:
-    train = f.splits["train"]
+    return combined(_target_moments(f, i) for i in range(len(f.clients))).statistics()
+
+
+def _target_moments(f: Federation, i: int) -> Moments:
     y = plain_rows(f.y).reshape(f.rows, -1)
-    own = (Moments.of(y[train.rows(i)].numpy(force=True)) for i in range(len(f.clients)))
-    return combined(own).statistics()
+    return Moments.of(y[f.splits["train"].rows(i)].numpy(force=True))
 
 
 def _bytes(

@@ -1,0 +1,175 @@
+"""The commands under `kinfolk deploy` and `kinfolk site`: between organisations, by NVFlare."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from kinfolk.cli.shared import AllowImport, AsJson, Sets, SpecFile, examples, out, print_json, read_spec
+from kinfolk.errors import KinfolkError
+
+deploy = typer.Typer(help="Between organisations: make kits, serve, submit, look.", no_args_is_help=True)
+site = typer.Typer(help="At a site: check its rows, take part.", no_args_is_help=True)
+
+KitFolder = Annotated[Path, typer.Argument(metavar="KIT", help="A folder that `kinfolk deploy init` made.")]
+AdminKit = Annotated[Path, typer.Option("--kit", help="The kit of the person who submits or looks.")]
+Label = Annotated[str | None, typer.Option("--label", help="The label column or array.")]
+Fraction = Annotated[float, typer.Option("--test-fraction", help="Share of the rows that are held out.")]
+Seconds = Annotated[float, typer.Option("--deadline", help="Seconds that one request to the sites may take.")]
+
+
+@deploy.command(epilog=examples("kinfolk deploy init lungs.toml --out kits"))
+def init(
+    project: Annotated[Path, typer.Argument(help="TOML with name, host, port, sites, admins.")],
+    folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the kits go; a new folder.")],
+) -> None:
+    """Make a kit for the server, every site and every person of a federation."""
+    from kinfolk.deploy.kits import Project, provision
+
+    for name, kit in provision(Project.read(project), folder).items():
+        print(f"{name}: {kit}")
+    print(f"{folder / 'authority'}: holds the keys that vouch for all others; keep it where it is")
+
+
+@deploy.command(epilog=examples("kinfolk deploy serve kits/localhost --runs runs"))
+def serve(
+    kit: KitFolder,
+    runs: Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Where run folders go.")] = Path(
+        "runs"
+    ),
+) -> None:
+    """Run the server until it is stopped."""
+    from kinfolk.deploy.supervise import serve as keep_serving
+    from kinfolk.deploy.supervise import until_told
+
+    keep_serving(kit, runs, until_told(), say)
+
+
+@deploy.command(epilog=examples("kinfolk deploy submit fesem.toml --kit kits/lead@hub.org --name first"))
+def submit(
+    spec: SpecFile = None,
+    kit: AdminKit = Path("kit"),
+    name: Annotated[str, typer.Option("--name", help="What the run is called, and its folder.")] = "run",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from its last checkpoint.")] = False,
+    seconds: Seconds = 600.0,
+    set_: Sets = None,
+    allow_import: AllowImport = None,
+) -> None:
+    """Submit a run over all sites that are connected."""
+    from kinfolk.deploy.submit import connected, session
+    from kinfolk.deploy.submit import submit as send
+
+    experiment = read_spec(spec, set_)
+    with session(kit) as opened:
+        sites = sorted(connected(opened))
+        if not sites:
+            raise KinfolkError("sites", 0, "none is connected; start them with kinfolk site join")
+        print(f"job {send(opened, experiment, name, sites, resume, seconds)} over {len(sites)} sites")
+
+
+@deploy.command(epilog=examples("kinfolk deploy status --kit kits/lead@hub.org"))
+def status(kit: AdminKit, json_: AsJson = False) -> None:
+    """Show which sites are connected, and how jobs stand."""
+    from kinfolk.deploy.submit import connected, session
+
+    with session(kit) as opened:
+        sites, jobs = connected(opened), opened.list_jobs()
+    if json_:
+        print_json({"sites": sites, "jobs": jobs})
+        return
+    ago = [(str(name), f"{max(time.time() - last, 0):.0f} s ago") for name, last in sorted(sites.items())]
+    _table("site", "heard of", ago)
+    _table("job", "status", [(str(job["job_id"]), str(job["status"])) for job in jobs])
+
+
+@deploy.command(epilog=examples("kinfolk deploy local --sites 8 --out trial"))
+def local(
+    spec: SpecFile = None,
+    sites: Annotated[int, typer.Option("--sites", help="How many sites.")] = 8,
+    folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Kits, logs and the run.")] = Path(
+        "trial"
+    ),
+    seconds: Seconds = 600.0,
+    set_: Sets = None,
+    allow_import: AllowImport = None,
+) -> None:
+    """All of it on this machine: kits, a server, sites, one run, with real certificates and processes."""
+    from kinfolk.deploy.local import local as rehearse
+
+    experiment = read_spec(spec, [*(set_ or []), f"data.clients={sites}"])
+    found = rehearse(experiment, folder, seconds, say)
+    print(f"run folder: {found}")
+
+
+@site.command(epilog=examples("kinfolk site check --data patients/"))
+def check(
+    data: Annotated[Path, typer.Option("--data", help="The site's own rows.")],
+    label: Label = None,
+    test_fraction: Fraction = 0.2,
+    json_: AsJson = False,
+) -> None:
+    """Show what would be used of the rows here. Nothing leaves the site."""
+    from kinfolk.deploy.agreement import Introduction
+    from kinfolk.deploy.own_rows import own_rows
+    from kinfolk.types import Client
+
+    told = Introduction.of(
+        Client("site"), own_rows(data, Client("site"), label=label, test_fraction=test_fraction), ""
+    )
+    outline = told.outline
+    facts: dict[str, Any] = {
+        "rows": dict(told.rows),
+        "shape": outline.row_text or " x ".join(map(str, outline.shape)),
+        "columns": list(outline.feature_names),
+        "classes": list(outline.class_names) or outline.classes,
+    }
+    if json_:
+        print_json(facts)
+        return
+    _table("would be used", "", [(key, str(value)) for key, value in facts.items()])
+    print("others are told: the numbers of rows, columns and classes; never a row")
+
+
+@site.command(epilog=examples("kinfolk site join kits/north --data patients/"))
+def join(
+    kit: KitFolder,
+    data: Annotated[Path | None, typer.Option("--data", help="The site's own rows.")] = None,
+    simulated: Annotated[
+        Path | None, typer.Option("--simulated", metavar="SPEC", help="For trials: its rows in this spec.")
+    ] = None,
+    label: Label = None,
+    test_fraction: Fraction = 0.2,
+    allow_import: AllowImport = None,
+) -> None:
+    """Take part with the rows here until stopped; the process may be killed and started again."""
+    from kinfolk.deploy.kits import Kit
+    from kinfolk.deploy.own_rows import own_rows, simulated_rows
+    from kinfolk.deploy.supervise import join as take_part
+    from kinfolk.deploy.supervise import until_told
+
+    if (data is None) == (simulated is None):
+        raise KinfolkError("--data", str(data), "name the site's rows, or a spec by --simulated")
+    own = Kit.open(kit)
+    if data is not None:
+        rows = own_rows(data, own.site, label=label, test_fraction=test_fraction)
+    else:
+        rows = simulated_rows(read_spec(simulated, None), own.site)
+    take_part(own, rows, until_told(), say)
+
+
+def say(text: str) -> None:
+    """One line now, also into a pipe."""
+    print(text, flush=True)
+
+
+def _table(first: str, second: str, rows: list[tuple[str, str]]) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column(first, overflow="fold")
+    table.add_column(second, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    out().print(table)

@@ -1,0 +1,129 @@
+"""The door of a site: a Unix socket by which the engine's job process reaches the site's own process.
+
+The job process is the engine's. It gives and gets bytes; rows, memory and keys are in the process behind
+the socket, which only the same user can reach.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import socketserver
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+
+from kinfolk.errors import KinfolkError
+from kinfolk.private import private_folder
+
+# Where the job process of a site finds the socket; the start script of its engine hands it on.
+VARIABLE = "KINFOLK_SITE"
+# No message is larger; a peer that says otherwise is not ours.
+LARGEST = 1 << 32
+# Longer paths are none for a socket (108 bytes on Linux, 104 elsewhere).
+_LONGEST_PATH = 100
+
+
+class Agent:
+    """Serves one site until it is closed.
+
+    >>> with tempfile.TemporaryDirectory() as folder, Agent(bytes.upper, Path(folder) / "door") as agent:
+    ...     ask(agent.path, b"hello", 5)
+    b'HELLO'
+    """
+
+    def __init__(self, answer: Callable[[bytes], bytes], path: Path) -> None:
+        self.path = path
+        private_folder(path.parent)
+        if _answers(path):
+            raise KinfolkError("site", str(path.parent), "is running already; stop it first")
+        with suppress(FileNotFoundError):
+            path.unlink()  # a killed one has left it
+        self._server = _Server(str(path), _handler(answer))
+        os.chmod(path, 0o600)
+        self._thread = Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving; what is being answered is finished first."""
+        self._server.shutdown()
+        self._server.server_close()
+        with suppress(FileNotFoundError):
+            self.path.unlink()
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def ask(path: str | Path, data: bytes, seconds: float) -> bytes:
+    """One message to the site behind a socket, and its answer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.settimeout(seconds)
+        door.connect(str(path))
+        _put(door, data)
+        return _take(door)
+
+
+def socket_of(folder: Path) -> Path:
+    """Where the socket of a site is whose files are in a folder.
+
+    >>> socket_of(Path("/srv/kinfolk")).name
+    'site.sock'
+    """
+    usual = folder.absolute() / "site.sock"
+    if len(os.fsencode(usual)) <= _LONGEST_PATH:
+        return usual
+    short = hashlib.sha256(os.fsencode(usual)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"kinfolk-{os.getuid()}" / f"{short}.sock"
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+def _handler(answer: Callable[[bytes], bytes]) -> type[socketserver.BaseRequestHandler]:
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # whoever asked has gone; they will ask again
+                _put(self.request, answer(_take(self.request)))
+
+    return Handler
+
+
+def _put(door: socket.socket, data: bytes) -> None:
+    door.sendall(len(data).to_bytes(8, "big"))
+    door.sendall(data)
+
+
+def _take(door: socket.socket) -> bytes:
+    size = int.from_bytes(_exactly(door, 8), "big")
+    if size > LARGEST:
+        raise ConnectionError(f"a message of {size} bytes is none of ours")
+    return _exactly(door, size)
+
+
+def _exactly(door: socket.socket, size: int) -> bytes:
+    data, at = bytearray(size), 0
+    view = memoryview(data)
+    while at < size:
+        got = door.recv_into(view[at:], min(size - at, 1 << 20))
+        if not got:
+            raise ConnectionError("the other end has gone")
+        at += got
+    return bytes(data)
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        try:
+            door.connect(str(path))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,117 @@
+"""The lead of a deployed run: it meets the sites, agrees with them, and plays the script as in simulation."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kinfolk.codec import encode
+from kinfolk.deploy.agreement import Agreement, Introduction, agree
+from kinfolk.deploy.carrier import Carrier, patiently
+from kinfolk.deploy.remote import Remote, begin
+from kinfolk.engines.coordinator import Engine
+from kinfolk.engines.memory import Memories
+from kinfolk.engines.wire import checked
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.build import Network, Parts
+from kinfolk.experiment.ranks import table_of
+from kinfolk.experiment.record import write_json, write_text
+from kinfolk.experiment.run import Result, Watch, run
+from kinfolk.experiment.sections import Experiment
+from kinfolk.experiment.spec import dump
+from kinfolk.types import Client
+
+FILE = "agreement.json"  # what was agreed on; it is not changed when a run goes on
+COURSE = "deployment.json"
+
+
+def lead(
+    spec: Experiment,
+    folder: Path,
+    carrier: Carrier,
+    sites: Sequence[Client],
+    *,
+    resume: bool = False,
+    network: Network | None = None,
+    seconds: float = 600.0,
+    watch: Watch = lambda event, facts: None,
+) -> Result:
+    """Run an experiment over sites into its folder; `seconds` is how long one request may take.
+
+    With `resume` it goes on from the last checkpoint with the sites of the run, each of which goes back to
+    the memory it had then.
+    """
+    if spec.run.attack != "none" or spec.run.absent:
+        key, value = ("absent", spec.run.absent) if spec.run.absent else ("attack", spec.run.attack)
+        raise KinfolkError(f"run.{key}", value, "is played in simulations only; leave it out")
+    # Pictures show what clients hold, which nobody sees here.
+    spec = replace(spec, run=replace(spec.run, pictures="none"))
+    if resume:
+        agreement = Agreement.read(_kept(folder))
+    else:
+        met = introductions(carrier, sites, spec, seconds)
+        agreement = agree(met, dump(spec), secrets.token_hex(8))
+    lost = begin(carrier, agreement, agreement.outline.clients, seconds)
+    for who, why in lost.items():
+        raise KinfolkError("site", who, f"cannot take part: {why}")
+    attempt = _attempt(folder)
+
+    def deployed(parts: Parts, memories: Memories) -> Engine:
+        write_text(folder / FILE, agreement.text())
+        write_json(folder / COURSE, {"run": agreement.run, "attempt": attempt})
+
+        def tell(text: str) -> None:
+            watch("warning", {"text": text})
+
+        return Remote(carrier, agreement, table_of(parts), memories, attempt, seconds, tell)
+
+    rows = agreement.federation()
+    return run(spec, folder, federation=rows, network=network, resume=resume, watch=watch, deployed=deployed)
+
+
+def introductions(
+    carrier: Carrier, sites: Sequence[Client], spec: Experiment, seconds: float
+) -> list[Introduction]:
+    """What every site says of itself; one that says nothing is an error that names it."""
+    found: dict[Client, Introduction] = {}
+    why: dict[Client, str] = dict.fromkeys(sites, f"has not answered within {seconds:g} s; is it running?")
+    rules = {"standardize": spec.data.standardize, "standardize_target": spec.data.standardize_target}
+    requests = {c: encode({}, {"do": "introduce", "to": c, **rules}) for c in sites}
+    for who, data in patiently(carrier, requests, seconds):
+        if data is None:
+            continue
+        try:
+            back = checked(data, {"from": who}, None)
+            if "introduction" not in back:
+                raise KinfolkError("site", who, back.get("error", "said nothing of itself"))
+            found[who] = Introduction.read(back["introduction"])
+            if found[who].who != who:
+                raise KinfolkError("site", who, f"calls itself {found[who].who}")
+        except KinfolkError as error:
+            why[who] = str(error)
+    for who in sites:
+        if who not in found:
+            raise KinfolkError("site", who, why[who])
+    return [found[who] for who in sites]
+
+
+def _kept(folder: Path) -> str:
+    try:
+        return (folder / FILE).read_text(encoding="utf-8")
+    except OSError as error:
+        raise KinfolkError("run", str(folder), "was not deployed, or did not begin; submit it") from error
+
+
+def _attempt(folder: Path) -> int:
+    """Which attempt at the run this is, from 1: later ones number their requests above all before."""
+    try:
+        told: dict[str, Any] = json.loads((folder / COURSE).read_text(encoding="utf-8"))
+        return int(told["attempt"]) + 1
+    except FileNotFoundError:
+        return 1
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise KinfolkError("run", str(folder / COURSE), "cannot be read; restore it") from error

@@ -1,0 +1,184 @@
+"""Letters from site to site that whoever passes them on can neither read, forge, replay nor put elsewhere.
+
+A letter is signed by its sender's Ed25519 key, then sealed for its receiver: a fresh X25519 key,
+HKDF-SHA256, ChaCha20-Poly1305. The signature covers the letter's place (run, round, request, kind, sender and
+receiver) and so does the seal. A receiver who shows two signed letters of one place that say different things
+proves that the sender said both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.record import write_bytes
+
+Place = Mapping[str, str]  # run, round, request, kind, from, to
+_KEY, _SIGNATURE = 32, 64
+_NONCE = bytes(12)  # every letter has a key of its own, so that no nonce is used twice under one
+
+
+class Refused(Exception):
+    """A letter that does not come from whom it says, or was written for another place; why, in a word."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A site's two private keys, which stay at the site.
+
+    >>> ann, bob = Identity.new(), Identity.new()
+    >>> place = {"run": "7", "from": "ann", "to": "bob"}
+    >>> letter = ann.seal(b"hello", bob.public, place)
+    >>> bob.open(letter, ann.public, place)[0]
+    b'hello'
+    """
+
+    signing: bytes
+    opening: bytes
+
+    @staticmethod
+    def new() -> Identity:
+        """Fresh keys from the operating system's generator."""
+        signing, opening = Ed25519PrivateKey.generate(), X25519PrivateKey.generate()
+        return Identity(signing.private_bytes_raw(), opening.private_bytes_raw())
+
+    @staticmethod
+    def load(path: Path) -> Identity:
+        """The keys in a file; one that others can read is refused."""
+        try:
+            data, open_to = path.read_bytes(), path.stat().st_mode & 0o077
+        except OSError as error:
+            raise KinfolkError("key", str(path), f"cannot be read ({error.strerror})") from error
+        if open_to:
+            raise KinfolkError("key", str(path), "others can read it; run chmod 600 on it")
+        if len(data) != 2 * _KEY:
+            raise KinfolkError("key", str(path), "is no key of a site; unpack the kit again")
+        return Identity(data[:_KEY], data[_KEY:])
+
+    def save(self, path: Path) -> None:
+        """Into a file that only its owner can read."""
+        write_bytes(path, self.signing + self.opening, "key")
+
+    @property
+    def public(self) -> str:
+        """What others know: the key that checks signatures, then the one that seals."""
+        check = Ed25519PrivateKey.from_private_bytes(self.signing).public_key().public_bytes_raw()
+        seal = X25519PrivateKey.from_private_bytes(self.opening).public_key().public_bytes_raw()
+        return (check + seal).hex()
+
+    def sign(self, data: bytes) -> bytes:
+        """The signature of some bytes."""
+        return Ed25519PrivateKey.from_private_bytes(self.signing).sign(data)
+
+    def seal(self, text: bytes, to: str, place: Place) -> bytes:
+        """A letter that only the holder of the keys behind `to` can open."""
+        _, sealing = _halves(to)
+        fresh, where = X25519PrivateKey.generate(), _place(place)
+        secret = fresh.exchange(X25519PublicKey.from_public_bytes(sealing))
+        shown = fresh.public_key().public_bytes_raw()
+        signed = self.sign(_said(where, text)) + text
+        return shown + ChaCha20Poly1305(_derived(secret, shown, sealing)).encrypt(_NONCE, signed, where)
+
+    def open(self, letter: bytes, sender: str, place: Place) -> tuple[bytes, bytes]:
+        """(what it says, the signature); anything but a letter of this sender and place is refused."""
+        mine, where = X25519PrivateKey.from_private_bytes(self.opening), _place(place)
+        shown, own = letter[:_KEY], mine.public_key().public_bytes_raw()
+        try:
+            secret = mine.exchange(X25519PublicKey.from_public_bytes(shown))
+            signed = ChaCha20Poly1305(_derived(secret, shown, own)).decrypt(_NONCE, letter[_KEY:], where)
+        except (InvalidTag, ValueError) as error:
+            raise Refused("not sealed for this place") from error
+        signature, text = signed[:_SIGNATURE], signed[_SIGNATURE:]
+        if not signed_by(sender, signature, text, place):
+            raise Refused("not signed by its sender")
+        return text, signature
+
+
+def signed_by(sender: str, signature: bytes, text: bytes, place: Place) -> bool:
+    """Whether the holder of the keys behind `sender` has said this at this place."""
+    try:
+        Ed25519PublicKey.from_public_bytes(_halves(sender)[0]).verify(signature, _said(_place(place), text))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def contradict(sender: str, one: tuple[Place, bytes, bytes], other: tuple[Place, bytes, bytes]) -> bool:
+    """Whether two (place, text, signature) prove that a sender told two receivers different things.
+
+    Their places may differ in the receiver alone. Anybody who knows the sender's public keys can check it.
+    """
+    places = [{key: value for key, value in place.items() if key != "to"} for place, _, _ in (one, other)]
+    real = all(signed_by(sender, signature, text, place) for place, text, signature in (one, other))
+    return real and places[0] == places[1] and one[1] != other[1]
+
+
+def _place(place: Place) -> bytes:
+    return json.dumps(dict(place), sort_keys=True).encode()
+
+
+def _said(where: bytes, text: bytes) -> bytes:
+    """What is signed: where one ends and the other begins is part of it."""
+    return b"kinfolk letter" + len(where).to_bytes(8, "big") + where + text
+
+
+def _derived(secret: bytes, shown: bytes, receiver: bytes) -> bytes:
+    return HKDF(SHA256(), 32, salt=None, info=b"kinfolk letter" + shown + receiver).derive(secret)
+
+
+def _halves(public: str) -> tuple[bytes, bytes]:
+    try:
+        both = bytes.fromhex(public)
+    except ValueError:
+        both = b""
+    if len(both) != 2 * _KEY:
+        raise KinfolkError("site.key", public, "is no public key of a site; provision it again")
+    return both[:_KEY], both[_KEY:]
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whom a site believes: the authority of its federation, and its word about this site."""
+
+    federation: str
+    authority: str  # public keys
+    bond: str
+
+    def holds(self, site: str, public: str, word: str) -> bool:
+        """Whether the authority has said that these keys are that site's."""
+        return bonded(self.authority, self.federation, site, public, word)
+
+
+def bond(authority: Identity, federation: str, site: str, public: str) -> str:
+    """The word of a federation's authority that these keys are this site's; given at provisioning.
+
+    >>> authority, ann = Identity.new(), Identity.new()
+    >>> word = bond(authority, "lungs", "ann", ann.public)
+    >>> [bonded(authority.public, "lungs", who, ann.public, word) for who in ("ann", "bob")]
+    [True, False]
+    """
+    return authority.sign(_bond(federation, site, public)).hex()
+
+
+def bonded(authority: str, federation: str, site: str, public: str, word: str) -> bool:
+    """Whether the authority with these public keys has given its word."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(_halves(authority)[0])
+        key.verify(bytes.fromhex(word), _bond(federation, site, public))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _bond(federation: str, site: str, public: str) -> bytes:
+    return b"kinfolk site" + json.dumps([federation, site, public]).encode()

@@ -1,0 +1,250 @@
+"""Engine of a deployment: requests go to sites by a carrier, and what comes back is believed of nobody.
+
+A request has one deadline, by the monotonic clock. Sites that fail are asked again until it has passed; one
+that has missed it is away: later requests do not wait for it, and it is taken back when it answers again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kinfolk.codec import decode, encode, head
+from kinfolk.deploy.agreement import Agreement
+from kinfolk.deploy.carrier import Carrier, patiently
+from kinfolk.deploy.site import NOT_BEGUN
+from kinfolk.deploy.store import TOLD, Course
+from kinfolk.engines import rpc
+from kinfolk.engines.loop import message_for
+from kinfolk.engines.memory import Memories, Sent
+from kinfolk.engines.rpc import Header
+from kinfolk.engines.wire import ROOM, checked, room_for, rows_of
+from kinfolk.errors import KinfolkError
+from kinfolk.script import Ask
+from kinfolk.streams import RoundContext
+from kinfolk.task import PeerTask, Table, Task
+from kinfolk.types import Client, Message, Stack
+
+# Seconds between two looks at sites that are away, and that such a look may take.
+LOOK, GLANCE = 5.0, 2.0
+
+
+class Remote:
+    """Performs requests by messages to sites, seen from the lead."""
+
+    name, in_process, chunked = "remote", False, False
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        agreement: Agreement,
+        table: Table,
+        memories: Memories,
+        attempt: int = 0,
+        seconds: float = 600.0,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.carrier, self.agreement, self.table, self.memories = carrier, agreement, table, memories
+        self.seconds, self.tell_people = seconds, tell
+        self.device = torch.device("cpu")
+        self.note = f"remote: {len(agreement.rows)} sites, {seconds:g} s for a request"
+        # Numbers of requests and marks of states only grow, over all attempts at a run.
+        self._number = attempt << 32
+        self.course = Course(mark=attempt << 32)
+        self.away: dict[Client, float] = {}  # since when, and when they were looked for last
+        self._saved: list[int] = [0, 0]  # marks of the last two checkpoints
+        self._rejected: dict[Client, str] = {}
+        self._names = {id(task): name for name, task in table.items()}
+        memories.far = self
+
+    # What the coordinator asks of an engine
+
+    def claims(self, who: Sequence[Client]) -> Mapping[Client, int]:
+        """How many training rows each site has said that it has."""
+        return {c: self.agreement.rows[c]["train"] for c in who}
+
+    def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
+        """The replies to a request, one client each, in order of names whatever the order of arrival."""
+        task = self.table[request.task]
+        assert isinstance(task, Task)
+        header = {"do": "ask", "task": request.task, **rpc.pack_context(context)}
+        bodies = {who: message_for(request, who) for who in sorted(request.to)}
+        for who, data, back in self._in_order(bodies, header, room_for(task.reply)):
+            try:
+                if "declined" not in back:
+                    yield Stack.of({who: (rows_of(back), decode(data)[0])})
+            except KinfolkError as error:
+                self._rejected[who] = str(error)
+
+    def swap(self, swap: PeerTask, among: tuple[Client, ...], context: RoundContext) -> Sent:
+        """Pass sealed letters on from site to site; whoever has not written takes no part."""
+        name = self._names[id(swap)]
+        header = {"swap": name, **rpc.pack_context(context)}
+        letters: dict[Client, list[tuple[Client, Message]]] = {c: [] for c in among}
+        sent: Sent = {}
+        wrote, nothing = list[Client](), {c: Message() for c in among}
+        for who, data, back in self._in_order(nothing, {**header, "do": "send"}, None):
+            try:
+                sizes = {Client(to): int(size) for to, size in json.loads(back.get("sizes", "{}")).items()}
+                written = rpc.unpack_several(*decode(data))
+            except (KinfolkError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+                self._rejected[who] = f"sent no letters ({type(error).__name__})"
+                continue
+            wrote.append(who)
+            for to, what in written:
+                if to in letters:
+                    letters[to].append((who, what))
+                    sent[who, to] = sizes.get(to, 0)
+        header |= {"do": "receive", "letters": str(self._number)}
+        packed = {who: rpc.pack_several(letters[who]) for who in wrote}
+        for who, _, back in self._in_order(
+            {who: body for who, (body, _) in packed.items()},
+            header,
+            ROOM,
+            {who: own for who, (_, own) in packed.items()},
+        ):
+            for peer, reason in json.loads(back.get("refused", "{}")).items():
+                told = f"its letter to {who} is {str(reason)[:80]}"
+                before = self._rejected.get(Client(str(peer)))
+                self._rejected[Client(str(peer))] = f"{before}; {told}" if before else told
+        return sent
+
+    def take_rejected(self) -> dict[Client, str]:
+        """Whose messages could not be used since the last call, and why."""
+        found, self._rejected = self._rejected, {}
+        return found
+
+    def close(self) -> None:
+        """Nothing to give back: sites wait for the next request, or the next lead."""
+
+    # What the memories ask of those who hold them
+
+    def tell(self, word: str) -> None:
+        """A new state begins, or what was made in it counts for nothing; sites hear of it when asked."""
+        mark = self.course.mark
+        if word == "snapshot":
+            self.course = replace(self.course, mark=mark + 1)
+        else:
+            self._rewind(mark - 1)
+
+    def fetch(self) -> dict[Client, Message]:
+        """In place of memories, which stay at the sites: the mark by which each can come back to its own."""
+        self._saved = [*self._saved[1:], self.course.mark]
+        self.course = replace(self.course, oldest=self._saved[0])
+        return {who: {"mark": torch.tensor(self.course.mark)} for who in self.agreement.rows}
+
+    def hand_out(self, memories: Mapping[Client, Message]) -> dict[Client, Message]:
+        """Go back to the state that a checkpoint has marked; without one, to the beginning."""
+        marks = [m["mark"] for m in memories.values() if isinstance(m.get("mark"), Tensor)]
+        at = int(marks[0]) if marks else 0
+        self._saved = [at, at]
+        self._rewind(at)
+        return {}
+
+    def _rewind(self, after: int) -> None:
+        if after < self.course.mark:
+            known = (*self.course.rewinds, (after, self.course.mark))
+            self.course = replace(self.course, rewinds=known[-TOLD:])
+
+    # How sites are asked
+
+    def _in_order(
+        self,
+        bodies: Mapping[Client, Message],
+        header: Header,
+        room: int | None,
+        own: Mapping[Client, Header] | None = None,
+    ) -> Iterator[tuple[Client, bytes, Header]]:
+        """Ask, and give what was answered in the order of `bodies`; what is no answer is noted."""
+        self._number += 1
+        stand = {"token": self.agreement.run, "number": str(self._number)}
+        header = {**header, **stand, "course": self.course.text()}
+        requests = {
+            who: encode(body, {**header, **(own or {}).get(who, {}), "to": who})
+            for who, body in bodies.items()
+        }
+        self._look_for_the_away()
+        came: dict[Client, tuple[bytes, Header]] = {}
+        waiting = list(bodies)
+        for who, data in self._asked(requests):
+            if data is not None:
+                try:
+                    came[who] = data, self._sound(data, {"from": who, **stand}, room)
+                except KinfolkError as error:
+                    self._rejected[who] = str(error)
+                    waiting.remove(who)
+            else:
+                waiting.remove(who)
+            while waiting and waiting[0] in came:
+                first = waiting.pop(0)
+                yield first, *came.pop(first)
+
+    def _sound(self, data: bytes, expected: Header, room: int | None) -> Header:
+        back = checked(data, expected, room)
+        if "error" in back:
+            kind = back["error"] if back["error"].isidentifier() else "an error"
+            raise KinfolkError("site", expected["from"], f"failed: {kind}; its own log tells why")
+        return back
+
+    def _asked(self, requests: Mapping[Client, bytes]) -> Iterator[tuple[Client, bytes | None]]:
+        """Everybody's answer as it comes, None for whoever has none by the deadline; each exactly once."""
+        there = {who: data for who, data in requests.items() if who not in self.away}
+        for who in requests:
+            if who in self.away:
+                self._rejected[who] = "is away"
+                yield who, None
+        for who, answer in patiently(self.carrier, there, self.seconds, self._begins_anew):
+            if answer is None:
+                self.away[who] = time.monotonic()
+                self._rejected[who] = f"has not answered within {self.seconds:g} s"
+                self.tell_people(f"{who} {self._rejected[who]}; the run goes on without it until it is back")
+            yield who, answer
+
+    def _begins_anew(self, who: Client, answer: bytes, seconds: float) -> bool:
+        """Whether a site was started anew; it is sent the agreement, and is to be asked once more."""
+        try:
+            anew = len(answer) <= ROOM and head(answer).get("error") == NOT_BEGUN
+        except KinfolkError:
+            return False
+        if anew:
+            begin(self.carrier, self.agreement, [who], seconds)
+        return anew
+
+    def _look_for_the_away(self) -> None:
+        """Take back those who answer again. It costs a glance, now and then."""
+        now = time.monotonic()
+        due = [who for who, last in self.away.items() if now - last > LOOK]
+        if not due:
+            return
+        lost = begin(self.carrier, self.agreement, due, GLANCE)
+        for who in due:
+            if who in lost:
+                self.away[who] = time.monotonic()
+            else:
+                del self.away[who]
+                self.tell_people(f"{who} is back")
+
+
+def begin(carrier: Carrier, agreement: Agreement, who: Sequence[Client], seconds: float) -> dict[Client, str]:
+    """Send the agreement; who has not taken it, and why."""
+    text = agreement.text()
+    header = {"do": "begin", "agreement": text, "token": agreement.run}
+    lost = dict.fromkeys(who, f"has not answered within {seconds:g} s")
+    for c, data in patiently(carrier, {c: encode({}, {**header, "to": c}) for c in who}, seconds):
+        if data is None:
+            continue
+        try:
+            back = checked(data, {"from": c}, ROOM)
+            if "ready" in back:
+                del lost[c]
+            else:
+                lost[c] = back.get("error", "gave no answer")
+        except KinfolkError as error:
+            lost[c] = str(error)
+    return lost

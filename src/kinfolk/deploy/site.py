@@ -1,0 +1,222 @@
+"""A site: its rows, its memory, its keys and the tasks it has installed. Bytes come in, bytes go out.
+
+Nothing that a request holds is run: it names a task that is installed here. Why a task failed is told by the
+kind of error alone, as its text may hold rows; the site's own log has the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kinfolk.codec import decode, encode
+from kinfolk.deploy.agreement import Agreement, Introduction, taken, versions
+from kinfolk.deploy.letters import Identity, Refused, Trust
+from kinfolk.deploy.store import Course, Store
+from kinfolk.engines import one, rpc
+from kinfolk.engines.asked import declined
+from kinfolk.engines.choose import arithmetic
+from kinfolk.engines.rpc import Header
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.build import Network, Parts, build_parts
+from kinfolk.experiment.client_memory import make_memories
+from kinfolk.experiment.ranks import table_of
+from kinfolk.experiment.spec import parse
+from kinfolk.federation.federation import Federation
+from kinfolk.script import Ask, Complains, Rehearses
+from kinfolk.streams import RoundContext
+from kinfolk.task import Peer, PeerTask, Task
+from kinfolk.types import Client, Message, nbytes
+
+log = logging.getLogger("kinfolk.site")
+CPU = torch.device("cpu")
+# A site that was started anew says this, and is sent the agreement once more.
+NOT_BEGUN = "not begun"
+
+
+class Site:
+    """What one organisation runs. `rows` is a federation of one; its memory survives in `folder`."""
+
+    def __init__(
+        self,
+        who: Client,
+        rows: Federation,
+        folder: Path | None = None,
+        identity: Identity | None = None,
+        network: Network | None = None,
+        trust: Trust | None = None,
+    ) -> None:
+        if rows.clients != (who,):
+            raise KinfolkError("site", who, f"was given rows of {', '.join(rows.clients)}; give it its own")
+        self.who, self.rows, self.folder, self.network = who, rows, folder, network
+        self.identity, self.trust = identity or Identity.new(), trust
+        self.begun: Begun | None = None
+        self._lock = Lock()  # carriers call whenever they like
+
+    def answer(self, data: bytes) -> bytes:
+        """Do what a request says, once, and reply; whatever goes wrong is a reply too."""
+        told: Header = {"from": self.who}
+        with self._lock:
+            try:
+                message, header = decode(data)
+                told |= {key: header[key] for key in ("token", "number") if key in header}
+                if header.get("to") != self.who:
+                    raise KinfolkError("message.to", header.get("to"), f"this is {self.who}")
+                if header["do"] in ("introduce", "begin"):
+                    return encode({}, {**told, **self._met(header)})
+                return self._answered(message, header, told)
+            except Exception as error:
+                log.warning("a request was refused", exc_info=error)
+                return encode({}, {**told, "error": type(error).__name__})
+
+    def _met(self, header: Header) -> Header:
+        """What sites and lead agree on is no secret, and whoever starts a run must know what to mend."""
+        try:
+            if header["do"] == "introduce":
+                rules = header.get("standardize", "none"), header.get("standardize_target", "none")
+                word = self.trust.bond if self.trust else ""
+                own = Introduction.of(self.who, self.rows, self.identity.public, word, *rules)
+                return {"introduction": own.text()}
+            if self.begun is None or self.begun.text != header["agreement"]:
+                self.begun = Begun(self, header["agreement"])
+            return {"ready": hashlib.sha256(self.begun.text.encode()).hexdigest()}
+        except KinfolkError as error:
+            return {"error": str(error)}
+
+    def _answered(self, message: Message, header: Header, told: Header) -> bytes:
+        begun, number = self.begun, int(header["number"])
+        if begun is None or begun.agreement.run != header.get("token"):
+            return encode({}, {**told, "error": NOT_BEGUN})
+        store = begun.store
+        if number == store.last:
+            return store.reply
+        if number < store.last:
+            raise KinfolkError("message.number", number, f"comes after {store.last}")
+        store.follow(Course.read(header["course"]))
+        with arithmetic(CPU, begun.parts.spec.engine.precision):
+            reply, facts, memory = begun.perform(message, header)
+        data = encode(reply, {**told, **facts})
+        store.keep(memory, number, data)
+        return data
+
+
+class Begun:
+    """A run that a site takes part in: what it has agreed to, built here from what is installed here."""
+
+    def __init__(self, site: Site, text: str) -> None:
+        self.text, self.who, self.identity = text, site.who, site.identity
+        self.agreement = Agreement.read(text)
+        self._check(site)
+        shell = self.agreement.federation()
+        self.parts: Parts = build_parts(parse(self.agreement.spec), shell, site.network)
+        self._check_secrets()
+        self.clients, self.table = shell.clients, table_of(self.parts)
+        self.rows = taken(site.rows, self.agreement.outline)
+        folder = site.folder / self.agreement.run if site.folder else None
+        self.store = Store(self.who, make_memories(self.parts, CPU, folder), folder)
+        self.store.load()
+
+    def _check(self, site: Site) -> None:
+        """Refuse an agreement that is not about this site as it is."""
+        told, here = self.agreement, versions()
+        name = told.run
+        if not (name.isascii() and name.isalnum() and len(name) <= 64):
+            raise KinfolkError("run", name, "is no name of a run; use letters and digits")
+        if dict(told.versions) != here:
+            wrong = next(what for what in here if told.versions.get(what) != here[what])
+            remedy = f"site {self.who} has {wrong} {here[wrong]}, the run needs {told.versions.get(wrong)}"
+            raise KinfolkError("site", self.who, f"{remedy}; install the same")
+        if told.keys.get(self.who) != site.identity.public:
+            raise KinfolkError("site", self.who, "is known by other keys than it has; provision it again")
+        for peer, key in told.keys.items() if site.trust else ():
+            if not site.trust.holds(peer, key, told.bonds.get(peer, "")):  # type: ignore[union-attr]
+                raise KinfolkError(
+                    "site", peer, "has keys that the federation's authority does not vouch for"
+                )
+        if dict(told.rows.get(self.who, {})) != dict(Introduction.of(self.who, site.rows, "").rows):
+            raise KinfolkError("site", self.who, "has other rows than it had when the run was agreed on")
+
+    def _check_secrets(self) -> None:
+        """In a deployment no secret follows from the run's seed, which everybody knows."""
+        algorithm = self.parts.algorithm
+        setting = algorithm.public_secrets() if isinstance(algorithm, Rehearses) else ""
+        if setting:
+            key, _, value = setting.partition("=")
+            raise KinfolkError(
+                key, value, "no mask is secret, and the sites are not one process; use 'system'"
+            )
+
+    def perform(self, message: Message, header: Header) -> tuple[Message, Header, Message | None]:
+        """(reply, what stands in its header, the new memory if it changes)."""
+        context = rpc.unpack_context(header, self.clients)
+        if header["do"] == "ask":
+            return self._ask(message, header["task"], context)
+        swap = self.table.get(header["swap"])
+        if not isinstance(swap, PeerTask):
+            raise KinfolkError("message.swap", header["swap"], "is no exchange of this run")
+        place = {"run": self.agreement.run, "round": header["round"], "swap": header["swap"]}
+        if header["do"] == "send":
+            return self._send(swap, {**place, "letters": header["number"]}, context)
+        return self._receive(swap, {**place, "letters": header["letters"]}, message, header, context)
+
+    def _ask(
+        self, message: Message, name: str, context: RoundContext
+    ) -> tuple[Message, Header, Message | None]:
+        task = self.table.get(name)
+        if not isinstance(task, Task):
+            raise KinfolkError("message.task", name, "is no task of this run")
+        facts = {"rows": str(one.train_rows(self.rows, self.who))}
+        if declined(task, Ask(name, (self.who,), message)):
+            return {}, {**facts, "declined": "yes"}, None  # why is nobody else's concern
+        reply, kept = one.perform(task, message, self.store.memory, self.rows, self.who, context)
+        return reply, facts, kept
+
+    def _send(
+        self, swap: PeerTask, place: Header, context: RoundContext
+    ) -> tuple[Message, Header, Message | None]:
+        """What this client writes to others, sealed for each; the sizes are those of what is inside."""
+        written = swap.send(self.store.memory, Peer(self.who, context))
+        sealed = []
+        for to, what in written.items():
+            own = {**place, "from": self.who, "to": to}
+            data = self.identity.seal(encode(what), self.agreement.keys[to], own)
+            sealed.append((to, {"sealed": torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())}))
+        body, labels = rpc.pack_several(sealed)
+        sizes = json.dumps({to: nbytes(what) for to, what in written.items()})
+        return body, {**labels, "sizes": sizes}, None
+
+    def _receive(
+        self, swap: PeerTask, place: Header, message: Message, header: Header, context: RoundContext
+    ) -> tuple[Message, Header, Message | None]:
+        """Take in what others wrote for this round and place; what was tampered with does not arrive."""
+        if int(place["letters"]) < self.store.last:
+            raise KinfolkError("message.letters", place["letters"], "are letters of an exchange that is over")
+        inbox: dict[Client, Message] = {}
+        refused: dict[str, str] = {}
+        for sender, what in rpc.unpack_several(message, header):
+            sealed = what.get("sealed")
+            own = {**place, "from": sender, "to": self.who}
+            try:
+                if not isinstance(sealed, Tensor) or sender not in self.agreement.keys or sender in inbox:
+                    raise Refused("is no letter of a site of this run")
+                data = self.identity.open(bytes(sealed.numpy()), self.agreement.keys[Client(sender)], own)[0]
+                inbox[Client(sender)] = decode(data)[0]
+            except (Refused, KinfolkError) as error:
+                refused[str(sender)] = str(error) if isinstance(error, Refused) else "cannot be read"
+        memory = swap.receive(inbox, self.store.memory, Peer(self.who, context))
+        self._complain(memory)
+        return {}, {"refused": json.dumps(refused)}, memory
+
+    def _complain(self, memory: Message) -> None:
+        """Whose messages the algorithm itself could not use: for this site's log."""
+        algorithm = self.parts.algorithm
+        if isinstance(algorithm, Complains):
+            for peer, reason in algorithm.complaints(memory, self.clients).items():
+                log.warning("a message of %s was refused: %s", peer, reason)

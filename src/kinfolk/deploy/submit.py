@@ -1,0 +1,78 @@
+"""From a spec to a running job: what is submitted, and how it stands. No code is part of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kinfolk.errors import KinfolkError
+from kinfolk.experiment.sections import Experiment
+from kinfolk.experiment.spec import dump
+from kinfolk.types import Client
+
+
+@contextmanager
+def session(kit: Path) -> Iterator[Any]:
+    """A session of the person whose kit it is; NVFlare names the folder after them."""
+    try:
+        from nvflare.fuel.flare_api.flare_api import new_secure_session
+    except ImportError as error:
+        raise KinfolkError("nvflare", None, "is not installed; run pip install 'kinfolk[nvflare]'") from error
+    if not (kit / "startup").is_dir():
+        raise KinfolkError("kit", str(kit), "is no kit of a person; name the folder of an admin's kit")
+    try:
+        opened = new_secure_session(kit.name, str(kit.absolute()))
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise KinfolkError(
+            "kit", str(kit), f"the server cannot be reached with it ({reason}); is it up?"
+        ) from error
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def connected(opened: Any) -> dict[Client, float]:
+    """The sites that are there, and when each was heard of last, in seconds since 1970."""
+    return {Client(one.name): float(one.last_connect_time) for one in opened.get_system_info().client_info}
+
+
+def submit(
+    opened: Any,
+    spec: Experiment,
+    run: str,
+    sites: Sequence[Client],
+    resume: bool = False,
+    seconds: float = 600.0,
+) -> str:
+    """Submit a run over these sites; the job's id. With `resume` the run's folder is gone on with."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = write_job(Path(folder), spec, run, sites, resume, seconds)
+        return str(opened.submit_job(str(job)))
+
+
+def write_job(
+    folder: Path, spec: Experiment, run: str, sites: Sequence[Client], resume: bool, seconds: float
+) -> Path:
+    """The folder of a job: names of installed classes and their plain arguments, and nothing to run."""
+    from nvflare.collab import CollabRecipe
+
+    from kinfolk.deploy.nvflare_lead import Lead
+    from kinfolk.deploy.nvflare_site import Pipe
+
+    lead = Lead(run, dump(spec), list(map(str, sites)), resume, seconds)
+    recipe = CollabRecipe(run, server=lead, client=Pipe(), min_clients=len(sites))
+    recipe.export(str(folder))
+    for code in folder.rglob("custom"):  # what it ships by itself: the files of the two classes
+        shutil.rmtree(code)
+    for config in folder.rglob("config_fed_*.json"):  # nor what sends logs of sites to the server
+        told = json.loads(config.read_text())
+        told["components"] = [one for one in told["components"] if ".logging." not in one["path"]]
+        config.write_text(json.dumps(told))
+    return folder / run

@@ -277,3 +277,34 @@ def test_without_names_the_usual_methods_are_compared_and_help_says_which(kinfol
     listed = {row["name"] for row in json.loads(kinfolk("list", "algorithms", "--json")[1])["algorithms"]}
     assert set(DEFAULT) < listed
     assert "fedavg_no_buffers" in listed, "what is wrong on purpose is listed, but only run by name"
+
+
+@pytest.mark.parametrize("words", [["run", "{}.toml"], ["run", "{}"], ["show", "{}"], ["predict", "{0}", "{0}"]])
+def test_a_name_that_is_too_long_is_one_line(kinfolk, words):
+    code, _, err = kinfolk(*(word.format("x" * 300) for word in words))
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert err.endswith("no file can have so long a name; give another\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("model.hidden=1000000000000", "with hidden = 1000000000000, and 3 of it do not fit into"),
+        ("data.rows=1000000000000", "give each client at most 1,000,000,000 rows"),
+        ("data.clients=1000000000000", "give at most 10,000,000 clients"),
+    ],
+)
+def test_sizes_that_no_machine_holds_are_one_line(kinfolk, change, told):
+    code, _, err = kinfolk("run", "digits", "--set", "model.name=mlp", "--set", change, "--out", "a")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert told in err
+
+
+def test_memory_that_runs_out_is_one_line(kinfolk, monkeypatch):
+    def full(*_, **__):
+        raise MemoryError("Unable to allocate 1.18 TiB")
+
+    monkeypatch.setattr("kinfolk.experiment.spec.tomllib.loads", full)
+    code, _, err = kinfolk("run", "digits", "--out", "a")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert err.startswith("error: memory: there is too little (Unable to allocate 1.18 TiB)")

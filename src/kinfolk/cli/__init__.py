@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -15,7 +16,10 @@ def main() -> None:
     from kinfolk.errors import KinfolkError
 
     try:
-        app()
+        try:
+            app()
+        except (OSError, MemoryError, RuntimeError) as error:
+            raise _for_people(error) from error.__cause__
     except KinfolkError as error:
         if debug:
             raise
@@ -35,3 +39,15 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def _for_people(error: Exception) -> Exception:
+    """An error that the machine sets and the user can mend, in their words; any other as it is."""
+    from kinfolk.errors import KinfolkError
+
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return KinfolkError("path", error.filename, "no file can have so long a name; give another")
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        first = (str(error).splitlines() or ["no reason given"])[0][:120]
+        return KinfolkError("memory", None, f"there is too little ({first}); make rows, model or batches smaller")
+    return error

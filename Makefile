@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo readme docs test test-slow check mutants bench bench-peers format clean
+.PHONY: demo readme docs test test-slow check mutants fuzz bench bench-peers format clean
 
 # The demo: five methods on rotated digits until they have converged, three seeds: one table, and a report to open.
 DEMO := local fedavg fedavg_tuned ifca,k=4 fesem,k=4
@@ -39,6 +39,12 @@ check: $(READY)
 # Breaks the code on purpose, place by place: each break must make a test fail. ONLY=word tries some of them.
 mutants: $(READY)
 	$(BIN)/python tests/mutants.py $(ONLY)
+
+# Fuzzes every place where bytes come in for so many seconds each: a table. ONLY=word tries some of them.
+SECONDS ?= 60
+fuzz: $(READY)
+	@$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[fuzz]" || echo "without Atheris"
+	@PYTHONPATH=src:tests/fuzz OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/long.py $(SECONDS) $(ONLY)
 
 # Speed, as ratios from one run on this machine.
 bench: $(READY)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 # How many objects lie within one another before a number (or None) stands there. `ANY`: an object of anything.
-ANY = -1
+# `NAMES`: an object of lists of names, or simply true.
+ANY, NAMES = -1, -2
 ROUND = {
     **{"summary": 3, "valid": 3, "bytes": 2, "seconds": 1, "trained": 1},
     **{"cohort": 0, "answered": 0, "unheard": 0, "extra": 0, "void": 0},
-    **{"info": ANY, "groups": ANY, "chosen": ANY},
+    **{"info": ANY, "groups": ANY, "chosen": ANY, "lost": NAMES},
 }
 RUN = {
     **{"model": ANY, "versions": ANY, "choice": ANY, "kept": ANY, "federation": ANY, "scores": ANY},
@@ -33,5 +34,7 @@ def _is(value: Any, depth: int) -> bool:
     if depth == 0:
         return isinstance(value, int | float)
     if not isinstance(value, dict):
-        return False
+        return depth == NAMES and value is True
+    if depth == NAMES:
+        return all(isinstance(v, list) and all(isinstance(name, str) for name in v) for v in value.values())
     return depth == ANY or all(_is(inner, depth - 1) for inner in value.values())

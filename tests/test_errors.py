@@ -26,7 +26,9 @@ def test_it_is_one_line_in_every_part(place: int) -> None:
 
 
 def test_what_is_meant_is_left_as_it_is() -> None:
-    assert str(KinfolkError("local.lr", "zoë", "give – a number; 学")) == "local.lr = 'zoë': give – a number; 学"
+    assert (
+        str(KinfolkError("local.lr", "zoë", "give – a number; 学")) == "local.lr = 'zoë': give – a number; 学"
+    )
 
 
 def test_what_a_process_cannot_have_sent_is_one_line() -> None:

@@ -140,7 +140,7 @@ def test_a_tar_whose_heading_is_a_bomb(small: None, tmp_path: Path) -> None:
     long.type, long.size = tarfile.GNUTYPE_LONGNAME, 64 * MIB
     with gzip.open(tmp_path / "a.tar.gz", "wb", compresslevel=9) as file:
         file.write(long.tobuf() + bytes(64 * MIB))
-    assert 64 * MIB > RATIO * (tmp_path / "a.tar.gz").stat().st_size
+    assert RATIO * (tmp_path / "a.tar.gz").stat().st_size < 64 * MIB
 
     def read() -> None:
         with Archive(tmp_path) as archive:
@@ -170,7 +170,9 @@ def test_a_table_of_one_value_that_repeats(small: None, tmp_path: Path) -> None:
 
 
 def test_what_is_read_is_what_pyarrow_reads(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"a": range(200_000), "b": ["u", None] * 100_000, "c": np.random.default_rng(0).random(200_000)})
+    frame = pd.DataFrame(
+        {"a": range(200_000), "b": ["u", None] * 100_000, "c": np.random.default_rng(0).random(200_000)}
+    )
     frame.to_parquet(tmp_path / "a.parquet", row_group_size=70_000)
     assert read_parquet(tmp_path / "a.parquet").equals(pq.read_table(tmp_path / "a.parquet"))
     pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "none.parquet")

@@ -36,7 +36,9 @@ def check_unpacked(size: int, packed: int) -> None:
     ValueError: 200,000 bytes unpack to 2,147,483,648 or more; if they are sound, store them unpacked
     """
     if size > max(FREE, RATIO * packed):
-        raise ValueError(f"{packed:,} bytes unpack to {size:,} or more; if they are sound, store them unpacked")
+        raise ValueError(
+            f"{packed:,} bytes unpack to {size:,} or more; if they are sound, store them unpacked"
+        )
 
 
 def unpacked(file: Readable, packed: int) -> bytes:

@@ -279,7 +279,9 @@ def test_without_names_the_usual_methods_are_compared_and_help_says_which(kinfol
     assert "fedavg_no_buffers" in listed, "what is wrong on purpose is listed, but only run by name"
 
 
-@pytest.mark.parametrize("words", [["run", "{}.toml"], ["run", "{}"], ["show", "{}"], ["predict", "{0}", "{0}"]])
+@pytest.mark.parametrize(
+    "words", [["run", "{}.toml"], ["run", "{}"], ["show", "{}"], ["predict", "{0}", "{0}"]]
+)
 def test_a_name_that_is_too_long_is_one_line(kinfolk, words):
     code, _, err = kinfolk(*(word.format("x" * 300) for word in words))
     assert (code, len(err.splitlines())) == (2, 1)

@@ -269,17 +269,28 @@ def test_records_are_read_without_torch() -> None:
 )
 def test_a_line_that_no_run_writes_is_named(tmp_path, facts):
     records = Records(tmp_path)
-    records.append_round(1, {"summary": {"centre": {"accuracy": {"macro": None, "clients": 2}}}, "info": {"x": [1]}})
+    records.append_round(
+        1, {"summary": {"centre": {"accuracy": {"macro": None, "clients": 2}}}, "info": {"x": [1]}}
+    )
     assert len(read_rounds(tmp_path)) == 1
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write(json.dumps({"round": 2, **facts}) + "\n")
-    with pytest.raises(KinfolkError, match=r"rounds\.jsonl:2 = .*is not a line about a round; mend or remove it"):
+    with pytest.raises(
+        KinfolkError, match=r"rounds\.jsonl:2 = .*is not a line about a round; mend or remove it"
+    ):
         read_rounds(tmp_path)
 
 
 def test_scores_with_holes_or_of_no_text_are_one_line(tmp_path):
     row = {name: ["x", "y"] for name in ("client", "model", "split", "score")}
-    whole = {"round": [1, 1], **row, "value": [0.5, 0.5], "rows": [1, 1], "group": [0, 0], "margin": [0.5, None]}
+    whole = {
+        "round": [1, 1],
+        **row,
+        "value": [0.5, 0.5],
+        "rows": [1, 1],
+        "group": [0, 0],
+        "margin": [0.5, None],
+    }
     path = tmp_path / "records" / "round-000001.parquet"
     path.parent.mkdir()
     pq.write_table(pa.table(whole, SCHEMA), path)

@@ -58,7 +58,9 @@ FACTS = {
 }
 TENSORS = {
     "other names": lambda message: message["model"].update(x=torch.zeros(1)),
-    "other axes": lambda message: message["model"].update({next(iter(message["model"])): torch.zeros(1, 1, 1, 1)}),
+    "other axes": lambda message: message["model"].update(
+        {next(iter(message["model"])): torch.zeros(1, 1, 1, 1)}
+    ),
     "no tree": lambda message: message.update(model=torch.zeros(1)),
 }
 
@@ -86,7 +88,9 @@ def test_where_none_is_sound_the_error_says_so(tmp_path: Path) -> None:
     go(tmp_path / "r")
     for folder in sorted((tmp_path / "r/checkpoints").iterdir()):
         forge(folder, lambda body: body["facts"].pop("voids"))
-    with pytest.raises(KinfolkError, match=r"no sound checkpoint \(round-000003 is skipped: .*KeyError: 'voids'"):
+    with pytest.raises(
+        KinfolkError, match=r"no sound checkpoint \(round-000003 is skipped: .*KeyError: 'voids'"
+    ):
         go(tmp_path / "r", "run.rounds=4", resume=True)
 
 

@@ -43,7 +43,10 @@ def main() -> int:
     ask.add_argument("only", nargs="?", default="")
     given = ask.parse_args()
     how = "by Atheris" if atheris else "by changes at random"
-    print(f"{how}\n\n| place | seconds | inputs | taken | findings |\n| --- | --- | --- | --- | --- |", flush=True)
+    print(
+        f"{how}\n\n| place | seconds | inputs | taken | findings |\n| --- | --- | --- | --- | --- |",
+        flush=True,
+    )
     fork = get_context("fork")  # imported, and made to be watched, once
     many = 0
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as room:
@@ -147,7 +150,14 @@ def _guided(
         (corpus / str(number)).write_bytes(data)
     options = [f"-max_total_time={seconds}", f"-timeout={HANGS}", f"-rss_limit_mb={ROOM}", "-max_len=100000"]
     atheris.Setup(
-        [sys.argv[0], *options, "-close_fd_mask=1", "-verbosity=0", f"-artifact_prefix={FOUND}/", str(corpus)],
+        [
+            sys.argv[0],
+            *options,
+            "-close_fd_mask=1",
+            "-verbosity=0",
+            f"-artifact_prefix={FOUND}/",
+            str(corpus),
+        ],
         take,
         custom_mutator=changed,
     )

@@ -10,11 +10,43 @@ from typing import Any
 
 # What a value in a JSON document or a word in a text is put to.
 VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 1, 2, 99, 2**31, 2**63, 10**30, 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf")),
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        2,
+        99,
+        2**31,
+        2**63,
+        10**30,
+        10**400,
+        0.5,
+        -0.0,
+        1e308,
+        float("nan"),
+        float("inf"),
+    ),
     *("", "x", "ann", "../x", "\x1b[2J", "\ud800", "\0", "9" * 5000, "/etc/passwd", "x" * 5000),
     *([], {}, [[]], [None], ["x"], [1, 2], {"x": 1}, [{}], {"": None}, {"x": [1.0]}),
 )
-WORDS = (b"0", b"-1", b"9" * 5000, b"1e999", b"nan", b"\xff\xfe", b"\0", b"'", b'"', b"[" * 300, b"{" * 300, b"\n", b",")
+WORDS = (
+    b"0",
+    b"-1",
+    b"9" * 5000,
+    b"1e999",
+    b"nan",
+    b"\xff\xfe",
+    b"\0",
+    b"'",
+    b'"',
+    b"[" * 300,
+    b"{" * 300,
+    b"\n",
+    b",",
+)
 DEEP = "[" * 20_000 + "]" * 20_000
 
 

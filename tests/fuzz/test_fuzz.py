@@ -40,8 +40,12 @@ def test_every_place_is_fuzzed(places: dict[str, Target]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sound_bytes_are_taken_and_lies_are_not(places: dict[str, Target], folder: Path, name: str) -> None:
-    assert [tried(places[name], data, folder) for data in places[name].sound] == [True] * len(places[name].sound)
-    assert [tried(places[name], data, folder) for data in places[name].lies] == [False] * len(places[name].lies)
+    assert [tried(places[name], data, folder) for data in places[name].sound] == [True] * len(
+        places[name].sound
+    )
+    assert [tried(places[name], data, folder) for data in places[name].lies] == [False] * len(
+        places[name].lies
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -49,7 +53,9 @@ def test_changed_bytes_are_taken_or_refused_in_one_line(
     places: dict[str, Target], folder: Path, name: str
 ) -> None:
     @given(st.randoms(use_true_random=False))
-    @settings(max_examples=EXAMPLES, derandomize=not LONG, suppress_health_check=list(HealthCheck), deadline=None)
+    @settings(
+        max_examples=EXAMPLES, derandomize=not LONG, suppress_health_check=list(HealthCheck), deadline=None
+    )
     def any_bytes(drawn: random.Random) -> None:
         tried(places[name], mutated(places[name].seeds, drawn), folder)
 

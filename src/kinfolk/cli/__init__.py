@@ -49,5 +49,7 @@ def _for_people(error: Exception) -> Exception:
         return KinfolkError("path", error.filename, "no file can have so long a name; give another")
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         first = (str(error).splitlines() or ["no reason given"])[0][:120]
-        return KinfolkError("memory", None, f"there is too little ({first}); make rows, model or batches smaller")
+        return KinfolkError(
+            "memory", None, f"there is too little ({first}); make rows, model or batches smaller"
+        )
     return error

@@ -46,7 +46,9 @@ def _unpacking() -> Iterator[None]:
     try:
         yield
     except (KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        remedy = f"is not what it should be ({type(error).__name__}: {error}); another version may have sent it"
+        remedy = (
+            f"is not what it should be ({type(error).__name__}: {error}); another version may have sent it"
+        )
         raise KinfolkError("message", None, remedy) from error
 
 

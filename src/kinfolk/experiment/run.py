@@ -17,7 +17,7 @@ from kinfolk.engines.fast import KERNELS
 from kinfolk.engines.link import Link, linked
 from kinfolk.engines.tune import tuned
 from kinfolk.engines.work import Work
-from kinfolk.errors import BrokeDown, KinfolkError
+from kinfolk.errors import BrokeDown
 from kinfolk.experiment import divergence
 from kinfolk.experiment.best import VALID, Best, check_rows, judged
 from kinfolk.experiment.budget import Budget, Spent, too_short

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinfolk.engines.fast import KERNELS
-from kinfolk.experiment.best import cost, judged, kept_rounds
 from kinfolk.errors import KinfolkError
+from kinfolk.experiment.best import cost, judged, kept_rounds
 from kinfolk.experiment.checkpoint import Damaged, Loaded, save, saved_bytes, saved_rounds
 from kinfolk.experiment.client_memory import check_journal
 from kinfolk.experiment.outline import check_frozen

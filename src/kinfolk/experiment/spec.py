@@ -97,7 +97,9 @@ def _extended(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     if here in above:
         raise KinfolkError("extends", str(path), "leads back to itself; take it out of one of the files")
     if len(above) == MOST_FILES:
-        raise KinfolkError("extends", str(path), f"is one of more than {MOST_FILES} in a row; join some of them")
+        raise KinfolkError(
+            "extends", str(path), f"is one of more than {MOST_FILES} in a row; join some of them"
+        )
     tables = read_toml(path)
     base = tables.pop("extends", None)
     if base is None:

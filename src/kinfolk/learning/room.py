@@ -43,7 +43,9 @@ def check_fits(name: str, build: Callable[[], nn.Module], options: str) -> None:
         reason = str(error).splitlines()[0][:120]
         raise KinfolkError("model.name", name, f"cannot be built{given}: {reason}") from error
     if COPIES * size > machine_memory():
-        remedy = f"takes {_bytes(size)}{given}, and {COPIES} of it do not fit into {_bytes(machine_memory())} of"
+        remedy = (
+            f"takes {_bytes(size)}{given}, and {COPIES} of it do not fit into {_bytes(machine_memory())} of"
+        )
         raise KinfolkError("model.name", name, f"{remedy} memory; make it smaller")
 
 

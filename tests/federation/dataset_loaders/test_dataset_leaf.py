@@ -188,7 +188,9 @@ def test_json_of_other_types_is_one_line_that_names_the_file(tmp_path, change):
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"users": ' * 50_000, '{"users": [' + "9" * 9999 + "]}", "null", "3"])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"users": ' * 50_000, '{"users": [' + "9" * 9999 + "]}", "null", "3"]
+)
 def test_deep_json_and_long_numbers_are_one_line(tmp_path, text):
     write(tmp_path / "all_data_0.json", text)
     with pytest.raises(KinfolkError, match=r"all_data_0\.json': not used: "):

@@ -308,5 +308,7 @@ def test_a_store_of_a_newer_version_is_refused(tmp_path, version):
     folder = stored(FOUND, tmp_path / "s")
     body = json.loads((folder / "manifest.json").read_text()) | {"version": version}
     (folder / "manifest.json").write_text(json.dumps(body | {"sha256": stores._seal(body)}))
-    with pytest.raises(KinfolkError, match=f"is of version {version!r}, this one reads 2; use a newer kinfolk"):
+    with pytest.raises(
+        KinfolkError, match=f"is of version {version!r}, this one reads 2; use a newer kinfolk"
+    ):
         read_store(folder)

@@ -50,7 +50,11 @@ def users(data: bytes, file: Path, test: bool | None = None) -> Iterator[User]:
     with reading(file):
         found = json.loads(data)
         names, counts, rows = found["users"], found["num_samples"], found["user_data"]
-        for part, value, kind in (("users", names, list), ("num_samples", counts, list), ("user_data", rows, dict)):
+        for part, value, kind in (
+            ("users", names, list),
+            ("num_samples", counts, list),
+            ("user_data", rows, dict),
+        ):
             if not isinstance(value, kind):
                 raise ValueError(f"{part!r} is no {'list' if kind is list else 'object'}")
         if strange := [name for name in names if not isinstance(name, str)]:
@@ -64,7 +68,7 @@ def users(data: bytes, file: Path, test: bool | None = None) -> Iterator[User]:
         pair = [own.get(part) or [] for part in ("x", "y")] if isinstance(own, dict) else [own]
         if not all(isinstance(part, list) for part in pair) or len(pair) < 2:
             raise corrupt(file, f"user {name!r} has data that are no lists x and y")
-        user = User(file, name, *pair, test)
+        user = User(file, name, pair[0], pair[1], test)
         if len(user.x) != len(user.y):
             raise user.bad(f"has {len(user.x)} x and {len(user.y)} y")
         if not user.x:

@@ -248,7 +248,9 @@ def _digests(x: Arrays, y: Arrays) -> NDArray[np.uint64]:
     """A 64-bit digest for each row: of a million rows, two that differ share one once in 10**7 cases."""
     inputs, targets = ([*rows.values()] if isinstance(rows, dict) else [rows] for rows in (x, y))
     # -0 is 0
-    features = [np.asarray(a, dtype=np.float32, order="C").reshape(len(a), -1) + np.float32(0) for a in inputs]
+    features = [
+        np.asarray(a, dtype=np.float32, order="C").reshape(len(a), -1) + np.float32(0) for a in inputs
+    ]
     labels = [np.ascontiguousarray(a).reshape(len(a), -1) for a in targets]
     whole = np.concatenate([a.view(np.uint8) for a in (*features, *labels)], axis=1)
     raw, width = whole.tobytes(), whole.shape[1]

@@ -170,7 +170,9 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise _bad(folder / MANIFEST, "is not the manifest of a store")
     if manifest.get("version") not in VERSIONS:
-        remedy = f"is of version {manifest.get('version')!r}, this one reads {VERSIONS[-1]}; use a newer kinfolk"
+        remedy = (
+            f"is of version {manifest.get('version')!r}, this one reads {VERSIONS[-1]}; use a newer kinfolk"
+        )
         raise KinfolkError("store", short(folder / MANIFEST), remedy)
     if manifest.get("sha256") != _seal(manifest):
         raise _bad(folder / MANIFEST, "was altered")

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-# What a terminal obeys instead of showing it: control characters, ends of lines of other alphabets, marks that
+# What a terminal obeys instead of showing it: control characters, other ends of lines, marks that
 # turn the direction of text; and halves of letters, which cannot be written.
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 

@@ -148,9 +148,10 @@ class Archive:
 
     @contextmanager
     def _tar(self, path: Path) -> Iterator[tarfile.TarFile]:
-        with gzip.open(path) if path.suffix != ".tar" else path.open("rb") as file:
-            with tarfile.open(fileobj=Bounded(file, path.stat().st_size), mode="r|") as archive:  # type: ignore[call-overload]
-                yield archive
+        with ExitStack() as stack:
+            file = stack.enter_context(path.open("rb") if path.suffix == ".tar" else gzip.open(path))
+            bounded = Bounded(file, path.stat().st_size)
+            yield stack.enter_context(tarfile.open(fileobj=bounded, mode="r|"))  # type: ignore[call-overload]
 
     @cached_property
     def names(self) -> list[str]:

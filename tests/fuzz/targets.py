@@ -1,7 +1,7 @@
 """Where bytes come in from elsewhere: for each place some that are sound, and what reads them.
 
-What reads gives back a value or refuses with the one error that is meant for people; `tried` sees to it. The same
-targets are fuzzed by the tests (Hypothesis) and for as long as one likes by `make fuzz` (Atheris).
+What reads gives back a value or refuses with the one error that is meant for people; `tried` sees to it. The
+same targets are fuzzed by the tests (Hypothesis) and for as long as one likes by `make fuzz` (Atheris).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from kinfolk.report.read import load_run
 from kinfolk.report.tables import comparison_table
 from kinfolk.types import Client, Stack
 
-# More than this at once, for bytes of a few kilobytes, is a bomb that went off. What is unpacked may be 256 MiB,
+# More than this at once, for a few kilobytes, is a bomb that went off. What is unpacked may be 256 MiB,
 # and is held twice while it is put together.
 MOST = 768 << 20
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# How many objects lie within one another before a number (or None) stands there. `ANY`: an object of anything.
-# `NAMES`: an object of lists of names, or simply true.
+# How many objects lie within one another before a number (or None) stands there. `ANY`: an object of all
+# kinds. `NAMES`: an object of lists of names, or simply true.
 ANY, NAMES = -1, -2
 ROUND = {
     **{"summary": 3, "valid": 3, "bytes": 2, "seconds": 1, "trained": 1},
@@ -22,7 +22,7 @@ RUN = {
 def misfit(facts: Mapping[str, Any], forms: Mapping[str, int]) -> str:
     """The first of the facts that is of another form; empty where all are as they should be, or absent.
 
-    >>> misfit({"cohort": 3, "bytes": {"update": {"up": 12}}}, ROUND), misfit({"bytes": {"update": "12"}}, ROUND)
+    >>> misfit({"cohort": 3, "bytes": {"update": {"up": 12}}}, ROUND), misfit({"bytes": {"up": "12"}}, ROUND)
     ('', 'bytes')
     """
     return next((name for name, depth in forms.items() if not _is(facts.get(name), depth)), "")

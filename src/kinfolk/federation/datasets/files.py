@@ -148,10 +148,10 @@ class Archive:
 
     @contextmanager
     def _tar(self, path: Path) -> Iterator[tarfile.TarFile]:
-        with ExitStack() as stack:
-            file = stack.enter_context(path.open("rb") if path.suffix == ".tar" else gzip.open(path))
+        with path.open("rb") if path.suffix == ".tar" else gzip.GzipFile(path) as file:
             bounded = Bounded(file, path.stat().st_size)
-            yield stack.enter_context(tarfile.open(fileobj=bounded, mode="r|"))  # type: ignore[call-overload]
+            with tarfile.open(fileobj=bounded, mode="r|") as archive:  # type: ignore[call-overload]
+                yield archive
 
     @cached_property
     def names(self) -> list[str]:

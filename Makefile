@@ -75,6 +75,12 @@ soak: $(READY)
 mutants: $(READY)
 	$(BIN)/python tests/mutants.py $(ONLY)
 
+# Fuzzes every place where bytes come in for so many seconds each: a table. ONLY=word tries some of them.
+SECONDS ?= 60
+fuzz: $(READY)
+	@$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[fuzz]" || echo "without Atheris"
+	@PYTHONPATH=src:tests/fuzz OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/long.py $(SECONDS) $(ONLY)
+
 # Speed, as ratios from one run on this machine.
 bench: $(READY)
 	$(BIN)/python benchmarks/engines.py

@@ -129,7 +129,7 @@ def holder(folder: Path) -> Holder | None:
     try:
         facts = json.loads((Path(folder) / NAME).read_text(encoding="utf-8"))
         return Holder(int(facts["pid"]), str(facts["host"]), str(facts["since"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # just taken, and not yet signed
 
 

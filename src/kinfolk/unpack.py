@@ -12,8 +12,8 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-# Bytes that any file may unpack to, and how many times its own size a larger one may. Deflate packs zeros 1,030
-# to 1; photographs, tables and text stay below 20, drawings below 100.
+# Bytes that any file may unpack to, and how many times its own size a larger one may. Deflate packs zeros
+# 1,030 to 1; photographs, tables and text stay below 20, drawings below 100.
 FREE, RATIO = 256 << 20, 200
 _PIECE = 1 << 20
 # The only ways of packing that give as little at a time as is asked for.

@@ -299,3 +299,33 @@ def test_memory_that_runs_out_is_one_line_and_no_fault_of_ours(kinfolk, monkeypa
     assert err.splitlines()[-1].startswith("error: memory: ran out (")
     assert "engine.processes" in err
     assert "fault of kinfolk" not in err
+    "words", [["run", "{}.toml"], ["run", "{}"], ["show", "{}"], ["predict", "{0}", "{0}"]]
+)
+def test_a_name_that_is_too_long_is_one_line(kinfolk, words):
+    code, _, err = kinfolk(*(word.format("x" * 300) for word in words))
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert err.endswith("no file can have so long a name; give another\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("model.hidden=1000000000000", "with hidden = 1000000000000, and 3 of it do not fit into"),
+        ("data.rows=1000000000000", "give each client at most 1,000,000,000 rows"),
+        ("data.clients=1000000000000", "give at most 10,000,000 clients"),
+    ],
+)
+def test_sizes_that_no_machine_holds_are_one_line(kinfolk, change, told):
+    code, _, err = kinfolk("run", "digits", "--set", "model.name=mlp", "--set", change, "--out", "a")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert told in err
+
+
+def test_memory_that_runs_out_is_one_line(kinfolk, monkeypatch):
+    def full(*_, **__):
+        raise MemoryError("Unable to allocate 1.18 TiB")
+
+    monkeypatch.setattr("kinfolk.experiment.spec.tomllib.loads", full)
+    code, _, err = kinfolk("run", "digits", "--out", "a")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert err.startswith("error: memory: ran out (Unable to allocate 1.18 TiB)")

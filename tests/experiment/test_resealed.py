@@ -1,4 +1,4 @@
-"""A checkpoint whose checksums fit and that says what no run has written: the run goes on from the one before."""
+"""A checkpoint whose checksums fit and that says what no run has written: the one before is taken."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Fuzzes every place for so many seconds, and prints what that found: `make fuzz [SECONDS=60] [ONLY=word]`.
 
-With Atheris inputs are led to code that none has reached (`pip install kinfolk[fuzz]`, Linux); without it they are
-changed at random. What was found lies in build/fuzz, a file for each input; with anything found it exits with 1.
+With Atheris inputs are led to code that none has reached (`pip install kinfolk[fuzz]`, Linux); without it
+they are changed at random. What was found lies in build/fuzz, a file for each input; with anything found it
+exits with 1.
 """
 
 from __future__ import annotations

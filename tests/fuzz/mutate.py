@@ -1,4 +1,4 @@
-"""Sound bytes made unsound: bits, cuts, splices, numbers and words; and, where they are JSON, whole values."""
+"""Sound bytes made unsound: bits, cuts, splices, numbers and words; where they are JSON, whole values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Where bytes come in from elsewhere: for each place some that are sound, and what reads them.
 
-What reads gives back a value or refuses with the one error that is meant for people; `tried` sees to it. The same
-targets are fuzzed by the tests (Hypothesis) and for as long as one likes by `make fuzz` (Atheris).
+What reads gives back a value or refuses with the one error that is meant for people; `tried` sees to it. The
+same targets are fuzzed by the tests (Hypothesis) and for as long as one likes by `make fuzz` (Atheris).
 """
 
 from __future__ import annotations
@@ -30,8 +30,15 @@ from kinfolk.engines.wire import ROOM, checked, rows_of
 from kinfolk.errors import KinfolkError, visible
 from kinfolk.experiment import checkpoint
 from kinfolk.experiment.outline import read_outline
-from kinfolk.experiment.record import CLIENT_FACTS, SCHEMA, Records, read_audit, read_client_facts
-from kinfolk.experiment.record import read_rounds, read_scores
+from kinfolk.experiment.record import (
+    CLIENT_FACTS,
+    SCHEMA,
+    Records,
+    read_audit,
+    read_client_facts,
+    read_rounds,
+    read_scores,
+)
 from kinfolk.experiment.spec import Experiment, dump, load, parse
 from kinfolk.federation.datasets.files import Archive
 from kinfolk.federation.datasets.leaf import official_femnist
@@ -44,7 +51,7 @@ from kinfolk.report.read import load_run
 from kinfolk.report.tables import comparison_table
 from kinfolk.types import Client, Stack
 
-# More than this at once, for bytes of a few kilobytes, is a bomb that went off. What is unpacked may be 256 MiB,
+# More than this at once, for a few kilobytes, is a bomb that went off. What is unpacked may be 256 MiB,
 # and is held twice while it is put together.
 MOST = 768 << 20
 
@@ -137,7 +144,7 @@ def reply(data: bytes, folder: Path) -> None:
     """A site's reply, as the coordinator of `wire` takes it."""
     back = checked(data, {"from": "ann", **STAND}, ROOM)
     if "declined" not in back:
-        assert 0 <= rows_of(back)
+        assert rows_of(back) >= 0
         decode(data)
 
 

@@ -1,4 +1,4 @@
-"""Any bytes are taken or refused in one line, wherever bytes come in from elsewhere; `make fuzz` goes on for longer."""
+"""Any bytes are taken or refused in one line, wherever they come in; `make fuzz` goes on for longer."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_what_a_network_takes_is_what_its_tensors_take(monkeypatch: pytest.Monke
 
 
 def test_many_layers_are_refused_before_they_are_made() -> None:
-    with pytest.raises(KinfolkError, match="model.hidden = .*more than 1000 layers"):
+    with pytest.raises(KinfolkError, match=r"model\.hidden = .*more than 1000 layers"):
         build_model("mlp", (10,), 3, {"hidden": [2] * 1001})
 
 
@@ -57,7 +57,6 @@ def test_many_layers_are_refused_before_they_are_made() -> None:
 def test_measuring_draws_nothing(name: str) -> None:
     """First weights are what they were: they follow from the seed alone."""
     given = name, shape_for(name), 10, options_for(name)
-    entry = MODELS[name]
     torch.manual_seed(3)
     one = build_model(*given)
     after = torch.random.get_rng_state()

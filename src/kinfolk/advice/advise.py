@@ -227,7 +227,7 @@ def _before(spec: Experiment, folder: Path, resume: bool) -> Plan | None:
         plan = Plan(**{name: int(wanted[name]) for name in names})
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise KinfolkError("folder", str(folder / FILE), f"cannot be read ({error}); remove it") from error
     if changed := differences(there, spec):
         raise KinfolkError("folder", str(folder), f"was asked about something else: {changed[0]}")

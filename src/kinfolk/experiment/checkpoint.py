@@ -108,7 +108,7 @@ def load_latest(
 
     None where nothing was ever saved. A checkpoint of another experiment or format is an error that
     names the difference, and so is a folder in which no checkpoint is sound: a run never starts again
-    from nothing unasked. `wanted` may refuse one that is sound by itself, or say by Damaged what is wrong with it.
+    from nothing unasked. `wanted` may pass one over, or say by Damaged what is wrong with it.
 
     >>> load_latest(Path("nowhere"), "")
     (None, [])

@@ -133,5 +133,5 @@ def kept(choice: Choice, asked: EngineSpec, folder: Path) -> Choice:
             return choice
         same = {key: int(old[key]) for key in KEPT if key in old and not getattr(asked, key)}
         return choice.but(str(old["why"]), **same)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return choice

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# How many objects lie within one another before a number (or None) stands there. `ANY`: an object of anything.
-ANY = -1
+# How many objects lie within one another before a number (or None) stands there. `ANY`: an object of all
+# kinds. `NAMES`: an object of lists of names, or simply true.
+ANY, NAMES = -1, -2
 ROUND = {
     **{"summary": 3, "valid": 3, "bytes": 2, "seconds": 1, "trained": 1},
     **{"cohort": 0, "answered": 0, "unheard": 0, "extra": 0, "void": 0},
-    **{"info": ANY, "groups": ANY, "chosen": ANY},
+    **{"info": ANY, "groups": ANY, "chosen": ANY, "lost": NAMES},
 }
 RUN = {
     **{"model": ANY, "versions": ANY, "choice": ANY, "kept": ANY, "federation": ANY, "scores": ANY},
@@ -21,7 +22,7 @@ RUN = {
 def misfit(facts: Mapping[str, Any], forms: Mapping[str, int]) -> str:
     """The first of the facts that is of another form; empty where all are as they should be, or absent.
 
-    >>> misfit({"cohort": 3, "bytes": {"update": {"up": 12}}}, ROUND), misfit({"bytes": {"update": "12"}}, ROUND)
+    >>> misfit({"cohort": 3, "bytes": {"update": {"up": 12}}}, ROUND), misfit({"bytes": {"up": "12"}}, ROUND)
     ('', 'bytes')
     """
     return next((name for name, depth in forms.items() if not _is(facts.get(name), depth)), "")
@@ -33,5 +34,7 @@ def _is(value: Any, depth: int) -> bool:
     if depth == 0:
         return isinstance(value, int | float)
     if not isinstance(value, dict):
-        return False
+        return depth == NAMES and value is True
+    if depth == NAMES:
+        return all(isinstance(v, list) and all(isinstance(name, str) for name in v) for v in value.values())
     return depth == ANY or all(_is(inner, depth - 1) for inner in value.values())

@@ -55,8 +55,8 @@ def write_checkpoint(run: Running, state: Any, summary: dict[str, Any]) -> Path:
 def stand(run: Running, loaded: Loaded) -> bool:
     """Put a run where a checkpoint stands; one that says what no run has written is Damaged.
 
-    Of other rows, another frozen part or a journal that lacks something no older checkpoint knows better: these
-    are errors.
+    Of other rows, another frozen part or a journal that lacks something no older checkpoint knows better:
+    these are errors.
     """
     facts, tensors = loaded.facts, loaded.tensors
     try:

@@ -107,7 +107,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     try:
         facts = readable_json((Path(folder) / "run.json").read_text(encoding="utf-8"))
         told = {"status": str(facts["status"]), "rounds": int(facts["rounds"]), **facts}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         remedy = "is no run folder; name one that `kinfolk run` has written"
         raise KinfolkError("run", str(folder), remedy) from error
     readable(folder, told)

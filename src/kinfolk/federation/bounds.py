@@ -15,6 +15,8 @@ from kinfolk.federation.synthetic import SYNTHETIC
 Bound = tuple[str, bool, str]
 
 _OF_COLUMNS = ("columns", "categorical", "dates", "fill", "resize")
+# Names and places of more would take the memory of most machines before the first row is made.
+MOST_CLIENTS, MOST_ROWS = 10_000_000, 1_000_000_000
 _POSITIVE = "give a positive number"
 _VARIANCE = "give a variance, 0 or more"
 
@@ -35,7 +37,9 @@ def _counts(spec: DataSpec) -> list[Bound]:
     shard = spec.partition != "shards" or spec.rows == 0 or spec.shards <= spec.rows
     return [
         ("clients", spec.clients >= (not natural), "give at least one client"),
+        ("clients", spec.clients <= MOST_CLIENTS, f"give at most {MOST_CLIENTS:,} clients"),
         ("rows", spec.rows >= fewest, "give each client at least one row"),
+        ("rows", spec.rows <= MOST_ROWS, f"give each client at most {MOST_ROWS:,} rows"),
         ("shards", spec.shards >= 1, "give each client at least one piece"),
         ("shards", shard, f"no more pieces than the {spec.rows} rows of a client"),
         ("min_rows", spec.min_rows >= 1, "give at least one row"),

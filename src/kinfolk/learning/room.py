@@ -50,8 +50,8 @@ def check_fits(name: str, build: Callable[[], nn.Module], options: str) -> None:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves out the drawing of first weights: without memory there is nothing to draw, and torch takes seconds
-    to find that out for some.
+    """Leaves out the drawing of first weights: without memory there is nothing to draw, and torch takes
+    seconds to find that out for some.
     """
 
     def __torch_function__(

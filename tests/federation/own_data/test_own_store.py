@@ -288,6 +288,7 @@ SEALED = {
     "a file without a checksum": lambda body: body["files"]["x.npy"].pop("sha256"),
     "a file without a type": lambda body: body["files"]["x.npy"].pop("dtype"),
     "a file in words": lambda body: body["files"].update({"x.npy": "whole"}),
+    "rows without a shape": lambda body: body["files"]["x.npy"].pop("shape"),
     "a split without its shape": lambda body: body["files"]["test-row.npy"].pop("shape"),
 }
 

@@ -148,8 +148,9 @@ class Archive:
 
     @contextmanager
     def _tar(self, path: Path) -> Iterator[tarfile.TarFile]:
-        with gzip.open(path) if path.suffix != ".tar" else path.open("rb") as file:
-            with tarfile.open(fileobj=Bounded(file, path.stat().st_size), mode="r|") as archive:
+        with path.open("rb") if path.suffix == ".tar" else gzip.GzipFile(path) as file:
+            bounded = Bounded(file, path.stat().st_size)
+            with tarfile.open(fileobj=bounded, mode="r|") as archive:  # type: ignore[call-overload]
                 yield archive
 
     @cached_property

@@ -68,7 +68,7 @@ def users(data: bytes, file: Path, test: bool | None = None) -> Iterator[User]:
         pair = [own.get(part) or [] for part in ("x", "y")] if isinstance(own, dict) else [own]
         if not all(isinstance(part, list) for part in pair) or len(pair) < 2:
             raise corrupt(file, f"user {name!r} has data that are no lists x and y")
-        user = User(file, name, *pair, test)
+        user = User(file, name, pair[0], pair[1], test)
         if len(user.x) != len(user.y):
             raise user.bad(f"has {len(user.x)} x and {len(user.y)} y")
         if not user.x:

@@ -239,7 +239,8 @@ def in_order(names: set[str]) -> tuple[str, ...]:
     (('10', 'a', 'b'), ('9', '10'))
     """
     if all(name.isascii() and name.isdigit() for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
+        bare = {name: name.lstrip("0") for name in names}  # of any length, which `int` refuses
+        return tuple(sorted(names, key=lambda name: (len(bare[name]), bare[name], name)))
     return tuple(sorted(names))
 
 

@@ -45,7 +45,7 @@ _OLD = (torch.float32, torch.int64, torch.uint8)
 # What a manifest says besides its files, and of which type.
 _SAID = {"name": str, "clients": int, "rows": int, "classes": int, "class_names": list, "feature_names": list}
 # What is set off by a manifest that somebody else has sealed.
-_WRONG = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
+_WRONG = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
 # A file of rows: x or y, and of several tensors which.
 _ROWS = re.compile(r"[xy](\.[^./\\]+(\.lengths)?)?\.npy")
 
@@ -263,6 +263,8 @@ def _rows(tensors: Mapping[str, Tensor], field: str) -> Rows:
     if f"{field}.npy" in tensors:
         return tensors[f"{field}.npy"]
     own = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{field}.")}
+    if not own:
+        raise KeyError(field)
     return {name.removeprefix(f"{field}.").removesuffix(".npy"): tensor for name, tensor in own.items()}
 
 

@@ -37,6 +37,6 @@ def _named(runs: Sequence[Run]) -> tuple[Path | None, set[str]]:
     folder = folders.pop()
     try:
         names = json.loads((folder / "compare.json").read_bytes())["runs"]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None, set()
     return folder, {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()

@@ -66,7 +66,7 @@ def names_of(run: Run, what: str) -> list[str]:
     """
     try:
         found = readable_json((run.path / "federation.json").read_text(encoding="utf-8"))[what]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return [str(name) for name in found] if isinstance(found, list) else []
 

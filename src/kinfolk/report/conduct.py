@@ -51,9 +51,7 @@ class Rule:
     score: float = 3.5  # and so many standard deviations from it; for cosines as well
     cosine: float = 0.1  # and at most so much in common with the direction of the others
     common: float = 0.3  # where a group itself has less in common, nobody is astray
-    few: int = (
-        5  # a group with fewer updates says nothing of directions; lengths are compared to the cohort's
-    )
+    few: int = 5  # of a group with fewer updates no direction is judged, and lengths beside the cohort's
     rounds: int = 3  # in which a sign must stand, at least
 
 
@@ -134,7 +132,7 @@ def judged(rounds: Iterable[tuple[int, pd.DataFrame]], rule: Rule) -> pd.DataFra
     before: dict[str, pd.DataFrame] = {}
     for _, frame in rounds:
         for task, facts in frame.groupby("task"):
-            name, facts = str(task), facts.set_index("client")
+            name, facts = str(task), facts.drop_duplicates("client").set_index("client")
             earlier = before.get(name)
             known, found = signs(facts, earlier, rule)
             could[name] = _sum(could.get(name), known)
@@ -144,7 +142,8 @@ def judged(rounds: Iterable[tuple[int, pd.DataFrame]], rule: Rule) -> pd.DataFra
     rows = [
         (client, SIGNS[sign][0], sign, int(times), int(could[name].at[client, sign]))
         for name, found in does.items()
-        for (client, sign), times in found.stack().items()
+        for sign in SIGNS
+        for client, times in found[sign].items()
         if times >= rule.rounds and 2 * times >= could[name].at[client, sign]
     ]
     named = pd.DataFrame(rows, columns=["client", "looks like", "sign", "rounds", "of"])
@@ -167,15 +166,15 @@ def signs(facts: pd.DataFrame, earlier: pd.DataFrame | None, rule: Rule) -> tupl
     idle = length <= rule.idle * median  # where most stand still, so may everybody
     training = moved & ~idle
     large = group.groupby(group).transform("size") >= rule.few
-    logs = _per_row(np.log(length.where(training)), np.log(facts["rows"]))
+    logs = _per_row(np.log(length.where(training)), np.log(facts["rows"].clip(lower=1)))
     apart = logs - _centre(logs, group, large)
     many = (training.groupby(group).transform("sum").where(large, training.sum())) >= rule.few
-    far = _scores(apart, group, large).abs() > rule.score
+    far = many & (_scores(apart, group, large).abs() > rule.score)
     cosine = facts["cosine"].where(training & large)
     usual = cosine.groupby(group).transform("median")
     cosine = cosine.where(usual >= rule.common)
     low = _scores(cosine - usual, group, large) < -rule.score
-    again = _repeats(facts[list(MARKS)].reindex(columns=list(MARKS)), earlier, rule.same)
+    again = _repeats(facts[list(MARKS)], earlier, rule.same)
     does = {
         "idle": idle,
         "repeats": again.fillna(False).astype(bool) & training,

@@ -121,7 +121,7 @@ def ended(work: Callable[[], None]) -> int:
 
 
 def launch(work: Callable[[], None], room: Path) -> int:
-    """Ranks that do this work, as torchrun starts them: once one fails the others get SIGTERM, then SIGKILL."""
+    """Ranks that do this work, as torchrun starts them: one fails, the others get SIGTERM, then SIGKILL."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1])}

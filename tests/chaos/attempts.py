@@ -29,6 +29,8 @@ from kinfolk.engines.heartbeat import Heartbeat
 # Seconds after which an attempt hangs, which is a finding.
 HANGS = 240
 RANKS = 2
+# Seconds that torchrun leaves to ranks after SIGTERM.
+GRACE = 30
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def ended(work: Callable[[], None]) -> int:
 
 
 def launch(work: Callable[[], None], room: Path) -> int:
-    """Ranks that do this work, as torchrun starts them: when one has failed the others get SIGTERM."""
+    """Ranks that do this work, as torchrun starts them: one fails, the others get SIGTERM, then SIGKILL."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1])}
@@ -137,8 +139,14 @@ def launch(work: Callable[[], None], room: Path) -> int:
         child, status = os.wait()
         children.remove(child)
         worst = max(worst, abs(os.waitstatus_to_exitcode(status)))
-        for other in children if worst else ():
-            _signal(other, signal.SIGTERM)
+        if worst and children:
+            for other in children:
+                _signal(other, signal.SIGTERM)
+            until = time.monotonic() + GRACE
+            while time.monotonic() < until and any(map(_runs, children)):
+                time.sleep(0.01)
+            for other in children:
+                _signal(other, signal.SIGKILL)
     return worst
 
 

@@ -299,6 +299,9 @@ def test_memory_that_runs_out_is_one_line_and_no_fault_of_ours(kinfolk, monkeypa
     assert err.splitlines()[-1].startswith("error: memory: ran out (")
     assert "engine.processes" in err
     assert "fault of kinfolk" not in err
+
+
+@pytest.mark.parametrize(
     "words", [["run", "{}.toml"], ["run", "{}"], ["show", "{}"], ["predict", "{0}", "{0}"]]
 )
 def test_a_name_that_is_too_long_is_one_line(kinfolk, words):
@@ -319,13 +322,3 @@ def test_sizes_that_no_machine_holds_are_one_line(kinfolk, change, told):
     code, _, err = kinfolk("run", "digits", "--set", "model.name=mlp", "--set", change, "--out", "a")
     assert (code, len(err.splitlines())) == (2, 1)
     assert told in err
-
-
-def test_memory_that_runs_out_is_one_line(kinfolk, monkeypatch):
-    def full(*_, **__):
-        raise MemoryError("Unable to allocate 1.18 TiB")
-
-    monkeypatch.setattr("kinfolk.experiment.spec.tomllib.loads", full)
-    code, _, err = kinfolk("run", "digits", "--out", "a")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert err.startswith("error: memory: ran out (Unable to allocate 1.18 TiB)")

@@ -104,9 +104,11 @@ def read_parquet(
         fields = [f for f in file.schema_arrow if columns is None or f.name in columns]
         schema = pa.schema(fields, file.schema_arrow.metadata)
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-        # A value that repeats is stored once, and no value is longer than its group.
         check_unpacked(file.metadata.num_rows, packed)
+        # A value that repeats is stored once, and no value is longer than its group; numbers and codes are short.
         longest = max((group.total_byte_size for group in groups), default=1)
+        if all(pa.types.is_primitive(f.type) or pa.types.is_dictionary(f.type) for f in fields):
+            longest = 8
         at_once = max(1, min(1 << 16, max(FREE, RATIO * packed) // max(1, longest)))
         batches, size = [], 0
         for batch in file.iter_batches(at_once, columns=schema.names):

@@ -311,6 +311,22 @@ def is_cut(path: Path) -> bool:
     return False
 
 
+def is_empty(path: Path, column: str) -> bool:
+    """Whether a column of a file of scores holds nothing, as far as the file says so by itself.
+
+    >>> is_empty(Path("nowhere.parquet"), "group")
+    False
+    """
+    try:
+        facts = pq.read_metadata(path)
+    except (pa.ArrowException, OSError):
+        return False
+    place = facts.schema.names.index(column) if column in facts.schema.names else None
+    groups = (facts.row_group(i) for i in range(facts.num_row_groups)) if place is not None else ()
+    told = [(group.column(place).statistics, group.num_rows) for group in groups]
+    return all(known is not None and known.null_count == rows for known, rows in told)
+
+
 def _frame(table: pa.Table) -> pd.DataFrame:
     """Scores as a frame, whose names a terminal can show: a folder may be a stranger's."""
     frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)

@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 
 from kinfolk.errors import KinfolkError, visible
-from kinfolk.experiment.record import TEXTS, round_files, score_table
+from kinfolk.experiment.record import TEXTS, is_empty, round_files, score_table
 from kinfolk.scores import about, summary
 
 Part = tuple[int, pd.DataFrame]
@@ -47,15 +47,20 @@ class Scored(ABC):
     ) -> Iterator[Part]:
         """Round by round some columns of its rows; all rounds that have any rows, or some of these."""
 
+    def _rounds_with(self, column: str) -> Collection[int] | None:
+        """The rounds in which a column may hold anything, where that is known without reading it."""
+        return None
+
     @cached_property
     def seen(self) -> Seen:
         """What was ever scored, and when."""
+        texts = ("client", "model", "score")
         rounds, found, before = [], [], None
-        for number, part in self.parts(("client", "model", "score", "value")):
+        for number, part in self.parts((*texts, "value")):
             rounds.append(number)
-            now = part.drop(columns="value").assign(known=part["value"].notna())
-            if before is None or not _same(before, now):
-                found.append(now.drop_duplicates().astype(dict.fromkeys(("client", "model", "score"), "str")))
+            now = {name: part[name] for name in texts} | {"known": part["value"].notna()}
+            if before is None or not all(_same(before[name], now[name]) for name in now):
+                found.append(pd.DataFrame(now).drop_duplicates().astype(dict.fromkeys(texts, "str")))
             before = now
         if not found:
             return Seen(pd.DataFrame(columns=["client", "model", "score", "known"]), ())
@@ -64,7 +69,8 @@ class Scored(ABC):
     @cached_property
     def grouped(self) -> bool:
         """Whether any client was ever in a group."""
-        return any(bool(part["group"].notna().any()) for _, part in self.parts(("group",), backwards=True))
+        parts = self.parts(("group",), self._rounds_with("group"), backwards=True)
+        return any(bool(part["group"].notna().any()) for _, part in parts)
 
     def end(self, columns: Sequence[str]) -> pd.DataFrame:
         """The rows of the last round that has any."""
@@ -101,11 +107,12 @@ class Scored(ABC):
         if score not in self._curves:
             found: Curves = {}
             for number, part in self.parts(("model", "score", "value", "rows")):
-                part = part[part["score"] == score]
+                so, values, rows = part["score"] == score, part["value"].to_numpy(), part["rows"].to_numpy()
                 for model in part["model"].unique():
-                    rows = part[part["model"] == model]
-                    one = summary(rows["value"], rows["rows"], about(score).lower_is_better)
-                    found.setdefault(str(model), {})[number] = one
+                    mine = (so & (part["model"] == model)).to_numpy()
+                    if mine.any():
+                        one = summary(values[mine], rows[mine], about(score).lower_is_better)
+                        found.setdefault(str(model), {})[number] = one
             self._curves[score] = found
         return self._curves[score]
 
@@ -116,7 +123,7 @@ class Scored(ABC):
         before: pd.Series | None = None
         once, names = np.empty(0, bool), pd.Index([])
         for number, part in self.parts(("client", "group")):
-            if before is None or not _same_column(before, part["client"]):
+            if before is None or not _same(before, part["client"]):
                 once = ~part["client"].duplicated().to_numpy()
                 names = pd.Index(part["client"].astype("str"))[once]
             before = part["client"]
@@ -172,6 +179,9 @@ class Stored(Scored):
                 if len(part):
                     yield number, part[list(columns)]
 
+    def _rounds_with(self, column: str) -> set[int]:
+        return {number for number, path in self.files if not is_empty(path, column)}
+
     @cached_property
     def _own_split(self) -> str | None:
         """The split whose rows count, where there are any of it."""
@@ -190,8 +200,8 @@ class Stored(Scored):
         found |= {name: self._coded(name, table[name]) for name in table.column_names if name in TEXTS}
         frame = pd.DataFrame(found, copy=False)
         for name, value in only.items():
-            mine = frame[name] == value
-            frame = frame if mine.all() else frame[mine]
+            if list(frame[name].array.categories) != [value]:
+                frame = frame[frame[name] == value]
         return frame
 
     def _coded(self, name: str, column: pa.ChunkedArray) -> pd.Categorical:
@@ -205,13 +215,9 @@ class Stored(Scored):
         return pd.Categorical.from_codes(held[2][texts.indices.to_numpy()], dtype=held[1])
 
 
-def _same(one: pd.DataFrame, other: pd.DataFrame) -> bool:
-    return all(_same_column(one[name], other[name]) for name in one)
-
-
-def _same_column(one: pd.Series, other: pd.Series) -> bool:
+def _same(one: pd.Series, other: pd.Series) -> bool:
     """Whether two columns are known to be equal; of texts only where they share their categories."""
     if len(one) != len(other) or one.dtype is not other.dtype:
         return False
-    a, b = (column.cat.codes if hasattr(column, "cat") else column for column in (one, other))
-    return np.array_equal(a.to_numpy(), b.to_numpy())
+    a, b = (column.array.codes if hasattr(column, "cat") else column.to_numpy() for column in (one, other))
+    return np.array_equal(a, b)

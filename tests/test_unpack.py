@@ -183,11 +183,20 @@ def test_what_is_read_is_what_pyarrow_reads(tmp_path: Path) -> None:
     assert read_parquet(tmp_path / "none.parquet").num_rows == 0
 
 
-def test_long_texts_are_read_in_small_pieces_unless_each_is_held_once(small: None, tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
+def test_long_texts_are_read_in_small_pieces_unless_each_is_held_once(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sizes = tmp_path / "a.parquet", []
     pq.write_table(pa.table({"a": ["x" * 20_000] * 1000, "y": np.zeros(1000)}), path)
+
+    def checked(size: int, packed: int) -> None:
+        sizes.append(size)
+        check_unpacked(size, packed)
+
+    monkeypatch.setattr("kinfolk.unpack.check_unpacked", checked)
     with pytest.raises(ValueError, match=WORDS):
         read_parquet(path, ["a"])
+    assert max(sizes) < 3 * MIB  # of the 20 that it would be
     assert read_parquet(path, ["y"]).nbytes < 10_000
     assert read_parquet(path, ["a"], coded=["a"]).nbytes < 100_000
 

@@ -1,7 +1,7 @@
 """What records and checkpoints take beside the rounds they are of; and how long a large folder takes to open.
 
 python benchmarks/records.py                         # a table: methods x 100, 1,000 and 10,000 clients
-python benchmarks/records.py --folder runs/large --methods fedavg --rounds 1000     # 10,000 clients through the real writer
+python benchmarks/records.py --folder runs/large --methods fedavg --rounds 1000     # 10,000 clients, real files
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def large(folder: Path, method: str, clients: int, rounds: int) -> None:
     records, line = Records(folder), read_rounds(folder)[-1]
     first = line["round"] + 1
     last = read_round(round_files(folder, "records")[-1][1]).dropna(axis="columns", how="all")
-    conduct = {number: path for number, path in round_files(folder, "conduct")}
+    conduct = dict(round_files(folder, "conduct"))
     draw, began = np.random.default_rng(0), time.process_time()
     for number in range(first, rounds + 1):
         values = np.clip(last["value"] + draw.normal(0, 0.01, len(last)), 0, 1)

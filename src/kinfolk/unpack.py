@@ -105,7 +105,7 @@ def read_parquet(
         schema = pa.schema(fields, file.schema_arrow.metadata)
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         check_unpacked(file.metadata.num_rows, packed)
-        # A value that repeats is stored once, and no value is longer than its group; numbers and codes are short.
+        # A value that repeats is stored once, and none is longer than its group; numbers and codes are short.
         longest = max((group.total_byte_size for group in groups), default=1)
         if all(pa.types.is_primitive(f.type) or pa.types.is_dictionary(f.type) for f in fields):
             longest = 8

@@ -1,4 +1,4 @@
-"""Scores read round by round say the same as all of them at once, and no more of a folder is read than is asked for."""
+"""Scores read round by round say what all of them say, and no more is read than is asked for."""
 
 from __future__ import annotations
 
@@ -182,7 +182,12 @@ def test_rows_of_another_round_are_refused(tmp_path: Path) -> None:
 
 
 def test_names_that_a_terminal_shows_alike_are_one(tmp_path: Path) -> None:
-    one = {"client": ["a\x1b", "a\\x1b"], "model": ["centre"] * 2, "split": ["test"] * 2, "score": ["loss"] * 2}
+    one = {
+        "client": ["a\x1b", "a\\x1b"],
+        "model": ["centre"] * 2,
+        "split": ["test"] * 2,
+        "score": ["loss"] * 2,
+    }
     Records(tmp_path).write_scores(1, {**one, "value": [0.5, 0.25], "rows": [1, 1]})
     stored = scored.Stored(tmp_path, "test")
     assert stored.seen.rows["client"].tolist() == [r"a\x1b"]

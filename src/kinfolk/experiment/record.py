@@ -337,9 +337,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     return frame
 
 
-def score_table(
-    path: Path, columns: Collection[str] = tuple(SCHEMA.names), coded: bool = False
-) -> pa.Table:
+def score_table(path: Path, columns: Collection[str] = tuple(SCHEMA.names), coded: bool = False) -> pa.Table:
     """Some columns of the scores in one file, of which nothing else is read; `coded` holds a text once.
 
     >>> score_table(Path("nowhere.parquet"), ["value"])  # doctest: +ELLIPSIS

@@ -92,7 +92,11 @@ class Run:
         """
         frame = read_scores(self.path, self.score)
         known = frame["split"].unique()
-        return frame[frame["split"] == self._split].reset_index(drop=True) if {self._split} < set(known) else frame
+        return (
+            frame[frame["split"] == self._split].reset_index(drop=True)
+            if {self._split} < set(known)
+            else frame
+        )
 
     @cached_property
     def scored(self) -> Scored:

@@ -27,7 +27,7 @@ Curves = dict[str, dict[int, dict[str, float]]]
 
 @dataclass(frozen=True)
 class Seen:
-    """What was ever scored: who by which model and score, `known` where that gave a number; and in which rounds."""
+    """What was ever scored: who by which model and score (`known` where that gave a number), and when."""
 
     rows: pd.DataFrame  # client, model, score, known: each once, in the order met
     rounds: tuple[int, ...]
@@ -118,7 +118,7 @@ class Scored(ABC):
 
     @cached_property
     def groups(self) -> pd.DataFrame:
-        """The group of every client (a column) at every round that was scored (a row); NaN where it had none."""
+        """The group of every client (a column) at every scored round (a row); NaN where it had none."""
         lines: dict[int, pd.Series] = {}
         before: pd.Series | None = None
         once, names = np.empty(0, bool), pd.Index([])
@@ -205,7 +205,7 @@ class Stored(Scored):
         return frame
 
     def _coded(self, name: str, column: pa.ChunkedArray) -> pd.Categorical:
-        """Texts as categories, the same ones for as long as files hold the same names; a terminal can show them."""
+        """Texts that a terminal can show as categories, the same for as long as files hold the same."""
         texts = column.unify_dictionaries().combine_chunks()
         held = self._names.get(name)
         if held is None or not texts.dictionary.equals(held[0]):

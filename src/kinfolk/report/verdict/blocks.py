@@ -87,11 +87,7 @@ def _has_ended(run: Run) -> bool:
 
 def rounds_done(run: Run) -> int:
     """The last round that a run has finished."""
-    return (
-        int(run.rounds[-1]["round"])
-        if run.rounds
-        else max(run.scored.seen.rounds, default=0)
-    )
+    return int(run.rounds[-1]["round"]) if run.rounds else max(run.scored.seen.rounds, default=0)
 
 
 def rounds_planned(run: Run) -> int:

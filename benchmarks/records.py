@@ -1,7 +1,7 @@
 """What records and checkpoints take beside the rounds they are of; and how long a large folder takes to open.
 
 python benchmarks/records.py                         # a table: methods x 100, 1,000 and 10,000 clients
-python benchmarks/records.py --folder runs/large --methods fedavg --rounds 1000     # 10,000 clients, real files
+python benchmarks/records.py --folder runs/large --methods fedavg --rounds 1000     # 10,000 clients
 """
 
 from __future__ import annotations

@@ -179,6 +179,8 @@ def test_what_is_read_is_what_pyarrow_reads(tmp_path: Path) -> None:
     assert some.column_names == ["a", "b"]
     assert pa.types.is_dictionary(some.schema.field("b").type)
     assert some["b"].to_pylist() == ["u", None] * 100_000
+    pq.write_table(pa.table({"a": [1], "a.b": [2]}), tmp_path / "dots.parquet")
+    assert read_parquet(tmp_path / "dots.parquet").to_pydict() == {"a": [1], "a.b": [2]}
     pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "none.parquet")
     assert read_parquet(tmp_path / "none.parquet").num_rows == 0
 

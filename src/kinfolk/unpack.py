@@ -111,7 +111,7 @@ def read_parquet(
             longest = 8
         at_once = max(1, min(1 << 16, max(FREE, RATIO * packed) // max(1, longest)))
         batches, size = [], 0
-        for batch in file.iter_batches(at_once, columns=schema.names):
+        for batch in file.iter_batches(at_once, columns=None if columns is None else schema.names):
             size += batch.nbytes
             check_unpacked(size, packed)
             batches.append(batch)

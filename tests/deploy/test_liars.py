@@ -1,4 +1,4 @@
-"""Sites that answer whatever they like, a lead that asks for more than rows may tell, neighbours at the door."""
+"""Sites that answer what they like, a lead that asks for more than it may know, neighbours at the door."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from kinfolk.codec import decode, encode
 from kinfolk.deploy import carrier as carriers
 from kinfolk.deploy import remote
-from kinfolk.deploy.agent import Agent
+from kinfolk.deploy.agent import Agent, ask
 from kinfolk.deploy.agreement import Introduction, agree
 from kinfolk.deploy.carrier import Threads
 from kinfolk.deploy.lead import lead
@@ -37,6 +37,7 @@ class Between:
 
     def __init__(self, sites: Mapping[Client, Site], change: Change) -> None:
         self.inner, self.change = Threads({who: site.answer for who, site in sites.items()}), change
+        self.sites = sites
         self.seen: list[bytes] = []
 
     def ask(self, requests: Mapping[Client, bytes], seconds: float) -> Iterator[tuple[Client, Any]]:
@@ -196,6 +197,12 @@ def test_secure_sums_have_the_bits_of_the_loop_and_no_model_passes_the_lead(sche
     assert len(pieces) > 1000
     carried = b"\0".join(hidden.seen)
     assert not [piece for piece in sorted(pieces)[::50] if piece in carried]
+    # Nor does any site's private key, or a part of one, there or in what the lead keeps (case 50).
+    kept = b"\0".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+    for site in hidden.sites.values():
+        for key in (site.identity.signing, site.identity.opening):
+            assert key[:16] not in carried + kept
+            assert key.hex()[:32].encode() not in carried + kept
 
 
 @pytest.mark.parametrize("scheme", ["additive64", "shamir61"])
@@ -232,4 +239,7 @@ def test_no_door_is_opened_where_others_can_write(tmp_path: Path):
     with pytest.raises(KinfolkError, match="others can write there"):
         Agent(bytes.upper, theirs / "door")
     theirs.chmod(0o700)
-    Agent(bytes.upper, theirs / "door").close()
+    with Agent(bytes.upper, theirs / "door") as first:
+        with pytest.raises(KinfolkError, match="is running already"):
+            Agent(bytes.lower, theirs / "door")
+        assert ask(first.path, b"hello", 5) == b"HELLO"

@@ -243,3 +243,36 @@ def test_no_door_is_opened_where_others_can_write(tmp_path: Path):
         with pytest.raises(KinfolkError, match="is running already"):
             Agent(bytes.lower, theirs / "door")
         assert ask(first.path, b"hello", 5) == b"HELLO"
+
+
+class Died(BaseException):
+    """The lead's process has ended."""
+
+
+def test_a_lead_that_goes_back_gets_no_second_sum_of_the_same_models(tmp_path: Path, monkeypatch: Any):
+    """Sums of eight models and of seven of them would be the eighth; the notes of sites do not go back."""
+    monkeypatch.setattr(remote, "LOOK", 0.0)
+    monkeypatch.setattr(carriers, "PAUSE", 0.05)
+    spec = override(summed(rounds=2), ["run.checkpoint_every=2"])
+    rows, again = federated(spec), list[bool]()
+    left_out = rows.clients[3]
+
+    def vanishes(who: Client, request: bytes, answer: bytes) -> bytes | Exception:
+        trains = decode(request)[1].get("task") == "update"
+        return ConnectionError("gone") if again and who == left_out and trains else answer
+
+    def dies(event: str, facts: dict[str, Any]) -> None:
+        if event == "round" and facts["round"] == 1 and not again:
+            raise Died
+
+    carrier = Between(sites_of(rows, tmp_path / "sites"), vanishes)
+    with pytest.raises(Died):
+        lead(spec, tmp_path / "run", carrier, list(rows.clients), seconds=3, watch=dies)
+    summed_before = [line["event"] for line in read_audit(tmp_path / "run")]
+    again.append(True)
+    lead(spec, tmp_path / "run", carrier, list(rows.clients), resume=True, seconds=3, watch=dies)
+    first = [line for line in read_audit(tmp_path / "run") if line["event"] == "no_sum"]
+    assert "no_sum" not in summed_before
+    assert first
+    assert first[0]["round"] == 0
+    assert first[0]["reason"].startswith("0 of the 3 members")

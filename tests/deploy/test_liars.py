@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from deployed import all_equal, federated, sites_of, spec_of
@@ -27,6 +28,7 @@ from kinfolk.experiment.record import read_audit
 from kinfolk.experiment.run import Result, run
 from kinfolk.experiment.spec import dump, override
 from kinfolk.experiment.state import to_message
+from kinfolk.federation.own_data.arrays import from_arrays
 from kinfolk.types import Client
 
 Change = Callable[[Client, bytes, bytes], bytes | Exception]  # (who, request, answer) -> what arrives
@@ -176,6 +178,29 @@ def test_a_spec_that_nobody_can_build_is_told_at_the_lead_with_its_reason(tmp_pa
     spec = override(spec_of("fedavg"), ["model.weights=nowhere.safetensors"])
     with pytest.raises(KinfolkError, match="no such file"):
         go(spec, tmp_path / "run", lambda who, request, answer: answer)
+
+
+MOMENTS = {
+    "of more rows than it has": lambda m: replace(m, count=10**18),
+    "of none": lambda m: replace(m, count=0),
+    "of deviations below 0": lambda m: replace(m, squares=-m.squares),
+    "of other columns": lambda m: replace(m, mean=m.mean[:1], squares=m.squares[:1]),
+    "beyond all rows": lambda m: replace(m, mean=m.mean + 1e300),
+}
+
+
+@pytest.mark.parametrize("which", ["rows", "targets"])
+@pytest.mark.parametrize("how", MOMENTS)
+def test_moments_that_no_rows_have_are_refused_before_they_scale_those_of_all(how: str, which: str):
+    draw = np.random.default_rng(0)
+    rows = from_arrays(
+        {name: (draw.normal(size=(40, 3)), draw.normal(size=(40, 2))) for name in ("ann", "bob")}
+    )
+    met = [Introduction.of(c, rows.only(c), "key", by="global", target="global") for c in rows.clients]
+    assert agree(met, "", "r").outline.scaling is not None
+    lies = replace(met[1].told, **{which: MOMENTS[how](getattr(met[1].told, which))})
+    with pytest.raises(KinfolkError, match="site = 'bob': tells moments that its rows cannot have"):
+        agree([met[0], Introduction.read(replace(met[1], told=lies).text())], "", "r")
 
 
 def models_in(seen: list[bytes], of: str) -> set[bytes]:

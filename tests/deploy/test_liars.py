@@ -50,10 +50,32 @@ class Between:
             yield who, arrives
 
 
-def go(spec: Any, folder: Path, change: Change, seconds: float = 60) -> tuple[Result, Between]:
+class Clock:
+    """Time that passes by waiting alone, so that no deadline is missed for want of a fast machine."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Seconds that were waited."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, in no time."""
+        self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carriers, "time", Clock())
+    monkeypatch.setattr(carriers, "PAUSE", 30.0)
+    monkeypatch.setattr(remote, "LOOK", 0.0)
+
+
+def go(spec: Any, folder: Path, change: Change) -> tuple[Result, Between]:
     rows = federated(spec)
     carrier = Between(sites_of(rows), change)
-    return lead(spec, folder, carrier, list(rows.clients), seconds=seconds), carrier
+    return lead(spec, folder, carrier, list(rows.clients), seconds=60), carrier
 
 
 def refusals(folder: Path) -> list[tuple[str, str]]:
@@ -128,7 +150,7 @@ def test_whatever_a_site_says_of_letters_the_run_goes_on(key: str, tmp_path: Pat
             header = decode(answer)[1]
             return with_header(answer, **{key: word}) if who == liar and key in header else answer
 
-        result, _ = go(spec, tmp_path / str(number), change, seconds=5)
+        result, _ = go(spec, tmp_path / str(number), change)
         assert result.rounds == 1
         assert "nobody" not in dict(refusals(tmp_path / str(number)))
 
@@ -231,12 +253,8 @@ def test_secure_sums_have_the_bits_of_the_loop_and_no_model_passes_the_lead(sche
 
 
 @pytest.mark.parametrize("scheme", ["additive64", "shamir61"])
-def test_who_vanishes_after_it_has_shared_is_in_the_sum_or_there_is_none(
-    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_who_vanishes_after_it_has_shared_is_in_the_sum_or_there_is_none(scheme: str, tmp_path: Path):
     """Case 47. Its shares are with the others: enough of them suffice by Shamir's scheme, and not without."""
-    monkeypatch.setattr(remote, "LOOK", 0.0)
-    monkeypatch.setattr(carriers, "PAUSE", 0.05)
     spec = summed(scheme)
     gone, theirs = federated(spec).clients[3], run(spec, tmp_path / "loop")
     lost = list[str]()
@@ -248,7 +266,7 @@ def test_who_vanishes_after_it_has_shared_is_in_the_sum_or_there_is_none(
         lost.append(task)
         return ConnectionError("gone")
 
-    ours, _ = go(spec, tmp_path / "run", vanishes, seconds=3)
+    ours, _ = go(spec, tmp_path / "run", vanishes)
     assert lost
     same = all_equal(to_message(ours.state)[0], to_message(theirs.state)[0])
     void = [line["event"] for line in read_audit(tmp_path / "run") if line["event"] == "no_sum"]
@@ -274,10 +292,8 @@ class Died(BaseException):
     """The lead's process has ended."""
 
 
-def test_a_lead_that_goes_back_gets_no_second_sum_of_the_same_models(tmp_path: Path, monkeypatch: Any):
+def test_a_lead_that_goes_back_gets_no_second_sum_of_the_same_models(tmp_path: Path):
     """Sums of eight models and of seven of them would be the eighth; the notes of sites do not go back."""
-    monkeypatch.setattr(remote, "LOOK", 0.0)
-    monkeypatch.setattr(carriers, "PAUSE", 0.05)
     spec = override(summed(rounds=2), ["run.checkpoint_every=2"])
     rows, again = federated(spec), list[bool]()
     left_out = rows.clients[3]
@@ -292,10 +308,10 @@ def test_a_lead_that_goes_back_gets_no_second_sum_of_the_same_models(tmp_path: P
 
     carrier = Between(sites_of(rows, tmp_path / "sites"), vanishes)
     with pytest.raises(Died):
-        lead(spec, tmp_path / "run", carrier, list(rows.clients), seconds=3, watch=dies)
+        lead(spec, tmp_path / "run", carrier, list(rows.clients), seconds=60, watch=dies)
     summed_before = [line["event"] for line in read_audit(tmp_path / "run")]
     again.append(True)
-    lead(spec, tmp_path / "run", carrier, list(rows.clients), resume=True, seconds=3, watch=dies)
+    lead(spec, tmp_path / "run", carrier, list(rows.clients), resume=True, seconds=60, watch=dies)
     first = [line for line in read_audit(tmp_path / "run") if line["event"] == "no_sum"]
     assert "no_sum" not in summed_before
     assert first

@@ -33,6 +33,8 @@ from kinfolk.types import Client, Message, Stack, nbytes
 
 # Seconds between two looks at sites that are away, and that such a look may take.
 LOOK, GLANCE = 5.0, 2.0
+# What reading a site's own words may raise.
+NONSENSE = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
 class Remote:
@@ -93,14 +95,7 @@ class Remote:
             try:
                 sizes = {Client(to): int(size) for to, size in json.loads(back.get("sizes", "{}")).items()}
                 written = rpc.unpack_several(*decode(data))
-            except (
-                KinfolkError,
-                ValueError,
-                TypeError,
-                AttributeError,
-                LookupError,
-                RecursionError,
-            ) as error:
+            except (KinfolkError, *NONSENSE) as error:
                 self._rejected[who] = f"sent no letters ({type(error).__name__})"
                 continue
             wrote.append(who)
@@ -248,7 +243,7 @@ def _refused(back: Header) -> dict[Client, str]:
     """
     try:
         return {Client(who): str(why)[:80] for who, why in json.loads(back.get("refused", "{}")).items()}
-    except (ValueError, AttributeError, RecursionError):
+    except NONSENSE:
         return {}
 
 

@@ -50,7 +50,7 @@ def lead(
         raise KinfolkError(f"run.{key}", value, "is played in simulations only; leave it out")
     # Pictures show what clients hold, which nobody sees here.
     spec = replace(spec, run=replace(spec.run, pictures="none"))
-    if resume:
+    if resume and (folder / FILE).exists():  # a job may have ended before the run began
         agreement = Agreement.read(_kept(folder))
     else:
         met = introductions(carrier, sites, spec, seconds)
@@ -72,6 +72,7 @@ def lead(
 
         return Remote(carrier, agreement, table_of(parts), memories, attempt, seconds, tell)
 
+    resume = resume and (folder / COURSE).exists()
     return run(spec, folder, federation=rows, network=network, resume=resume, watch=watch, deployed=deployed)
 
 

@@ -24,6 +24,9 @@ from kinfolk.types import Client, IndexedMessages, Message, Stack, Tree, leaves
 FIRST = 10.0
 # An update shorter than this part of what was sent does no harm, however short those of others are.
 SHORT = 1e-3
+# An update of no more than this part of what was sent is none: what comes back through float32 differs by as
+# much, and half a cohort of free riders would make every honest update look long.
+STILL = 1e-6
 # Of fewer replies than this, those before count as well: a client alone would be its own median.
 FEW = 8
 # A model's norm beyond this many times what was sent is noted with its client, for the watch on training.
@@ -86,8 +89,8 @@ class Usual:
     def beside(self, task: str, key: str, now: Tensor) -> float:
         """The median by which updates of now are judged.
 
-        Who has not moved, having too few rows for a step, does not say how far others may, unless most have
-        not and nothing is known.
+        Who has not moved, having too few rows for a step or riding free, does not say how far others may,
+        unless most have not and nothing is known.
         """
         moved, before = now[now > 0], self.lately.get(task, {}).get(key, [])
         if not before and 2 * len(moved) <= len(now):
@@ -149,7 +152,7 @@ class Cohort:
             self.grown[chunk.clients[i]] = float(model[i]), float(sent[i])
         far = torch.zeros(len(chunk), dtype=torch.bool)
         for key, length in self._updates(chunk, sent).items():
-            self.lengths.setdefault(key, []).append(length)
+            self.lengths.setdefault(key, []).append(torch.where(length > STILL * sent, length, 0.0))
             far |= length > self._limit(key, self.limits.usual.get(key, 0.0), sent)
         if not self.limits.norm or not bool(far.any()):
             return chunk
@@ -282,16 +285,20 @@ def norms(body: Message, count: int) -> Tensor:
     tensor([5., 1.], dtype=torch.float64)
     """
     trees = [value for value in body.values() if isinstance(value, dict)]
-    largest = [torch.zeros(count, dtype=torch.float64)]
-    for tree in trees:
-        parts = [
-            torch.linalg.vector_norm(leaf.reshape(count, -1), dim=1).double()
-            for leaf in tree.values()
-            if leaf.is_floating_point()
-        ]
-        if parts:
-            largest.append(torch.stack(parts).norm(dim=0).cpu())
-    return torch.stack(largest).amax(0)
+    return torch.stack([torch.zeros(count, dtype=torch.float64), *(_norms_of(t, count) for t in trees)]).amax(0)
+
+
+def _norms_of(tree: Tree, count: int) -> Tensor:
+    """The same of one tree; squares that float32 cannot hold are summed in doubles."""
+    rows = [leaf.reshape(count, -1) for leaf in tree.values() if leaf.is_floating_point()]
+    if not rows:
+        return torch.zeros(count, dtype=torch.float64)
+    parts = torch.stack([torch.linalg.vector_norm(leaf, dim=1).double() for leaf in rows])
+    found = parts.norm(dim=0).cpu()
+    if bool(found.isinf().any()):
+        parts = torch.stack([torch.linalg.vector_norm(leaf.double(), dim=1) for leaf in rows])
+        found = parts.norm(dim=0).cpu()
+    return found
 
 
 def _norm(message: Message) -> float:

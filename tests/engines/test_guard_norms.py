@@ -261,7 +261,10 @@ def test_updates_of_a_millionth_of_what_was_sent_count():
 def test_how_long_a_refused_update_was_is_said_in_numbers():
     """The sum of the squares of 9e17 is more than float32 can hold; the length is not."""
     sent = {"w": torch.ones(2500)}
-    replies = {c: (1, {"model": {"w": torch.full((2500,), v)}}) for c, v in zip("abcd", (1.1, 1.2, 1.3, 9e17), strict=True)}
+    replies = {
+        c: (1, {"model": {"w": torch.full((2500,), v)}})
+        for c, v in zip("abcd", (1.1, 1.2, 1.3, 9e17), strict=True)
+    }
     cohort = Cohort(Ask("t", tuple(map(Client, "abcd")), {"model": sent}), {"model": sent})
     cohort.pass_on(Stack.of({Client(c): reply for c, reply in replies.items()}))
     told = "update of model of norm 4.5e+19 is over 100 times the cohort's median, 10"
@@ -313,4 +316,4 @@ def test_what_was_usual_travels_and_is_saved():
     assert usual.lately["t"]["model"] == [6.0] * FEW
     limits = Limits(7, 5.0, usual.of("t"))
     assert Limits.read(limits.text()) == limits
-    assert GuardSpec() == GuardSpec(50.0, 100.0)
+    assert GuardSpec() == GuardSpec(rows=50.0, share=0.5, norm=100.0)

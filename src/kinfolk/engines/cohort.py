@@ -29,6 +29,8 @@ SHORT = 1e-3
 STILL = 1e-6
 # Of fewer replies than this, those before count as well: a client alone would be its own median.
 FEW = 8
+# However few clients there are, one counts for so many medians of rows: honest ones differ as much.
+LEAST_CAP = 10.0
 # A model's norm beyond this many times what was sent is noted with its client, for the watch on training.
 GROWN = 10.0
 
@@ -42,10 +44,23 @@ class GuardSpec:
     """
 
     # Rows that a client counts for, in medians of what all clients have; who claims more counts as this many.
-    # 0: no limit.
+    # 0: no limit at all.
     rows: float = 50.0
+    # The same as a part of what all clients would have with the median each, of no fewer than 10 medians; the
+    # lower of the two holds. 0: `rows` alone.
+    share: float = 0.5
     # Length of an update, in medians of the cohort's, beyond which a reply is refused; 0: no limit.
     norm: float = 100.0
+
+    def cap(self, clients: int) -> float:
+        """The medians of rows that one of so many clients counts for; 0: no limit.
+
+        >>> [GuardSpec().cap(clients) for clients in (4, 24, 1000)]
+        [10.0, 12.0, 50.0]
+        """
+        if not self.rows or not self.share:
+            return self.rows
+        return min(self.rows, max(LEAST_CAP, self.share * clients))
 
 
 @dataclass(frozen=True)
@@ -285,7 +300,9 @@ def norms(body: Message, count: int) -> Tensor:
     tensor([5., 1.], dtype=torch.float64)
     """
     trees = [value for value in body.values() if isinstance(value, dict)]
-    return torch.stack([torch.zeros(count, dtype=torch.float64), *(_norms_of(t, count) for t in trees)]).amax(0)
+    return torch.stack([torch.zeros(count, dtype=torch.float64), *(_norms_of(t, count) for t in trees)]).amax(
+        0
+    )
 
 
 def _norms_of(tree: Tree, count: int) -> Tensor:

@@ -122,7 +122,8 @@ def test_of_few_clients_nobody_counts_for_more_than_ten_medians(kind):
 
 
 @pytest.mark.parametrize(("clients", "share", "rows", "times"), [
-    (5, 0.5, 50, 10), (20, 0.5, 50, 10), (24, 0.5, 50, 12), (60, 0.5, 50, 30), (99, 0.5, 50, 49.5), (300, 0.5, 50, 50),
+    (5, 0.5, 50, 10), (20, 0.5, 50, 10), (24, 0.5, 50, 12), (60, 0.5, 50, 30), (99, 0.5, 50, 49.5),
+    (300, 0.5, 50, 50),
     (60, 0.25, 50, 15), (60, 1.0, 50, 50), (60, 0.0, 50, 50), (24, 0.5, 7, 7), (24, 0.5, 0, 0),
 ])  # fmt: skip
 def test_the_more_clients_the_more_medians_one_counts_for(clients, share, rows, times):

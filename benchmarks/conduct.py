@@ -19,8 +19,8 @@ from kinfolk.experiment.spec import Experiment, load, override
 from kinfolk.report.conduct import conduct
 from kinfolk.report.read import load_run
 
-ATTACKS = ("none", "sign_flip", "scaled", "noise", "label_flip", "backdoor", "sybil")
-ATTACKS += ("unchanged", "free_noise", "replay")  # free riders
+RIDERS = ("unchanged", "free_noise", "replay")
+ATTACKS = ("none", "sign_flip", "scaled", "noise", "label_flip", "backdoor", "sybil", *RIDERS)
 METHODS = ("fedavg", "fedprox", "ifca,k=4", "fesem,k=4", "clustered_fl", "mdicfl")
 SHARE = 0.1
 # Groups by rotation, unequal clients with few classes each, and every client with a model of its own.

@@ -64,9 +64,8 @@ def main() -> None:
             over = [float(times * int(rows.median())) for times in (10, GuardSpec().cap(len(rows)), 50)]
             for i, most in enumerate([*over, float(rows.sum()) / 4]):
                 cut[i] += int((rows > most).sum())
-        times, share = (
-            max(float(r.max() / of(r)) for r in drawn) for of in (lambda r: r.median(), lambda r: r.sum())
-        )
+        times = max(float(rows.max() / rows.median()) for rows in drawn)
+        share = max(float(rows.max() / rows.sum()) for rows in drawn)
         line = f"{name:26} {len(drawn[0]):7} {times:8.1f} {share:6.2f}"
         print(f"{line} {cut[0]:8} {cut[1]:10} {cut[2]:8} {cut[3]:15}", flush=True)
 

@@ -310,12 +310,14 @@ def _norms_of(tree: Tree, count: int) -> Tensor:
     rows = [leaf.reshape(count, -1) for leaf in tree.values() if leaf.is_floating_point()]
     if not rows:
         return torch.zeros(count, dtype=torch.float64)
-    parts = torch.stack([torch.linalg.vector_norm(leaf, dim=1).double() for leaf in rows])
-    found = parts.norm(dim=0).cpu()
-    if bool(found.isinf().any()):
-        parts = torch.stack([torch.linalg.vector_norm(leaf.double(), dim=1) for leaf in rows])
-        found = parts.norm(dim=0).cpu()
-    return found
+
+    def length(of: list[Tensor]) -> Tensor:
+        parts = [torch.linalg.vector_norm(leaf, dim=1).double() for leaf in of]
+        whole: Tensor = torch.stack(parts).norm(dim=0).cpu()
+        return whole
+
+    found = length(rows)
+    return length([leaf.double() for leaf in rows]) if bool(found.isinf().any()) else found
 
 
 def _norm(message: Message) -> float:

@@ -300,9 +300,8 @@ def norms(body: Message, count: int) -> Tensor:
     tensor([5., 1.], dtype=torch.float64)
     """
     trees = [value for value in body.values() if isinstance(value, dict)]
-    return torch.stack([torch.zeros(count, dtype=torch.float64), *(_norms_of(t, count) for t in trees)]).amax(
-        0
-    )
+    none = torch.zeros(count, dtype=torch.float64)
+    return torch.stack([none, *(_norms_of(tree, count) for tree in trees)]).amax(0)
 
 
 def _norms_of(tree: Tree, count: int) -> Tensor:

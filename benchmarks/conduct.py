@@ -2,8 +2,8 @@
 
 python benchmarks/conduct.py [--rounds 10] [--seeds 3] [--attacks none sign_flip ...] [--methods fedavg ...]
 
-prints how many honest clients and attackers were named, by federation, method and attack; ten minutes on one
-core. A row is: federation, method, attack, honest clients named of all, attackers named of all.
+prints how many honest clients and attackers were named, by federation, method and attack; it takes minutes on
+one core. A row is: federation, method, attack, honest clients named of all, attackers named of all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from kinfolk.experiment.spec import Experiment, load, override
 from kinfolk.report.conduct import conduct
 from kinfolk.report.read import load_run
 
-ATTACKS = ("none", "sign_flip", "scaled", "noise", "label_flip")
+RIDERS = ("unchanged", "free_noise", "replay")
+ATTACKS = ("none", "sign_flip", "scaled", "noise", "label_flip", "backdoor", "sybil", *RIDERS)
 METHODS = ("fedavg", "fedprox", "ifca,k=4", "fesem,k=4", "clustered_fl", "mdicfl")
 SHARE = 0.1
 # Groups by rotation, unequal clients with few classes each, and every client with a model of its own.

@@ -62,7 +62,7 @@ def engine_of(kind: Any, lies: Mapping[str, int], always: bool) -> Any:
 def mean_of(engine: Any, who: Sequence[Client] = DATA.clients, **guard: float) -> tuple[Any, list[Any]]:
     """The mean of what clients reply by their rows, and what the log says."""
     log: list[Any] = []
-    limits = GuardSpec(**{"norm": 0.0, **guard})
+    limits = GuardSpec(**{"norm": 0.0, "share": 0.0, **guard})
     coordinator = Coordinator(
         engine, lambda event, **facts: log.append((event, facts["client"], facts["reason"])), guard=limits
     )
@@ -114,9 +114,34 @@ def test_the_limit_is_ours_to_set(rows, counts):
     assert [who for _, who, _ in log] == [c for c in SIZES if small[c] < SIZES[c]]
 
 
+@pytest.mark.parametrize("kind", ENGINES, ids=lambda k: k.name)
+def test_of_few_clients_nobody_counts_for_more_than_ten_medians(kind):
+    got, log = mean_of(engine_of(kind, {"d": 10**9}, always=True), share=0.5)
+    assert log[1] == ("capped", "d", "its 1000000000 rows count as 40, 10 times the median")
+    assert_close(got, by_hand({"a": 4, "b": 3, "c": 40, "d": 40, "e": 4}))
+
+
+@pytest.mark.parametrize(("clients", "share", "rows", "times"), [
+    (5, 0.5, 50, 10), (20, 0.5, 50, 10), (24, 0.5, 50, 12), (60, 0.5, 50, 30), (99, 0.5, 50, 49.5),
+    (300, 0.5, 50, 50),
+    (60, 0.25, 50, 15), (60, 1.0, 50, 50), (60, 0.0, 50, 50), (24, 0.5, 7, 7), (24, 0.5, 0, 0),
+])  # fmt: skip
+def test_the_more_clients_the_more_medians_one_counts_for(clients, share, rows, times):
+    assert GuardSpec(rows=rows, share=share).cap(clients) == times
+
+
+@pytest.mark.parametrize("clients", [20, 24, 47, 100, 1000])
+def test_one_liar_has_a_third_of_the_weight_at_most(clients):
+    """And of few clients not much less, or honest large ones would be cut."""
+    most = GuardSpec().cap(clients)
+    weight = most / (most + clients - 1)
+    assert min(0.3, 45 / clients) < weight < 0.35
+
+
 def test_a_large_client_is_heard_all_the_same_and_told_of_once():
     engine, log = Loop(DATA, TABLE, Memories(lambda who: {})), []
-    coordinator = Coordinator(engine, lambda event, **facts: log.append((event, facts["client"])))
+    note = lambda event, **facts: log.append((event, facts["client"]))  # noqa: E731
+    coordinator = Coordinator(engine, note, guard=GuardSpec(share=0.0))
     for number in range(3):
         got = coordinator.perform(
             Ask("train", DATA.clients, {"model": ONE.first}), context(DATA, round=number)

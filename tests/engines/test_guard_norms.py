@@ -218,6 +218,60 @@ def test_who_does_not_move_says_nothing_of_how_far_others_may():
     assert judged(request("abcdefgh"), {**still, "g": 50.0, "h": 105.0}) == {"g", "h"}, "nothing is known"
 
 
+ROUNDING = 1.0 + 2.0**-23  # the next number after one: what comes back is what was sent but for rounding
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_free_riders_do_not_make_honest_updates_look_long(known):
+    """Half of the clients send back what they were sent, all but the last bit of it."""
+    who = "abcdefghijklmnopqrstuvwx"
+    usual = Usual()
+    if known:
+        usual.note("t", {"model": torch.full((FEW,), 0.1)})
+    riders = dict.fromkeys(who[:12], ROUNDING)
+    honest = {c: 1.05 + 0.001 * i for i, c in enumerate(who[12:])}
+    for _ in range(3):
+        assert judged(request(who), {**riders, **honest}, usual) == set()
+    assert 0.05 < usual.of("t")["model"] < 0.2
+    assert judged(request(who), {**riders, **honest, "x": 1.0 + 100}, usual) == {"x"}
+
+
+@pytest.mark.parametrize("riders", [0, 3, 6, 9, 11])
+@pytest.mark.parametrize("value", [15.0, 1e4, 9e17])
+def test_fewer_than_half_do_not_open_a_way_whether_they_ride_or_scale(riders, value):
+    """Of 24, eleven attack: some stand still, so that the others' absurd updates are nearer to the middle."""
+    who = "abcdefghijklmnopqrstuvwx"
+    sent = {c: ROUNDING if i < riders else value for i, c in enumerate(who[:11])}
+    honest = {c: 1.05 + 0.001 * i for i, c in enumerate(who[11:])}
+    usual = Usual()
+    for _ in range(3):
+        assert judged(request(who), {**sent, **honest}, usual) == set(who[riders:11])
+        assert 0.05 < usual.of("t")["model"] < 0.2
+
+
+def test_updates_of_a_millionth_of_what_was_sent_count():
+    """A cohort that is nearly done still judges one that is not."""
+    usual, nearly = Usual(), dict.fromkeys("abcdefg", 1.0 + 4e-6)
+    for _ in range(2):
+        assert judged(request("abcdefgh"), {**nearly, "h": 1.0}, usual) == set()
+    assert usual.of("t")["model"] == pytest.approx(8e-6, rel=0.1)
+    assert judged(request("abcdefgh"), {**nearly, "h": 1.0 + 2e-3}, usual) == {"h"}
+
+
+def test_how_long_a_refused_update_was_is_said_in_numbers():
+    """The sum of the squares of 9e17 is more than float32 can hold; the length is not."""
+    sent = {"w": torch.ones(2500)}
+    replies = {
+        c: (1, {"model": {"w": torch.full((2500,), v)}})
+        for c, v in zip("abcd", (1.1, 1.2, 1.3, 9e17), strict=True)
+    }
+    cohort = Cohort(Ask("t", tuple(map(Client, "abcd")), {"model": sent}), {"model": sent})
+    cohort.pass_on(Stack.of({Client(c): reply for c, reply in replies.items()}))
+    told = "update of model of norm 4.5e+19 is over 100 times the cohort's median, 10"
+    assert cohort.judge()[1] == {"d": told}
+    assert float(cohort.seen[0][3]) == pytest.approx(4.5e19)
+
+
 def test_an_update_that_is_short_beside_the_model_does_no_harm():
     usual = Usual()
     usual.note("t", {"model": torch.full((FEW,), 1e-9)})
@@ -262,4 +316,4 @@ def test_what_was_usual_travels_and_is_saved():
     assert usual.lately["t"]["model"] == [6.0] * FEW
     limits = Limits(7, 5.0, usual.of("t"))
     assert Limits.read(limits.text()) == limits
-    assert GuardSpec() == GuardSpec(50.0, 100.0)
+    assert GuardSpec() == GuardSpec(rows=50.0, share=0.5, norm=100.0)

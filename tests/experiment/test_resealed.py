@@ -16,6 +16,7 @@ from kinfolk.codec import decode, encode
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment import checkpoint
 from kinfolk.experiment.record import read_audit
+from kinfolk.experiment.segments import One, packed
 
 NEWEST = "checkpoints/round-000003"
 
@@ -44,6 +45,14 @@ def replace(folder: Path, name: str, change: Callable[[dict[str, Any]], object])
     forge(folder, lambda body: body["files"].update({name: facts}))
 
 
+def add_memory(folder: Path, place: int) -> None:
+    """One more file with a client's memory, as the manifest knows it."""
+    data = encode(packed([One.of(place, {"n": torch.zeros(1)})]))
+    name, digest = f"memory-{'0' * 32}.safetensors", hashlib.sha256(data).hexdigest()
+    (folder / name).write_bytes(data)
+    forge(folder, lambda body: body["files"].update({name: {"bytes": len(data), "sha256": digest}}))
+
+
 FACTS = {
     "no voids": lambda facts: facts.pop("voids"),
     "voids in words": lambda facts: facts.update(voids="none"),
@@ -65,7 +74,7 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize("what", [*FACTS, *TENSORS, "no memory", "a memory of nobody"])
+@pytest.mark.parametrize("what", [*FACTS, *TENSORS, "a memory of nobody", "a memory that none has"])
 def test_a_run_goes_on_from_the_checkpoint_before(whole: Path, tmp_path: Path, what: str) -> None:
     go(tmp_path / "r")
     newest = tmp_path / "r" / NEWEST
@@ -73,10 +82,8 @@ def test_a_run_goes_on_from_the_checkpoint_before(whole: Path, tmp_path: Path, w
         forge(newest, lambda body: FACTS[what](body["facts"]))
     elif what in TENSORS:
         replace(newest, "state.safetensors", TENSORS[what])
-    elif what == "no memory":
-        forge(newest, lambda body: body["files"].pop("memory.safetensors"))
     else:
-        replace(newest, "memory.safetensors", lambda message: message.update({"99.n": torch.zeros(1)}))
+        add_memory(newest, {"a memory of nobody": 99, "a memory that none has": 0}[what])
     go(tmp_path / "r", "run.rounds=4", resume=True)
     told = [line["text"] for line in read_audit(tmp_path / "r") if line["event"] == "warning"]
     assert len(told) == 1

@@ -58,7 +58,9 @@ def chosen(name: str) -> st.SearchStrategy[str]:
 
 SPECS = st.builds(
     Experiment,
-    data=st.builds(DataSpec, clients=st.integers(4, 10**6), rows=WHOLE, alpha=POSITIVE, seed=WHOLE),
+    data=st.builds(
+        DataSpec, clients=st.integers(4, 10**6), rows=st.integers(1, 10**9), alpha=POSITIVE, seed=WHOLE
+    ),
     model=st.builds(ModelSpec, NAME, OPTIONS),
     local=st.builds(
         LocalSpec, epochs=WHOLE, steps=WHOLE, batch=WHOLE, lr=POSITIVE, decay=FRACTION, clip=POSITIVE,

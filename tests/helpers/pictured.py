@@ -27,7 +27,7 @@ FAMILIES = (
 NAMES = tuple(f"c{i:02d}" for i in range(9))
 # Names that a page, an expression or a file name might take for something else.
 HOSTILE = (
-    *("<script>alert(1)</script>", "مريم", "يوسف", "😀 emoji", "a\"b'c\\d", "${x}", "{{7*7}}", "\u2028line"),
+    *("<script>alert(1)</script>", "مريم", "يوسف", "😀 emoji", "a\"b'c\\d", "${x}", "{{7*7}}", "a,b;c=d"),
     *("none", "attacker", "constructor", "known 1"),
 )
 

@@ -19,7 +19,7 @@ from kinfolk.experiment.spec import override, parse
 from kinfolk.federation.own_data.arrays import from_arrays
 
 # Of the ranks and of the process that starts them.
-allow_imports("ranks", "gossip", "nearest")
+allow_imports("ranks", "gossip", "nearest", "__main__")
 
 SPEC = """
 [data]

@@ -223,6 +223,12 @@ EVEN = [1.0 + 0.02 * i for i in range(8)]
         ),
         # Where honest updates have little in common, none of them is told from noise.
         ([*EVEN, 1.1], {"cosine": [0.2, 0.22, 0.18, 0.25, 0.15, 0.2, 0.21, 0.2, -0.6]}, {}),
+        # However much the others' directions differ: noise has less in common with them than any.
+        (
+            [*EVEN, 1.1],
+            {"cosine": [0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.36, 0.37, 0.02]},
+            {"client-08": "astray"},
+        ),
         # Low for its group, but it has much in common with the others.
         ([*EVEN, 1.1], {"cosine": [0.9, 0.92, 0.88, 0.95, 0.85, 0.9, 0.91, 0.9, 0.3]}, {}),
     ],

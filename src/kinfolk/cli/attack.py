@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from kinfolk.cli.shared import AsJson, Seeds, Sets, SpecFile, examples, out, print_json, read_seeds, read_spec
+from kinfolk.cli.shared import (
+    AllowImport,
+    AsJson,
+    Seeds,
+    Sets,
+    SpecFile,
+    examples,
+    out,
+    print_json,
+    read_seeds,
+    read_spec,
+)
 from kinfolk.errors import KinfolkError
 
 attacking = typer.Typer()
@@ -52,6 +63,7 @@ def attack(
     folder: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")] = False,
     json_: AsJson = False,
+    allow_import: AllowImport = None,
 ) -> None:
     """Attack a federation: who is hurt by how much, by method, defence and number of attackers."""
     from kinfolk.experiment.attack_lab import METHODS, Asked, attack_lab, planned

@@ -55,11 +55,15 @@ def submit(
     kit: AdminKit = Path("kit"),
     name: Annotated[str, typer.Option("--name", help="What the run is called, and its folder.")] = "run",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from its last checkpoint.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Stay, and submit again what is lost, to the end.")
+    ] = False,
     seconds: Seconds = 600.0,
     set_: Sets = None,
     allow_import: AllowImport = None,
 ) -> None:
     """Submit a run over all sites that are connected."""
+    from kinfolk.deploy.keep import Keeper
     from kinfolk.deploy.submit import connected, session
     from kinfolk.deploy.submit import submit as send
 
@@ -68,7 +72,10 @@ def submit(
         sites = sorted(connected(opened))
         if not sites:
             raise KinfolkError("sites", 0, "none is connected; start them with kinfolk site join")
-        print(f"job {send(opened, experiment, name, sites, resume, seconds)} over {len(sites)} sites")
+        if not keep:
+            print(f"job {send(opened, experiment, name, sites, resume, seconds)} over {len(sites)} sites")
+            return
+    Keeper(kit, experiment, name, sites, seconds, say).keep(resume)
 
 
 @deploy.command(epilog=examples("kinfolk deploy status --kit kits/lead@hub.org"))

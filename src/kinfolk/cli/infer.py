@@ -12,6 +12,7 @@ import typer
 
 from kinfolk.cli.shared import (
     Algorithms,
+    AllowImport,
     AsJson,
     Seeds,
     Sets,
@@ -49,6 +50,7 @@ def infer(
     ] = True,
     folder: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")] = None,
     json_: AsJson = False,
+    allow_import: AllowImport = None,
 ) -> None:
     """Attack what methods show: membership inference, and rows made again from updates."""
     from kinfolk.experiment.infer import inversions, study

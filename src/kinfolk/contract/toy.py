@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from kinfolk.algorithms.options import option_values
+from kinfolk.by_path import path_of
 from kinfolk.engines.choose import arithmetic
 from kinfolk.engines.choose import make as make_engine
 from kinfolk.engines.cohort import GuardSpec
@@ -270,7 +271,7 @@ def spec_of(algorithm: Algorithm[Any], settings: Mapping[str, Any]) -> Experimen
     kind: type[Any] = type(algorithm)
     return Experiment(
         local=LocalSpec(batch=8, lr=0.05, momentum=0.9, weight_decay=1e-3),  # as `learner` has it
-        algorithm=AlgorithmSpec(f"{kind.__module__}:{kind.__qualname__}", option_values(algorithm)),
+        algorithm=AlgorithmSpec(path_of(kind), option_values(algorithm)),
         engine=EngineSpec("loop", "cpu"),
         run=RunSpec(**settings),
     )

@@ -37,7 +37,7 @@ class Agent:
 
     def __init__(self, answer: Callable[[bytes], bytes], path: Path) -> None:
         self.path = path
-        private_folder(path.parent)
+        _own_folder(path.parent)
         if _answers(path):
             raise KinfolkError("site", str(path.parent), "is running already; stop it first")
         with suppress(FileNotFoundError):
@@ -117,6 +117,17 @@ def _exactly(door: socket.socket, size: int) -> bytes:
             raise ConnectionError("the other end has gone")
         at += got
     return bytes(data)
+
+
+def _own_folder(folder: Path) -> None:
+    """Make the folder of a socket; one where another user could put a socket of theirs is refused.
+
+    Where paths are short, its name is known to all of a machine, and somebody else may have made it before.
+    """
+    private_folder(folder)
+    mine, facts = os.getuid(), folder.stat()
+    if {folder.lstat().st_uid, facts.st_uid} != {mine} or facts.st_mode & 0o022:
+        raise KinfolkError("site", str(folder), "others can write there; remove it, or make it yours alone")
 
 
 def _answers(path: Path) -> bool:

@@ -7,6 +7,7 @@ keys are its own. The lead names the first site that does not fit and why, or se
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -23,6 +24,8 @@ from kinfolk.types import Client, Rows, map_rows
 
 # Messages of another protocol are not understood here; it changes with what messages hold or mean.
 PROTOCOL = 1
+# Rows are float32; the moments of numbers within its range stay within that of doubles.
+LARGEST = float(torch.finfo(torch.float32).max)
 
 
 def versions() -> dict[str, str]:
@@ -164,6 +167,7 @@ def agree(introductions: Sequence[Introduction], text: str, run: str) -> Agreeme
                 raise KinfolkError("site", one.who, told)
         if not one.rows["train"]:
             raise KinfolkError("site", one.who, "has no training rows; give it some, or leave it out")
+        _check_moments(one)
     outline = _common([one.outline for one in known], tuple(names))
     shell = replace(outline.without_rows(), scale=outline.scale)
     scaling = scaling_of([one.told for one in known], shell)
@@ -171,6 +175,22 @@ def agree(introductions: Sequence[Introduction], text: str, run: str) -> Agreeme
     rows = {one.who: dict(one.rows) for one in known}
     keys, bonds = {one.who: one.key for one in known}, {one.who: one.bond for one in known}
     return Agreement(run, text, outline, rows, keys, bonds, here)
+
+
+def _check_moments(one: Introduction) -> None:
+    """Refuse moments that no rows of this site's number and form can have: they scale the rows of all."""
+    n, shape = one.rows["train"], one.outline.shape
+    for told, count, columns in (
+        (one.told.rows, n * math.prod(shape[1:]), shape[0] if shape else 0),
+        (one.told.targets, n, one.outline.outputs),
+    ):
+        if told is None:
+            continue
+        fits = told.count == count and len(told.mean) == len(told.squares) == columns
+        if not fits or (told.squares < 0).any() or (abs(told.mean) > LARGEST).any():
+            raise KinfolkError(
+                "site", one.who, "tells moments that its rows cannot have; install the same version"
+            )
 
 
 def taken(rows: Federation, outline: Outline) -> Federation:

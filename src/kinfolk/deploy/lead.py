@@ -17,7 +17,7 @@ from kinfolk.engines.coordinator import Engine
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.wire import checked
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.build import Network, Parts
+from kinfolk.experiment.build import Network, Parts, build_parts
 from kinfolk.experiment.ranks import table_of
 from kinfolk.experiment.record import write_json, write_text
 from kinfolk.experiment.run import Result, Watch, run
@@ -50,11 +50,14 @@ def lead(
         raise KinfolkError(f"run.{key}", value, "is played in simulations only; leave it out")
     # Pictures show what clients hold, which nobody sees here.
     spec = replace(spec, run=replace(spec.run, pictures="none"))
-    if resume:
+    if resume and (folder / FILE).exists():  # a job may have ended before the run began
         agreement = Agreement.read(_kept(folder))
     else:
         met = introductions(carrier, sites, spec, seconds)
         agreement = agree(met, dump(spec), secrets.token_hex(8))
+    rows = agreement.federation()
+    if network is None:
+        build_parts(spec, rows)  # what nobody can build is told here: sites do not say why they cannot
     lost = begin(carrier, agreement, agreement.outline.clients, seconds)
     for who, why in lost.items():
         raise KinfolkError("site", who, f"cannot take part: {why}")
@@ -69,7 +72,7 @@ def lead(
 
         return Remote(carrier, agreement, table_of(parts), memories, attempt, seconds, tell)
 
-    rows = agreement.federation()
+    resume = resume and (folder / COURSE).exists()
     return run(spec, folder, federation=rows, network=network, resume=resume, watch=watch, deployed=deployed)
 
 

@@ -6,13 +6,11 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
+from kinfolk.deploy.keep import Keeper
 from kinfolk.deploy.kits import Project, provision
-from kinfolk.deploy.submit import connected, session, submit
 from kinfolk.deploy.supervise import Say, end
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import write_text
@@ -23,8 +21,6 @@ from kinfolk.streams import Seed
 
 ADMIN = "lead@trial.org"
 RUN = "run"
-# Seconds until everybody must be up, on a machine with one core per site or fewer.
-PATIENCE = 240.0
 
 
 def local(spec: Experiment, folder: Path, seconds: float, say: Say = print) -> Path:
@@ -42,11 +38,12 @@ def local(spec: Experiment, folder: Path, seconds: float, say: Say = print) -> P
         for name in names:
             rows = ("--simulated", str(folder / "spec.toml"))
             started[name] = _started(stack, folder, "site", "join", str(kits[name]), *rows)
-        opened = _reached(stack, kits[ADMIN], started)
-        _wait_for(opened, len(names), started)
         say("3/4 the run is submitted")
-        job = submit(opened, spec, RUN, names, seconds=seconds)
-        _follow(opened, job, runs / RUN, spec.run.rounds, say)
+        shown = _Shown(runs / RUN, spec.run.rounds, started, say)
+        Keeper(kits[ADMIN], spec, RUN, names, seconds, say, shown.look).keep()
+        shown.look()
+        if _status(runs / RUN) not in ("finished", "diverged"):
+            raise KinfolkError("run", str(runs / RUN), "has ended without an end; see the log of the server")
         say("4/4 done; everybody leaves")
     return runs / RUN
 
@@ -67,48 +64,22 @@ def _started(stack: ExitStack, folder: Path, *words: str) -> subprocess.Popen[by
     return running
 
 
-def _reached(stack: ExitStack, kit: Path, started: dict[str, subprocess.Popen[bytes]]) -> Any:
-    until = time.monotonic() + PATIENCE
-    while True:
-        _check(started)
-        try:
-            return stack.enter_context(session(kit))
-        except KinfolkError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(1)
+class _Shown:
+    """Tells of every new round, and ends everything when one of the processes has ended."""
 
+    def __init__(self, run: Path, rounds: int, started: dict[str, subprocess.Popen[bytes]], say: Say) -> None:
+        self.run, self.rounds, self.started, self.say = run, rounds, started, say
+        self.told = 0
 
-def _wait_for(opened: Any, sites: int, started: dict[str, subprocess.Popen[bytes]]) -> None:
-    until = time.monotonic() + PATIENCE
-    while len(connected(opened)) < sites:
-        _check(started)
-        if time.monotonic() > until:
-            missing = ", ".join(sorted(set(started) - {"server"} - set(connected(opened))))
-            raise KinfolkError("sites", missing, "have not come; see their logs")
-        time.sleep(0.5)
-
-
-def _check(started: dict[str, subprocess.Popen[bytes]]) -> None:
-    for name, running in started.items():
-        if running.poll() is not None:
-            raise KinfolkError(name, running.returncode, "has ended before the run; see its log")
-
-
-def _follow(opened: Any, job: str, run: Path, rounds: int, say: Say) -> None:
-    """Tell how far the run is, until its job has ended."""
-    told = -1
-    while True:
-        status = str(opened.get_job_meta(job).get("status", ""))
-        done = _rounds(run)
-        if done != told:
-            say(f"    round {done} of {rounds}")
-            told = done
-        if status.startswith("FINISHED"):
-            if status != "FINISHED:COMPLETED" or _status(run) not in ("finished", "diverged"):
-                raise KinfolkError("run", str(run), f"has failed ({status}); see the server's log")
-            return
-        time.sleep(0.5)
+    def look(self) -> None:
+        """Look once."""
+        done = _rounds(self.run)
+        if done != self.told:
+            self.say(f"    round {done} of {self.rounds}")
+            self.told = done
+        for name, running in self.started.items():
+            if running.poll() is not None:
+                raise KinfolkError(name, running.returncode, "has ended before the run; see its log")
 
 
 def _rounds(run: Path) -> int:

@@ -29,10 +29,12 @@ from kinfolk.errors import KinfolkError
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
 from kinfolk.task import PeerTask, Table, Task
-from kinfolk.types import Client, Message, Stack
+from kinfolk.types import Client, Message, Stack, nbytes
 
 # Seconds between two looks at sites that are away, and that such a look may take.
 LOOK, GLANCE = 5.0, 2.0
+# What reading a site's own words may raise.
+NONSENSE = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
 class Remote:
@@ -93,14 +95,14 @@ class Remote:
             try:
                 sizes = {Client(to): int(size) for to, size in json.loads(back.get("sizes", "{}")).items()}
                 written = rpc.unpack_several(*decode(data))
-            except (KinfolkError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+            except (KinfolkError, *NONSENSE) as error:
                 self._rejected[who] = f"sent no letters ({type(error).__name__})"
                 continue
             wrote.append(who)
             for to, what in written:
                 if to in letters:
                     letters[to].append((who, what))
-                    sent[who, to] = sizes.get(to, 0)
+                    sent[who, to] = min(max(sizes.get(to, 0), 0), nbytes(what))  # it is only told
         header |= {"do": "receive", "letters": str(self._number)}
         packed = {who: rpc.pack_several(letters[who]) for who in wrote}
         for who, _, back in self._in_order(
@@ -109,10 +111,12 @@ class Remote:
             ROOM,
             {who: own for who, (_, own) in packed.items()},
         ):
-            for peer, reason in json.loads(back.get("refused", "{}")).items():
-                told = f"its letter to {who} is {str(reason)[:80]}"
-                before = self._rejected.get(Client(str(peer)))
-                self._rejected[Client(str(peer))] = f"{before}; {told}" if before else told
+            for peer, reason in _refused(back).items():
+                if peer not in letters:
+                    continue
+                told = f"its letter to {who} is {reason}"
+                before = self._rejected.get(peer)
+                self._rejected[peer] = f"{before}; {told}" if before else told
         return sent
 
     def take_rejected(self) -> dict[Client, str]:
@@ -229,6 +233,18 @@ class Remote:
             else:
                 del self.away[who]
                 self.tell_people(f"{who} is back")
+
+
+def _refused(back: Header) -> dict[Client, str]:
+    """Whose letters a site has not taken, and why; a site that says it in no known way has said nothing.
+
+    >>> _refused({"refused": '{"ann": "torn"}'}), _refused({"refused": "["})
+    ({'ann': 'torn'}, {})
+    """
+    try:
+        return {Client(who): str(why)[:80] for who, why in json.loads(back.get("refused", "{}")).items()}
+    except NONSENSE:
+        return {}
 
 
 def begin(carrier: Carrier, agreement: Agreement, who: Sequence[Client], seconds: float) -> dict[Client, str]:

@@ -88,6 +88,7 @@ class Site:
                 self.begun = Begun(self, header["agreement"])
             return {"ready": hashlib.sha256(self.begun.text.encode()).hexdigest()}
         except KinfolkError as error:
+            log.warning("an agreement was refused", exc_info=error)
             return {"error": str(error)}
 
     def _answered(self, message: Message, header: Header, told: Header) -> bytes:
@@ -115,7 +116,7 @@ class Begun:
         self.agreement = Agreement.read(text)
         self._check(site)
         shell = self.agreement.federation()
-        self.parts: Parts = build_parts(parse(self.agreement.spec), shell, site.network)
+        self.parts: Parts = self._built(shell, site.network)
         self._check_secrets()
         self.clients, self.table = shell.clients, table_of(self.parts)
         self.rows = taken(site.rows, self.agreement.outline)
@@ -142,6 +143,19 @@ class Begun:
                 )
         if dict(told.rows.get(self.who, {})) != dict(Introduction.of(self.who, site.rows, "").rows):
             raise KinfolkError("site", self.who, "has other rows than it had when the run was agreed on")
+
+    def _built(self, shell: Federation, network: Network | None) -> Parts:
+        """What the spec names, out of what is here. The lead has built it too: what fails is about this site.
+
+        A spec may name any path: what is there, or next to it, is told to nobody.
+        """
+        spec = parse(self.agreement.spec)
+        try:
+            return build_parts(spec, shell, network)
+        except KinfolkError as error:
+            log.warning("a run cannot be built here", exc_info=error)
+            told = f"cannot build this run because of {error.field}; its own log tells why"
+            raise KinfolkError("site", self.who, told) from None
 
     def _check_secrets(self) -> None:
         """In a deployment no secret follows from the run's seed, which everybody knows."""

@@ -24,8 +24,13 @@ from kinfolk.types import Client, IndexedMessages, Message, Stack, Tree, leaves
 FIRST = 10.0
 # An update shorter than this part of what was sent does no harm, however short those of others are.
 SHORT = 1e-3
+# An update of no more than this part of what was sent is none: what comes back through float32 differs by as
+# much, and half a cohort of free riders would make every honest update look long.
+STILL = 1e-6
 # Of fewer replies than this, those before count as well: a client alone would be its own median.
 FEW = 8
+# However few clients there are, one counts for so many medians of rows: honest ones differ as much.
+LEAST_CAP = 10.0
 # A model's norm beyond this many times what was sent is noted with its client, for the watch on training.
 GROWN = 10.0
 
@@ -39,10 +44,23 @@ class GuardSpec:
     """
 
     # Rows that a client counts for, in medians of what all clients have; who claims more counts as this many.
-    # 0: no limit.
+    # 0: no limit at all.
     rows: float = 50.0
+    # The same as a part of what all clients would have with the median each, of no fewer than 10 medians; the
+    # lower of the two holds. 0: `rows` alone.
+    share: float = 0.5
     # Length of an update, in medians of the cohort's, beyond which a reply is refused; 0: no limit.
     norm: float = 100.0
+
+    def cap(self, clients: int) -> float:
+        """The medians of rows that one of so many clients counts for; 0: no limit.
+
+        >>> [GuardSpec().cap(clients) for clients in (4, 24, 1000)]
+        [10.0, 12.0, 50.0]
+        """
+        if not self.rows or not self.share:
+            return self.rows
+        return min(self.rows, max(LEAST_CAP, self.share * clients))
 
 
 @dataclass(frozen=True)
@@ -86,8 +104,8 @@ class Usual:
     def beside(self, task: str, key: str, now: Tensor) -> float:
         """The median by which updates of now are judged.
 
-        Who has not moved, having too few rows for a step, does not say how far others may, unless most have
-        not and nothing is known.
+        Who has not moved, having too few rows for a step or riding free, does not say how far others may,
+        unless most have not and nothing is known.
         """
         moved, before = now[now > 0], self.lately.get(task, {}).get(key, [])
         if not before and 2 * len(moved) <= len(now):
@@ -149,7 +167,7 @@ class Cohort:
             self.grown[chunk.clients[i]] = float(model[i]), float(sent[i])
         far = torch.zeros(len(chunk), dtype=torch.bool)
         for key, length in self._updates(chunk, sent).items():
-            self.lengths.setdefault(key, []).append(length)
+            self.lengths.setdefault(key, []).append(torch.where(length > STILL * sent, length, 0.0))
             far |= length > self._limit(key, self.limits.usual.get(key, 0.0), sent)
         if not self.limits.norm or not bool(far.any()):
             return chunk
@@ -282,16 +300,23 @@ def norms(body: Message, count: int) -> Tensor:
     tensor([5., 1.], dtype=torch.float64)
     """
     trees = [value for value in body.values() if isinstance(value, dict)]
-    largest = [torch.zeros(count, dtype=torch.float64)]
-    for tree in trees:
-        parts = [
-            torch.linalg.vector_norm(leaf.reshape(count, -1), dim=1).double()
-            for leaf in tree.values()
-            if leaf.is_floating_point()
-        ]
-        if parts:
-            largest.append(torch.stack(parts).norm(dim=0).cpu())
-    return torch.stack(largest).amax(0)
+    none = torch.zeros(count, dtype=torch.float64)
+    return torch.stack([none, *(_norms_of(tree, count) for tree in trees)]).amax(0)
+
+
+def _norms_of(tree: Tree, count: int) -> Tensor:
+    """The same of one tree; squares that float32 cannot hold are summed in doubles."""
+    rows = [leaf.reshape(count, -1) for leaf in tree.values() if leaf.is_floating_point()]
+    if not rows:
+        return torch.zeros(count, dtype=torch.float64)
+
+    def length(of: list[Tensor]) -> Tensor:
+        parts = [torch.linalg.vector_norm(leaf, dim=1).double() for leaf in of]
+        whole: Tensor = torch.stack(parts).norm(dim=0).cpu()
+        return whole
+
+    found = length(rows)
+    return length([leaf.double() for leaf in rows]) if bool(found.isinf().any()) else found
 
 
 def _norm(message: Message) -> float:

@@ -314,13 +314,13 @@ class Coordinator:
             return
         self._claims = dict(self.engine.claims(who))
         some = torch.tensor([n for n in self._claims.values() if n > 0], dtype=torch.int64)
-        if not len(some) or not self.guard.rows:
+        times = self.guard.cap(len(some))
+        if not len(some) or not times:
             return
-        median = int(some.median())
-        self._most_rows = min(int(self.guard.rows * median), LARGEST_COUNT)
+        self._most_rows = min(int(times * int(some.median())), LARGEST_COUNT)
         for client, rows in self._claims.items():
             if rows > self._most_rows:
-                told = f"its {rows} rows count as {self._most_rows}, {self.guard.rows:g} times the median"
+                told = f"its {rows} rows count as {self._most_rows}, {times:g} times the median"
                 self.log("capped", round=round, client=client, reason=told)
 
     def _unlike_claims(self, chunk: Stack) -> dict[Client, str]:

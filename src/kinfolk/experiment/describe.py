@@ -21,12 +21,11 @@ from kinfolk.learning.learner import Learner
 def description(parts: Parts, choice: Choice, how: Mapping[str, Any]) -> dict[str, Any]:
     """All that is known of a run; `how` it stands comes after what it is.
 
-        >>> from kinfolk.experiment.attack import SUCCESS
-    from kinfolk.experiment.build import build_parts
-        >>> from kinfolk.experiment.sections import EngineSpec, Experiment
-        >>> one = Choice(EngineSpec("loop", "cpu"), "as asked")
-        >>> list(description(build_parts(Experiment()), one, {"status": "running"}))[:5]
-        ['format', 'algorithm', 'title', 'seed', 'status']
+    >>> from kinfolk.experiment.build import build_parts
+    >>> from kinfolk.experiment.sections import EngineSpec, Experiment
+    >>> one = Choice(EngineSpec("loop", "cpu"), "as asked")
+    >>> list(description(build_parts(Experiment()), one, {"status": "running"}))[:5]
+    ['format', 'algorithm', 'title', 'seed', 'status']
     """
     federation, spec = parts.federation, parts.spec
     groups = None if federation.truth is None else len(set(federation.truth.tolist()))

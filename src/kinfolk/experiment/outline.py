@@ -149,6 +149,7 @@ def write_outline(folder: Path, federation: Federation, learner: Learner) -> Non
 def outline_from(told: dict[str, Any]) -> Outline:
     """An outline out of what `dataclasses.asdict` gave, or JSON made of it.
 
+    >>> import json
     >>> some = Outline((Client("ann"),), (2,), 3, 3, (), (), None, "")
     >>> outline_from(json.loads(json.dumps(asdict(some)))) == some
     True

@@ -202,11 +202,11 @@ class Records:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as run:
     ...     records = Records(Path(run))
-    ...     records.append_round(1, {"cohort": 5})
-    ...     records.append_round(2, {"cohort": 4})
+    ...     records.append_round(1, {"seconds": {"train": 0.5}})
+    ...     records.append_round(2, {"seconds": {"train": 0.4}})
     ...     records.rewind(1)
     ...     read_rounds(Path(run))
-    [{'round': 1, 'cohort': 5}]
+    [{'round': 1, 'seconds': {'train': 0.5}}]
     """
 
     def __init__(self, run: Path) -> None:

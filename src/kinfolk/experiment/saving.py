@@ -26,6 +26,7 @@ _KINDS = {"voids": int, "summary": dict, "extra": int, "best": dict, "health": d
 def write_checkpoint(run: Running, state: Any, summary: dict[str, Any]) -> Path:
     """Write the checkpoint from which a run goes on; beside it the state that clients were scored by."""
     tensors, plain = to_message(state)
+    held = run.memories.everyones()
     facts = {
         "state": plain,
         "voids": run.voids,
@@ -44,7 +45,7 @@ def write_checkpoint(run: Running, state: Any, summary: dict[str, Any]) -> Path:
     if judged(run.spec.run):
         facts["best"] = asdict(run.best)
     newest, also = kept_rounds(run.spec.run, run.best)
-    held = run.memories.everyones()
+    facts["held"] = len(held)
 
     def more(folder: Path, final: Path, write: WriteFile) -> dict[str, Any]:
         return run.segments.write(folder, final, held, run.clients, write)
@@ -66,6 +67,8 @@ def stand(run: Running, loaded: Loaded) -> bool:
         held = memories_from_message(tensors["memory"], run.clients)
         check_journal(run.folder, held, run.memories.lasting)
         wrong = [name for name, kind in _KINDS.items() if not isinstance(facts.get(name, kind()), kind)]
+        if facts.get("held", len(held)) != len(held):
+            raise ValueError(f"memories of {len(held)} clients, {facts['held']} were written")
         if wrong:
             raise TypeError(f"{wrong[0]} is of another type")
         run.take(loaded)

@@ -216,7 +216,7 @@ RANGES: list[tuple[Callable[[Any], bool], str, str]] = [
     (bool, 'give a pattern or more, as ["*attn*"]', "model.lora.layers"),
     (lambda v: 0 < v <= 1, "give a number above 0 and at most 1", "local.decay run.participation"),
     (lambda v: 0 <= v < 1, "give a number from 0 to below 1", "local.momentum run.absent run.attackers"),
-    (lambda v: 0 <= v <= 1, "give a number from 0 to 1", "run.quorum"),
+    (lambda v: 0 <= v <= 1, "give a number from 0 to 1", "run.quorum guard.share"),
     (lambda v: v == 0 or v >= 1, "give 1 or more, or 0 for no limit", "guard.rows guard.norm"),
 ]
 

@@ -48,7 +48,7 @@ class Rule:
     idle: float = 0.01  # an update no longer than this part of the cohort's median
     same: float = 0.001  # two updates that differ by no more than this part of their length are one
     factor: float = 2.5  # times the median length, or a part of it
-    score: float = 3.5  # and so many standard deviations from it; for cosines as well
+    score: float = 3.5  # and so many standard deviations from it
     cosine: float = 0.1  # and at most so much in common with the direction of the others
     common: float = 0.3  # where a group itself has less in common, nobody is astray
     few: int = 5  # of a group with fewer updates no direction is judged, and lengths beside the cohort's
@@ -184,14 +184,14 @@ def signs(facts: pd.DataFrame, earlier: pd.DataFrame | None, rule: Rule) -> tupl
     cosine = facts["cosine"].where(training & large)
     usual = cosine.groupby(group).transform("median")
     cosine = cosine.where(usual >= rule.common)
-    low = _scores(cosine - usual, group, large) < -rule.score
     again = _repeats(facts[list(MARKS)], earlier, rule.same)
     does = {
         "idle": idle,
         "repeats": again.fillna(False).astype(bool) & training,
         "long": far & (apart > np.log(rule.factor)),
         "short": far & (apart < -np.log(rule.factor)),
-        "astray": low & (cosine <= rule.cosine),
+        # However much honest directions differ: noise has nothing in common with any.
+        "astray": cosine <= rule.cosine,
     }
     could = {
         "idle": pd.Series(not np.isnan(median), facts.index),

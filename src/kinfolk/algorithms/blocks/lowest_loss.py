@@ -135,6 +135,7 @@ def mean_told_loss(got: Stack) -> float:
 
     A loss is told and not seen: without the bound one client that tells -1e30 decides for all.
 
+    >>> from kinfolk.types import Client
     >>> told = {name: (1, {"loss": torch.tensor(loss)}) for name, loss in zip("abc", (1.0, 2.0, -1e30))}
     >>> mean_told_loss(Stack.of({Client(name): reply for name, reply in told.items()}))
     -2.0

@@ -169,7 +169,7 @@ def test_a_site_refuses_an_agreement_that_is_not_about_it():
     assert "install the same" in told(replace(good, versions={**good.versions, "kinfolk": "9"}))
     fewer = {**good.rows, NAMES[0]: {**good.rows[NAMES[0]], "train": 1}}
     assert "other rows" in told(replace(good, rows=fewer))
-    assert "'slfedd'" in told(replace(good, spec="[algorithm]\nname = 'slfedd'"))
+    assert "because of algorithm.name" in told(replace(good, spec="[algorithm]\nname = 'slfedd'"))
 
 
 def test_keys_that_the_authority_does_not_vouch_for_are_refused():

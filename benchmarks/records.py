@@ -1,12 +1,14 @@
 """What records and checkpoints take beside the rounds they are of; and how long a large folder takes to open.
 
 python benchmarks/records.py                         # a table: methods x 100, 1,000 and 10,000 clients
-python benchmarks/records.py --folder runs/large     # 10,000 clients x 1,000 rounds through the real writer
+python benchmarks/records.py --folder runs/large --methods fedavg --rounds 1000     # 10,000 clients
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,7 @@ import torch
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.checkpoint import saved_rounds
 from kinfolk.experiment.pace import SHARE
-from kinfolk.experiment.record import Records, read_rounds, read_scores, round_files
+from kinfolk.experiment.record import Records, read_round, read_rounds, round_files
 from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import Experiment, override
 
@@ -100,24 +102,32 @@ def table(methods: Sequence[str], sizes: Sequence[int], rounds: int) -> None:
                 print(f"| {method} | {clients:,} | {error} |", flush=True)
 
 
-def large(folder: Path, clients: int, rounds: int) -> None:
+def large(folder: Path, method: str, clients: int, rounds: int) -> None:
     """A folder as a run of so many clients and rounds leaves it; then what it takes to open."""
     if not folder.exists():
-        run(spec_of("local", clients, 1), folder)
-        frame, line = read_scores(folder), read_rounds(folder)[-1]
-        last, records = frame[frame["round"] == 1].drop(columns=["group", "margin"]), Records(folder)
-        draw, began = np.random.default_rng(0), time.process_time()
-        for number in range(2, rounds + 1):
-            values = np.clip(last["value"] + draw.normal(0, 0.01, len(last)), 0, 1)
-            records.write_scores(number, last.assign(round=number, value=values))
-            records.append_round(number, line)
-        spent = time.process_time() - began
-        print(f"written: {spent / (rounds - 1):.3f} s a round, {size(folder) / 1e6:,.0f} MB")
+        run(spec_of(method, clients, 1), folder)
+    records, line = Records(folder), read_rounds(folder)[-1]
+    first = line["round"] + 1
+    last = read_round(round_files(folder, "records")[-1][1]).dropna(axis="columns", how="all")
+    conduct = dict(round_files(folder, "conduct"))
+    draw, began = np.random.default_rng(0), time.process_time()
+    for number in range(first, rounds + 1):
+        values = np.clip(last["value"] + draw.normal(0, 0.01, len(last)), 0, 1)
+        records.write_scores(number, last.assign(round=number, value=values))
+        records.append_round(number, line)
+        if conduct:
+            shutil.copy(conduct[1], folder / "conduct" / f"round-{number:06d}.parquet")
+    if rounds >= first:
+        spent = (time.process_time() - began) / (rounds + 1 - first)
+        print(f"written: {spent:.3f} s a round, {size(folder) / 1e6:,.0f} MB", flush=True)
     for command in (["show", str(folder)], ["report", str(folder), "--out", f"{folder}.html"]):
-        began = time.perf_counter()
+        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         done = subprocess.run([sys.executable, "-m", "kinfolk", *command], capture_output=True, text=True)
-        took = time.perf_counter() - began
-        print(f"{command[0]}: {took:.1f} s, code {done.returncode} {done.stderr[-300:]}")
+        took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        memory = f"{after.ru_maxrss / 1024:,.0f} MiB at most"
+        print(f"{command[0]}: {took:.1f} s, {cpu:.1f} s of processor time, {memory}", end=", ")
+        print(f"code {done.returncode} {done.stderr[-300:]}", flush=True)
 
 
 def main() -> None:
@@ -129,7 +139,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.folder:
-        large(given.folder, given.clients[-1], max(given.rounds, 1000))
+        large(given.folder, given.methods[0], given.clients[-1], given.rounds)
     else:
         table(given.methods, given.clients, given.rounds)
 

@@ -175,8 +175,32 @@ def test_what_is_read_is_what_pyarrow_reads(tmp_path: Path) -> None:
     )
     frame.to_parquet(tmp_path / "a.parquet", row_group_size=70_000)
     assert read_parquet(tmp_path / "a.parquet").equals(pq.read_table(tmp_path / "a.parquet"))
+    some = read_parquet(tmp_path / "a.parquet", ["b", "a"], coded=["b"])
+    assert some.column_names == ["a", "b"]
+    assert pa.types.is_dictionary(some.schema.field("b").type)
+    assert some["b"].to_pylist() == ["u", None] * 100_000
+    pq.write_table(pa.table({"a": [1], "a.b": [2]}), tmp_path / "dots.parquet")
+    assert read_parquet(tmp_path / "dots.parquet").to_pydict() == {"a": [1], "a.b": [2]}
     pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "none.parquet")
     assert read_parquet(tmp_path / "none.parquet").num_rows == 0
+
+
+def test_long_texts_are_read_in_small_pieces_unless_each_is_held_once(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sizes = tmp_path / "a.parquet", []
+    pq.write_table(pa.table({"a": ["x" * 20_000] * 1000, "y": np.zeros(1000)}), path)
+
+    def checked(size: int, packed: int) -> None:
+        sizes.append(size)
+        check_unpacked(size, packed)
+
+    monkeypatch.setattr("kinfolk.unpack.check_unpacked", checked)
+    with pytest.raises(ValueError, match=WORDS):
+        read_parquet(path, ["a"])
+    assert max(sizes) < 3 * MIB  # of the 20 that it would be
+    assert read_parquet(path, ["y"]).nbytes < 10_000
+    assert read_parquet(path, ["a"], coded=["a"]).nbytes < 100_000
 
 
 def test_records_of_a_stranger(small: None, tmp_path: Path) -> None:

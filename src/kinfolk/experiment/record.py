@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +40,8 @@ SCHEMA = pa.schema(
         ("margin", pa.float64()),  # how clearly it belongs there, where that is known
     ]
 )
+# Columns of SCHEMA whose texts repeat.
+TEXTS = ("client", "model", "split", "score")
 # Columns of SCHEMA that may be left out, and hold nothing then; records of before have none of them.
 OPTIONAL = ("group", "margin")
 # What is known of the clients' data, in a run folder: columns client, fact, value.
@@ -278,7 +280,7 @@ def read_scores(run: Path, score: str | None = None) -> pd.DataFrame:
     ...     read_scores(Path(run))[["round", "client", "value"]].values.tolist()
     [[3, 'ann', 0.5]]
     """
-    every = (_table(path) for _, path in round_files(_folder(run), "records"))
+    every = (score_table(path) for _, path in round_files(_folder(run), "records"))
     tables = [
         SCHEMA.empty_table(),
         *(table if score is None else table.filter(pc.equal(table["score"], score)) for table in every),
@@ -293,7 +295,7 @@ def read_round(path: Path) -> pd.DataFrame:
     Traceback (most recent call last):
     kinfolk.errors.KinfolkError: records = 'nowhere.parquet': cannot be read (...
     """
-    return _frame(_table(path))
+    return _frame(score_table(path))
 
 
 def is_cut(path: Path) -> bool:
@@ -309,32 +311,57 @@ def is_cut(path: Path) -> bool:
     return False
 
 
+def is_empty(path: Path, column: str) -> bool:
+    """Whether a column of a file of scores holds nothing, as far as the file says so by itself.
+
+    >>> is_empty(Path("nowhere.parquet"), "group")
+    False
+    """
+    try:
+        facts = pq.read_metadata(path)
+    except (pa.ArrowException, OSError):
+        return False
+    place = facts.schema.names.index(column) if column in facts.schema.names else None
+    groups = (facts.row_group(i) for i in range(facts.num_row_groups)) if place is not None else ()
+    told = [(group.column(place).statistics, group.num_rows) for group in groups]
+    return all(known is not None and known.null_count == rows for known, rows in told)
+
+
 def _frame(table: pa.Table) -> pd.DataFrame:
     """Scores as a frame, whose names a terminal can show: a folder may be a stranger's."""
     frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
-    for name in ("client", "model", "split", "score"):
+    for name in TEXTS:
         shown = {text: visible(text) for text in frame[name].unique()}
         if any(text != seen for text, seen in shown.items()):
             frame[name] = frame[name].map(shown)
     return frame
 
 
-def _table(path: Path) -> pa.Table:
+def score_table(path: Path, columns: Collection[str] = tuple(SCHEMA.names), coded: bool = False) -> pa.Table:
+    """Some columns of the scores in one file, of which nothing else is read; `coded` holds a text once.
+
+    >>> score_table(Path("nowhere.parquet"), ["value"])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: records = 'nowhere.parquet': cannot be read (...
+    """
     try:
-        table = read_parquet(path)
+        schema = pq.read_schema(path)
+        table = read_parquet(path, columns, TEXTS if coded else ())
     except (pa.ArrowException, OSError, ValueError) as error:
         remedy = f"cannot be read ({_first(error)}); going on with resume=True sets it aside"
         raise KinfolkError("records", str(path), remedy) from error
     for name in OPTIONAL:
-        if name not in table.schema.names:
-            table = table.append_column(SCHEMA.field(name), pa.nulls(len(table), SCHEMA.field(name).type))
-    if not table.schema.equals(SCHEMA):
+        if name not in schema.names:
+            schema = schema.append(SCHEMA.field(name))
+            if name in columns:
+                table = table.append_column(SCHEMA.field(name), pa.nulls(len(table), SCHEMA.field(name).type))
+    if not schema.equals(SCHEMA):
         raise KinfolkError("records", str(path), f"must have the columns {', '.join(SCHEMA.names)}")
     try:
         table.validate(full=True)  # of text that it is text, for one
     except pa.ArrowException as error:
         raise KinfolkError("records", str(path), f"cannot be read ({_first(error)})") from error
-    if holes := [name for name in SCHEMA.names if table[name].null_count and name not in OPTIONAL]:
+    if holes := [name for name in table.schema.names if table[name].null_count and name not in OPTIONAL]:
         raise KinfolkError("records", str(path), f"has holes in the column {holes[0]}")
     return table
 

@@ -259,7 +259,7 @@ def table_figure(table: TableRuns, path: Path) -> Path | None:
     rows = [
         row
         for row in table.facts["rows"]
-        if row["label"] in wanted and any(run.scores["round"].nunique() > 1 for run in table.runs(row))
+        if row["label"] in wanted and any(len(run.scored.seen.rounds) > 1 for run in table.runs(row))
     ]
     held = table.folder / "picture.json"
     if not rows:

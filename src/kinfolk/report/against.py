@@ -150,7 +150,7 @@ def pair_notes(runs: Sequence[Run], frame: pd.DataFrame) -> list[str]:
     """Which ranks hold, who was compared on some clients only, and where the test is too weak to tell."""
     tested = frame[frame["unit"] == "client"]
     notes = [frame.attrs["ranks"]] if frame.attrs["ranks"] else []
-    everyone = len({str(client) for run in runs for client in run.scores["client"].unique()})
+    everyone = len({str(client) for run in runs for client in run.scored.seen.rows["client"]})
     some = tested[tested["n"] < everyone]
     if len(some):
         told = ", ".join(f"{row['algorithm']} {row['n']}" for row in some.to_dict("records"))

@@ -7,7 +7,7 @@ has too few rows to train is idle without guilt, and who has rare data points el
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,8 @@ SIGNS = {
     "short": (OUTLIER, "updates far shorter than its group's"),
     "astray": (OUTLIER, "updates that point away from its group's"),
 }
-# Rounds that are looked at, the last ones: reading them takes about a millisecond each.
-MOST_ROUNDS = 200
+# Rounds that are looked at, the last ones: so many, or fewer where each has many updates, which take time.
+MOST_ROUNDS, MOST_UPDATES, FEWEST_ROUNDS = 200, 500_000, 20
 # Clients that a line names.
 MOST_NAMES = 5
 # By this factor a median absolute deviation becomes the standard deviation of a normal distribution.
@@ -62,7 +62,18 @@ def conduct(run: Run, rule: Rule | None = None) -> pd.DataFrame:
     >>> list(conduct(Run.of({"title": "fedavg", "seed": 0}, {"value": []})))
     ['client', 'looks like', 'sign', 'rounds', 'of']
     """
-    return judged(read_conduct(run.path, MOST_ROUNDS), rule or Rule())
+    return judged(looked_at(run), rule or Rule())
+
+
+def looked_at(run: Run) -> Iterator[tuple[int, pd.DataFrame]]:
+    """The rounds by which clients are judged: the last ones on record.
+
+    >>> from kinfolk.report.read import Run
+    >>> list(looked_at(Run.of({"title": "fedavg", "seed": 0}, {"value": []})))
+    []
+    """
+    updates = max((len(frame) for _, frame in read_conduct(run.path, 1)), default=1)
+    return read_conduct(run.path, min(MOST_ROUNDS, max(FEWEST_ROUNDS, MOST_UPDATES // max(1, updates))))
 
 
 def conduct_lines(run: Run) -> list[str]:
@@ -105,7 +116,7 @@ def everyone(run: Run) -> pd.DataFrame:
     ['client', 'length', 'cosine', 'looks like', 'signs']
     """
     parts = []
-    for _, frame in read_conduct(run.path, MOST_ROUNDS):
+    for _, frame in looked_at(run):
         moved = frame["length"].where(frame["length"] > 0)
         usual = moved.groupby([frame["task"], frame["group"]]).transform("median")
         parts.append(frame.assign(length=frame["length"] / usual)[["client", "length", "cosine"]])

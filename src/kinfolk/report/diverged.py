@@ -41,12 +41,12 @@ def lost_clients(run: Run, model: str) -> list[str]:
     >>> lost_clients(run, "centre"), lost_clients(run, "personal")
     (['bob'], [])
     """
-    frame = run.scores[run.scores["model"] == model]
+    ever = run.scored.seen.rows
+    there = set(ever.loc[ever["model"] == model, "client"])
     told = [fact for fact in run.rounds if "summary" in fact]
-    if frame.empty or not told:
+    if not there or not told:
         return []
-    end = frame[frame["round"] == told[-1]["round"]]
-    left = set(frame["client"]) - set(end["client"])
+    left = there - run.scored.served(model, told[-1]["round"])
     return sorted({*map(str, left), *((told[-1].get("lost") or {}).get(model) or ())})
 
 

@@ -42,12 +42,12 @@ def members(run: Run) -> pd.DataFrame:
     >>> found[["group", "steady", "switches", "since"]].to_dict("list")
     {'group': [1, 1], 'steady': [0.5, 1.0], 'switches': [1, 0], 'since': [2, 1]}
     """
-    if run.scores["group"].isna().all():
+    if not run.has_groups:
         raise KinfolkError("run", f"{run.path}", f"{run.title} has no groups; try fesem, ifca or mdicfl")
-    once = run.scores.drop_duplicates(["round", "client"]).set_index("client")
-    last = once[once["round"] == once["round"].max()].sort_index()
+    last = run.scored.end(("client", "group", "margin")).drop_duplicates("client")
+    last = last.astype({"client": "str"}).set_index("client").sort_index()
     found = pd.DataFrame({"group": last["group"].astype(int), "margin": last["margin"].astype(float)})
-    table = once.pivot_table(index="round", columns="client", values="group")
+    table = run.scored.groups.dropna(how="all").dropna(how="all", axis="columns")
     moves = [(client, line["round"]) for line in run.rounds for client in _moved(line)]
     # Where clients first move they are put into groups: nobody has changed his mind.
     start = min((r for _, r in moves), default=0)

@@ -1,4 +1,4 @@
-"""Run folders read back: what was run, each client's scores round by round, and means over clients.
+"""Run folders read back: what was run, how each client was scored, and means over clients.
 
 Needs no torch, so that tables and figures open at once, on any machine.
 """
@@ -28,8 +28,9 @@ from kinfolk.experiment.record import (
     readable_json,
 )
 from kinfolk.privacy.told import promise
+from kinfolk.report.scored import Held, Scored, Stored
 from kinfolk.report.status import as_it_is
-from kinfolk.scores import SCORES, about, learn, summary
+from kinfolk.scores import SCORES, about, learn
 
 
 def read_facts(folder: str | Path, command: str) -> dict[str, Any]:
@@ -56,6 +57,7 @@ class Run:
 
     path: Path
     facts: Mapping[str, Any]
+    score: str | None = None  # the only one that it holds; all if there is none
 
     @staticmethod
     def of(facts: Mapping[str, Any], scores: Mapping[str, Any], rounds: Sequence[Any] = ()) -> Run:
@@ -84,8 +86,28 @@ class Run:
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """Every score of every client; a row each. Validation rows that only judged rounds are not in it."""
-        return self._of_its_split(read_scores(self.path))
+        """Every score of every client; a row each. Validation rows that only judged rounds are not in it.
+
+        Of a large run it takes gigabytes; `scored` reads the part that is asked for.
+        """
+        frame = read_scores(self.path, self.score)
+        known = frame["split"].unique()
+        return (
+            frame[frame["split"] == self._split].reset_index(drop=True)
+            if {self._split} < set(known)
+            else frame
+        )
+
+    @cached_property
+    def scored(self) -> Scored:
+        """The same scores round by round, and what was asked of them before."""
+        if "scores" in self.__dict__:
+            return Held(self.scores)
+        return Stored(self.path, self._split, self.score)
+
+    @property
+    def _split(self) -> str | None:
+        return (self.spec.get("run") or {}).get("split")
 
     def only(self, score: str) -> Run:
         """The same run with one of its scores, which takes a part of the memory.
@@ -94,20 +116,13 @@ class Run:
         >>> run.only("mse").metrics, run.only("mae").metrics
         (('mse',), ())
         """
-        run = Run(self.path, self.facts)
-        known = {k: v for k, v in self.__dict__.items() if k not in ("models", "metrics")}
-        run.__dict__.update(known)
-        if "scores" in known:
-            frame = self.scores[self.scores["score"] == score].reset_index(drop=True)
-        else:
-            frame = self._of_its_split(read_scores(self.path, score))
-        run.__dict__["scores"] = frame
+        run = Run(self.path, self.facts, score)
+        for name in ("rounds", "audit", "client_facts", "spec"):
+            if name in self.__dict__:
+                run.__dict__[name] = self.__dict__[name]
+        if "scores" in self.__dict__:
+            run.__dict__["scores"] = self.scores[self.scores["score"] == score].reset_index(drop=True)
         return run
-
-    def _of_its_split(self, frame: pd.DataFrame) -> pd.DataFrame:
-        split = (self.spec.get("run") or {}).get("split")
-        known = frame["split"].unique()
-        return frame[frame["split"] == split].reset_index(drop=True) if {split} < set(known) else frame
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
@@ -127,7 +142,7 @@ class Run:
     @property
     def has_groups(self) -> bool:
         """Whether the method puts clients into groups."""
-        return bool(self.scores["group"].notna().any())
+        return self.scored.grouped
 
     @property
     def groups(self) -> pd.DataFrame:
@@ -161,13 +176,13 @@ class Run:
     def models(self) -> tuple[str, ...]:
         """The kinds of model that were scored, the main one first."""
         told = [kind for fact in self.rounds for kind in fact.get("summary") or {}]
-        here = list(self.scores["model"].unique())
+        here = list(self.scored.seen.rows["model"].unique())
         return tuple(dict.fromkeys([kind for kind in told if kind in here] + here))
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """The scores that were recorded, the most telling first."""
-        here = list(self.scores["score"].unique())
+        here = list(self.scored.seen.rows["score"].unique())
         found = dict.fromkeys([name for name in SCORES if name in here] + here)
         return tuple(sorted(found, key=lambda name: name == "loss"))  # which tells least
 
@@ -299,13 +314,11 @@ def check_score(runs: Iterable[Run], score: str | None) -> str:
     return default_score(runs) if score is None or not known else score
 
 
-def _chosen(run: Run, model: str, score: str) -> pd.DataFrame:
+def _check_chosen(run: Run, model: str, score: str) -> None:
     for field, wanted, known in (("model", model, run.models), ("score", score, run.metrics)):
         if wanted not in known:
             remedy = near(wanted, known) if known else "there are no scores yet"
             raise KinfolkError(f"{run.path.name}: {field}", wanted, remedy)
-    frame = run.scores
-    return frame[(frame["model"] == model) & (frame["score"] == score)]
 
 
 def last(run: Run, model: str, score: str) -> pd.DataFrame:
@@ -316,9 +329,8 @@ def last(run: Run, model: str, score: str) -> pd.DataFrame:
     >>> last(run, "centre", "accuracy")["value"].to_dict()
     {'a': 0.8, 'b': 0.9}
     """
-    frame = _chosen(run, model, score)
-    frame = frame[frame["round"] == frame["round"].max()]
-    return frame.set_index("client").sort_index()[["round", "value", "rows"]]
+    _check_chosen(run, model, score)
+    return run.scored.last(model, score)
 
 
 def final(run: Run, model: str, score: str) -> pd.Series:
@@ -392,10 +404,8 @@ def history(run: Run, model: str, score: str, over: str = "macro") -> pd.Series:
     >>> history(run, "centre", "accuracy").round(3).to_dict()
     {0: 0.1, 5: 0.85}
     """
-    rounds = {
-        int(number): summary(part["value"], part["rows"], about(score).lower_is_better)[over]
-        for number, part in _chosen(run, model, score).groupby("round")
-    }
+    _check_chosen(run, model, score)
+    rounds = {number: by[over] for number, by in run.scored.curves(score).get(model, {}).items()}
     return pd.Series(rounds, dtype=np.float64, name=over)
 
 

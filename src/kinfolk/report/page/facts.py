@@ -29,7 +29,7 @@ def comparison(runs: Sequence[Run]) -> Chart | None:
     >>> comparison(runs).table["algorithm"].tolist()
     ['ifca', 'local']
     """
-    if not any(len(run.scores) for run in runs):
+    if not any(run.metrics for run in runs):
         return None
     table, notes = comparison_table(runs)
     columns = {

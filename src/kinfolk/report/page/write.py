@@ -165,7 +165,7 @@ def _members(material: Material) -> dict[str, dict[str, list[str]]]:
     return {
         run.title: {str(group): list(map(str, part.index)) for group, part in members(run).groupby("group")}
         for run in with_groups(material.runs)
-        if run.scores["client"].nunique() <= MOST_CLIENTS
+        if run.scored.seen.rows["client"].nunique() <= MOST_CLIENTS
     }
 
 
@@ -173,5 +173,5 @@ def _clients(material: Material) -> list[str]:
     """The names of the clients, by which a reader finds one; none where charts do not show each."""
     names: dict[str, None] = {}
     for run in material.runs:
-        names |= dict.fromkeys(map(str, run.scores["client"].unique()))
+        names |= dict.fromkeys(map(str, run.scored.seen.rows["client"]))
     return sorted(names) if len(names) <= MOST_CLIENTS else []

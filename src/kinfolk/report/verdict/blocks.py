@@ -87,11 +87,7 @@ def _has_ended(run: Run) -> bool:
 
 def rounds_done(run: Run) -> int:
     """The last round that a run has finished."""
-    return (
-        int(run.rounds[-1]["round"])
-        if run.rounds
-        else int(run.scores["round"].max() if len(run.scores) else 0)
-    )
+    return int(run.rounds[-1]["round"]) if run.rounds else max(run.scored.seen.rounds, default=0)
 
 
 def rounds_planned(run: Run) -> int:
@@ -154,7 +150,7 @@ def unseen(known: Evidence) -> Block | None:
 def _scored_times(known: Evidence, row: Row) -> int:
     """How often a row was scored after some training, in the run that did so least."""
     runs = [run for run in known.of[row["algorithm"]] if known.score in run.metrics]
-    rounds = [run.scores.loc[run.scores["round"] > 0, "round"].nunique() for run in runs]
+    rounds = [sum(number > 0 for number in run.scored.seen.rounds) for run in runs]
     return min(rounds, default=0)
 
 

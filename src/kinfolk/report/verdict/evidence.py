@@ -171,8 +171,8 @@ def lost_clients(
     score = str(rows[0]["score"]) if rows else ""
     there: dict[int, set[Any]] = {}
     for run in runs:
-        known = run.scores[(run.scores["score"] == score) & run.scores["value"].notna()]
-        there.setdefault(run.seed, set()).update(known["client"].unique())
+        ever = run.scored.seen.rows
+        there.setdefault(run.seed, set()).update(ever.loc[(ever["score"] == score) & ever["known"], "client"])
     found, titles = {}, by_title(runs)
     for row in rows:
         same = [

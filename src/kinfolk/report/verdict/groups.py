@@ -103,8 +103,7 @@ class GroupFindings:
 
 def _all_placed(run: Run) -> bool:
     """Whether every client of the last scored round has a group."""
-    last = run.scores["round"] == run.scores["round"].max()
-    return bool(run.scores.loc[last, "group"].notna().all())
+    return bool(run.scored.end(("group",))["group"].notna().all())
 
 
 def group_sizes(run: Run) -> list[int]:
@@ -115,7 +114,7 @@ def group_sizes(run: Run) -> list[int]:
     [2, 1]
     """
     if run.has_groups:
-        last = run.scores[run.scores["round"] == run.scores["round"].max()]
+        last = run.scored.end(("client", "group"))
         sizes = last.drop_duplicates("client")["group"].value_counts().tolist()
     else:
         told = [fact["groups"].get("sizes") or {} for fact in run.rounds if fact.get("groups")]

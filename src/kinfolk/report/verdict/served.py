@@ -276,7 +276,7 @@ def groups_of(known: Evidence, seed: int) -> pd.Series:
     row = known.best("groups")
     for run in known.of[row["algorithm"]] if row is not None else ():
         if run.seed == seed:
-            last = run.scores[run.scores["round"] == run.scores["round"].max()].drop_duplicates("client")
+            last = run.scored.end(("client", "group")).drop_duplicates("client").astype({"client": "str"})
             return last.set_index("client")["group"].dropna().astype(float)
     return pd.Series(dtype=float, name="group")
 

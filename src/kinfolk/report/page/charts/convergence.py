@@ -160,12 +160,14 @@ def _of_clients(drawn: Sequence[Curve], field: str, score: Shown) -> list[Row]:
     for one in drawn:
         rounds = one.points.index
         some = rounds[np.unique(np.linspace(0, len(rounds) - 1, min(room, len(rounds))).round().astype(int))]
-        frames = [run.scores for run in one.runs]
+        columns = ("round", "client", "model", "score", "value")
         parts = [
-            part[(part["model"] == one.role.model) & (part["score"] == score.name) & part["round"].isin(some)]
-            for part in frames
+            part[(part["model"] == one.role.model) & (part["score"] == score.name)]
+            for run in one.runs
+            for _, part in run.scored.parts(columns, set(some))
         ]
-        table = pd.concat(parts).pivot_table(index="round", columns="client", values="value", observed=True)
+        found = pd.concat(parts).astype({"client": "str"})
+        table = found.pivot_table(index="round", columns="client", values="value")
         for round, values in table.iterrows():
             x = round if field == "round" else one.points.at[round, field]
             rows += [

@@ -99,9 +99,10 @@ def group_of(run: Run, rounds: Sequence[int], clients: Sequence[str]) -> list[st
     bad = attackers(run)
     if not run.has_groups:
         return [ATTACKER if c in bad else HONEST if bad else NO_GROUP for c in clients]
-    frame = run.scores[run.scores["round"].isin(set(rounds)) & run.scores["group"].notna()]
-    once = frame.drop_duplicates(["round", "client"])
-    known = dict(zip(zip(once["round"], once["client"], strict=True), once["group"].astype(int), strict=True))
+    known: dict[tuple[int, str], int] = {}
+    for number, part in run.scored.parts(("client", "group"), set(rounds)):
+        once = part[part["group"].notna()].drop_duplicates("client")
+        known |= {(number, who): int(g) for who, g in zip(once["client"], once["group"], strict=True)}
     pairs = zip(rounds, clients, strict=True)
     return [ATTACKER if pair[1] in bad else str(known.get(pair, NO_GROUP)) for pair in pairs]
 

@@ -65,8 +65,7 @@ def segments(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _membership(run: Run, methods: int) -> Chart:
-    once = run.scores.drop_duplicates(["round", "client"])
-    table = once.pivot(index="round", columns="client", values="group").sort_index()
+    table = run.scored.groups
     start = min(
         (int(fact["round"]) for fact in run.rounds if (fact.get("groups") or {}).get("moved")), default=0
     )

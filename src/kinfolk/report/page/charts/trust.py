@@ -40,7 +40,7 @@ def trusting(run: Run, names: Sequence[str]) -> tuple[list[str], Shown]:
     found = {
         n: arrays for n, arrays in read_arrays(run.path).items() if all(name in arrays for name in names)
     }
-    return sorted(names_of(run, "clients") or set(run.scores["client"])), found
+    return sorted(names_of(run, "clients") or set(run.scored.seen.rows["client"])), found
 
 
 def uncertainty(runs: Sequence[Run]) -> list[Chart]:

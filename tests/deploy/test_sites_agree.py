@@ -172,6 +172,15 @@ def test_a_site_refuses_an_agreement_that_is_not_about_it():
     assert "because of algorithm.name" in told(replace(good, spec="[algorithm]\nname = 'slfedd'"))
 
 
+@pytest.mark.parametrize("change", ["on_divergence = 'rollback'", "attack = 'scaled'", "absent = 0.1"])
+def test_what_only_a_simulation_can_do_is_refused(change: str, tmp_path: Path):
+    sites = sites_of(from_arrays(table()))
+    carrier = Threads({c: site.answer for c, site in sites.items()})
+    with pytest.raises(KinfolkError, match=rf"^run\.{change.partition(' ')[0]} = "):
+        lead(parse(f"[run]\n{change}\n{MODEL}"), tmp_path / "run", carrier, list(sites), seconds=5)
+    assert not (tmp_path / "run").exists()
+
+
 def test_keys_that_the_authority_does_not_vouch_for_are_refused():
     """Whoever stands in the middle may put its own keys in a site's place; nobody takes part with them."""
     authority, rows = Identity.new(), from_arrays(table())

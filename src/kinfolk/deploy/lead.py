@@ -48,6 +48,9 @@ def lead(
     if spec.run.attack != "none" or spec.run.absent:
         key, value = ("absent", spec.run.absent) if spec.run.absent else ("attack", spec.run.attack)
         raise KinfolkError(f"run.{key}", value, "is played in simulations only; leave it out")
+    if spec.run.on_divergence == "rollback":
+        remedy = "sites keep the rate that they began with; use stop or exclude"
+        raise KinfolkError("run.on_divergence", "rollback", remedy)
     # Pictures show what clients hold, which nobody sees here.
     spec = replace(spec, run=replace(spec.run, pictures="none"))
     if resume and (folder / FILE).exists():  # a job may have ended before the run began

@@ -18,6 +18,7 @@ import torch
 from kinfolk.algorithms import build_algorithm
 from kinfolk.engines.choose import make
 from kinfolk.errors import KinfolkError
+from kinfolk.experiment.attack import overstating
 from kinfolk.experiment.build import Parts
 from kinfolk.experiment.checkpoint import load_latest
 from kinfolk.experiment.health import Evaluation, Trace, brief, look, message, odd_starts, outliers
@@ -182,7 +183,8 @@ def equip(run: Running) -> None:
     if parts.learner.lr != run.parts.learner.lr:
         run.parts, run.algorithm, run.scored = parts, parts.algorithm, parts.algorithm.eval_tasks()
         run.coordinator.engine.close()
-        run.coordinator.engine = make(run.choice.engine, parts.federation, table_of(parts), run.memories)
+        engine = make(run.choice.engine, parts.federation, table_of(parts), run.memories)
+        run.coordinator.engine = overstating(parts.attack, engine, parts.federation)
 
 
 def check_answer(parts: Parts, linked: bool) -> None:

@@ -41,12 +41,16 @@ def serve(
     runs: Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Where run folders go.")] = Path(
         "runs"
     ),
+    port: Annotated[
+        int,
+        typer.Option("--status-port", help="/health, /status, /metrics of the run, on this machine alone."),
+    ] = 0,
 ) -> None:
     """Run the server until it is stopped."""
     from kinfolk.deploy.supervise import serve as keep_serving
     from kinfolk.deploy.supervise import until_told
 
-    keep_serving(kit, runs, until_told(), say)
+    keep_serving(kit, runs, until_told(), say, port)
 
 
 @deploy.command(epilog=examples("kinfolk deploy submit fesem.toml --kit kits/lead@hub.org --name first"))

@@ -69,11 +69,7 @@ def lead(
     def deployed(parts: Parts, memories: Memories) -> Engine:
         write_text(folder / FILE, agreement.text())
         write_json(folder / COURSE, {"run": agreement.run, "attempt": attempt})
-
-        def tell(text: str) -> None:
-            watch("warning", {"text": text})
-
-        return Remote(carrier, agreement, table_of(parts), memories, attempt, seconds, tell)
+        return Remote(carrier, agreement, table_of(parts), memories, attempt, seconds, watch)
 
     resume = resume and (folder / COURSE).exists()
     return run(spec, folder, federation=rows, network=network, resume=resume, watch=watch, deployed=deployed)

@@ -8,18 +8,22 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from nvflare.collab import collab
 
 from kinfolk.deploy.lead import lead
+from kinfolk.deploy.observe import Endpoint, Observed
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.spec import parse
 from kinfolk.types import Client
 
 # Where run folders are: in the environment of the server's start script.
 VARIABLE = "KINFOLK_RUNS"
+# Where the run that goes on is shown to machines; 0: nowhere.
+PORT = "KINFOLK_STATUS_PORT"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -35,8 +39,11 @@ class Lead:
         """The run, from its first round or its last checkpoint to its end; why it ended."""
         folder = run_folder(self.run)
         sites = [Client(site) for site in self.sites]
-        result = lead(parse(self.spec), folder, Calls(), sites, resume=self.resume, seconds=self.seconds)
-        return result.reason
+        seen, port = Observed(self.run, sites), int(os.environ.get(PORT, "0"))
+        with Endpoint(seen, port) if port else nullcontext():
+            spec, resume, seconds = parse(self.spec), self.resume, self.seconds
+            done = lead(spec, folder, Calls(), sites, resume=resume, seconds=seconds, watch=seen.watch)
+        return done.reason
 
 
 class Calls:

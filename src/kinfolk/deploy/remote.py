@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from kinfolk.engines.memory import Memories, Sent
 from kinfolk.engines.rpc import Header
 from kinfolk.engines.wire import ROOM, checked, room_for, rows_of
 from kinfolk.errors import KinfolkError
+from kinfolk.experiment.run import Watch
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
 from kinfolk.task import PeerTask, Table, Task
@@ -50,7 +51,7 @@ class Remote:
         memories: Memories,
         attempt: int = 0,
         seconds: float = 600.0,
-        tell: Callable[[str], None] = lambda text: None,
+        tell: Watch = lambda event, facts: None,
     ) -> None:
         self.carrier, self.agreement, self.table, self.memories = carrier, agreement, table, memories
         self.seconds, self.tell_people = seconds, tell
@@ -207,7 +208,8 @@ class Remote:
             if answer is None:
                 self.away[who] = time.monotonic()
                 self._rejected[who] = f"has not answered within {self.seconds:g} s"
-                self.tell_people(f"{who} {self._rejected[who]}; the run goes on without it until it is back")
+                told = f"{who} {self._rejected[who]}; the run goes on without it until it is back"
+                self.tell_people("warning", {"text": told, "late": who})
             yield who, answer
 
     def _begins_anew(self, who: Client, answer: bytes, seconds: float) -> bool:
@@ -232,7 +234,7 @@ class Remote:
                 self.away[who] = time.monotonic()
             else:
                 del self.away[who]
-                self.tell_people(f"{who} is back")
+                self.tell_people("warning", {"text": f"{who} is back", "back": who})
 
 
 def _refused(back: Header) -> dict[Client, str]:

@@ -18,7 +18,7 @@ from kinfolk.deploy.site import Site
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
 
-RUNS = "KINFOLK_RUNS"
+RUNS, PORT = "KINFOLK_RUNS", "KINFOLK_STATUS_PORT"
 # Seconds before a process that has ended is started again: at first, and at most.
 SOON, LATE = 1.0, 60.0
 # Seconds that a process has to end by itself.
@@ -35,10 +35,10 @@ def join(kit: Kit, rows: Federation, stop: Event, say: Say = print) -> None:
         keep_running(kit.folder, {SITE: str(agent.path)}, stop, say)
 
 
-def serve(kit: Path, runs: Path, stop: Event, say: Say = print) -> None:
-    """Serve a federation until `stop`; run folders are in `runs`."""
+def serve(kit: Path, runs: Path, stop: Event, say: Say = print, port: int = 0) -> None:
+    """Serve a federation until `stop`; run folders are in `runs`, and runs are shown on `port`."""
     say(f"server {kit.name}: runs are in {runs}; serving until stopped")
-    keep_running(kit, {RUNS: str(runs.absolute())}, stop, say)
+    keep_running(kit, {RUNS: str(runs.absolute()), PORT: str(port)}, stop, say)
 
 
 def keep_running(kit: Path, variables: Mapping[str, str], stop: Event, say: Say) -> None:

@@ -36,6 +36,8 @@ ALLOWED = (
     "kinfolk.deploy.nvflare_site.Pipe",
     "kinfolk.deploy.nvflare_lead.Lead",
 )
+# Where NVFlare's server keeps what is stored, unless it is told otherwise: we tell it.
+_SHARED = "/tmp/nvflare"  # nosec B108: it is looked for, and replaced
 # Which kit of a folder is the server's; NVFlare names it after its host, sites and people by their names.
 CARD, KEY = "kinfolk.json", "site.key"
 
@@ -179,7 +181,7 @@ def _lock_down(kit: Path) -> None:
     usual["components"] = [one for one in usual["components"] if ".logging." not in one["path"]]
     text = json.dumps(usual, indent=1)
     for name in ("jobs-storage", "snapshot-storage"):
-        text = text.replace(f"/tmp/nvflare/{name}", str(kit.absolute() / name))
+        text = text.replace(f"{_SHARED}/{name}", str(kit.absolute() / name))
     write_text(kit / "local" / "resources.json", text)
 
 

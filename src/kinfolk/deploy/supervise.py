@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,13 +47,16 @@ def keep_running(kit: Path, variables: Mapping[str, str], stop: Event, say: Say)
     script = kit.absolute() / "startup" / "sub_start.sh"
     if not script.exists():
         raise KinfolkError("kit", str(kit), "has no start script; is it a kit of a server or site?")
+    bash = shutil.which("bash")
+    if bash is None:
+        raise KinfolkError("bash", None, "is not installed; NVFlare's start scripts need it")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment, pause = {**os.environ, **variables, "PATH": path}, SOON
     while not stop.is_set():
         began = time.monotonic()
         with open(kit / "engine.log", "ab") as log:
             running = subprocess.Popen(
-                ["bash", str(script), "--once"],
+                [bash, str(script), "--once"],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

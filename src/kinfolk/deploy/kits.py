@@ -36,8 +36,8 @@ ALLOWED = (
     "kinfolk.deploy.nvflare_site.Pipe",
     "kinfolk.deploy.nvflare_lead.Lead",
 )
-# Where NVFlare's server keeps what is stored, unless it is told otherwise: we tell it.
-_SHARED = "/tmp/nvflare"  # nosec B108: it is looked for, and replaced
+# Where NVFlare's server keeps what is stored, unless it is told otherwise: it is looked for, and replaced.
+_SHARED = "/tmp/nvflare"  # nosec B108
 # Which kit of a folder is the server's; NVFlare names it after its host, sites and people by their names.
 CARD, KEY = "kinfolk.json", "site.key"
 

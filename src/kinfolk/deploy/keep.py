@@ -20,7 +20,7 @@ from kinfolk.experiment.sections import Experiment
 from kinfolk.types import Client
 
 # Seconds between two looks; that a job has until all its sites must be in it; that one may then be missing.
-LOOK, START, MISSING = 1.0, 120.0, 15.0
+LOOK, START, MISSING = 1.0, 60.0, 15.0
 # Jobs in a row that end within SHORT seconds: what fails at once fails again.
 SHORT, MOST = 60.0, 3
 # Seconds that the server may be out of reach.
@@ -93,8 +93,9 @@ class Keeper:
             self._pause()
 
     def _abort(self, job: str) -> None:
-        with suppress(Exception):  # the job may have ended meanwhile
-            self._asked(lambda opened: opened.abort_job(job))
+        # Once: what a server that was started anew still lists as running it refuses to end.
+        with suppress(Exception), session(self.kit) as opened:
+            opened.abort_job(job)
         time.sleep(LOOK)
 
     def _pause(self) -> None:

@@ -1,10 +1,10 @@
-"""Markdown tables of what `kinfolk attack ... --json` has printed into files, one for each method.
+"""Markdown tables of folders of `kinfolk attack`, or of what its `--json` printed: one for each method.
 
-python benchmarks/attack_tables.py FILE.json ... [--figure attack-lab.png]
+python benchmarks/attack_tables.py FOLDER|FILE.json ... [--figure attack-lab.png]
 
-A row for each attack and number of attackers, a column for each defence: the honest clients' score in %, mean ±
-sample standard deviation over seeds, in brackets the worst client; of back doors their success behind a comma. The
-figure has the mean and the median, all methods; files may hold one attack or method each.
+A row for each attack and number of attackers, a column for each defence: the honest clients' score in %,
+mean ± sample standard deviation over seeds, in brackets the worst client; of back doors their success behind
+a comma. The figure has the mean and the median, all methods; files may hold one attack or method each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from kinfolk.report.attacks import attack_figure
+from kinfolk.report.attacks import attack_figure, attack_rows
 
 Row = dict[str, Any]
 
@@ -29,6 +29,12 @@ def cell(row: Row) -> str:
     marks = f" ({row['status']})" * bool(row["status"]) + f" ({row['lost']} lost)" * bool(row["lost"])
     text = f"{100 * score:.1f} ± {100 * deviation:.1f} ({100 * worst:.0f}){marks}"
     return text if math.isnan(success) else f"{text}, {100 * success:.0f}"
+
+
+def read(file: Path) -> list[Row]:
+    """The rows in a file."""
+    rows: list[Row] = json.loads(file.read_text())["rows"]
+    return rows
 
 
 def known(value: float | None) -> float:
@@ -60,7 +66,7 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--figure", type=Path)
     asked = parser.parse_args()
-    found = [row for file in asked.files for row in json.loads(file.read_text())["rows"]]
+    found = [row for path in asked.files for row in (attack_rows(path) if path.is_dir() else read(path))]
     rows = list(
         {
             tuple(row[key] for key in ("method", "defence", "attack", "attackers")): row for row in found

@@ -9,9 +9,9 @@ Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning. 2020, arXiv:200
     adaptive  alpha_i <- alpha_i - eta <v_i - w, grad F_i(vbar_i)>, kept within 0 and 1
 
 Both steps take the same batch, and vbar_i is that before it. As in the paper alpha_i is adapted once a round,
-on one batch before the others (in scoring mode, so that BatchNorm's statistics are not touched). What is scored
-is alpha_i v_i + (1 - alpha_i) w with the common w, the mixture that the paper's bounds are about. v_i and
-alpha_i stay with the client. v_i keeps BatchNorm's statistics of the mixture.
+on one batch before the others (in scoring mode, so that BatchNorm's statistics are not touched). What is
+scored is alpha_i v_i + (1 - alpha_i) w with the common w, the mixture that the paper's bounds are about. v_i
+and alpha_i stay with the client. v_i keeps BatchNorm's statistics of the mixture.
 """
 
 from __future__ import annotations

@@ -241,6 +241,8 @@ METHODS = {
     "fedsgd": SERVER,
     "fedem": SERVER,
     "feddist": ALIKE,
+    **dict.fromkeys(("apfl", "ditto", "fedadagrad", "fedadam"), SERVER),
+    **dict.fromkeys(("fedala", "fedavgm", "fedyogi", "knn_per"), SERVER),
     "ifca": ALIKE,
     "fesem": (*ALIKE, "algorithm.start.name=distinct_models", "algorithm.reseed_after=0",
               "algorithm.patience=0", "algorithm.prox_scaling=plain"),

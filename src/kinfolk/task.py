@@ -78,8 +78,18 @@ class Plan:
     drop_single: bool = False  # a batch of one has no variance: BatchNorm cannot train on it
     drop_last: bool = False  # rows that fill no batch are left out of this epoch, unless there are no others
     rows: int = 0  # > 0: of a client that has more, only so many, drawn again for each pass
+    share: float = 1.0  # of a client's rows, one at least; drawn again for each pass
     augment: Augment | None = None  # what is done to the rows of a batch
     draws: bool = False  # a step drops numbers at random, so its batch has a key
+
+    def kept(self, n: int) -> int:
+        """How many of a client's n rows a pass goes over.
+
+        >>> Plan(4, share=0.8).kept(9), Plan(4, share=0.1).kept(3), Plan(4, rows=5).kept(9), Plan(4).kept(0)
+        (7, 1, 5, 0)
+        """
+        some = max(int(self.share * n), 1) if self.share < 1 else n
+        return min(some, n, self.rows or n)
 
 
 # A number that the host knows, or one that lies on the device.

@@ -7,8 +7,9 @@ import pytest
 import torch
 from test_feddane import LR, flat, line, regression
 
+from kinfolk.algorithms.blocks.own_gradient import plain_steps
 from kinfolk.algorithms.fedavg import FedAvg
-from kinfolk.algorithms.feddc import FedDC, plain_steps
+from kinfolk.algorithms.feddc import FedDC
 from kinfolk.contract import toy
 from kinfolk.contract.compare import tensor_difference
 from kinfolk.errors import KinfolkError

@@ -29,6 +29,7 @@ VARIANTS = {
         ALGORITHMS["slfed"],
         {**SMALL, "images.kind": "means", "images.means_of": 3, "compare": "images"},
     ),
+    "fedala all rows": (ALGORITHMS["fedala"], {"share": 1.0}),
     "gossip random": (Gossip, {"neighbours": "random"}),
     "nearest of 5": (Nearest, {"k": 5}),
     "mdicfl strong": (
@@ -55,6 +56,7 @@ CASES += [("gossip random", c) for c in ("engines_agree", "same_seed_same_bits",
 CASES += [
     ("nearest of 5", c) for c in ("survives_drop_outs", "survives_cohort_of_one", "bad_replies", "resume")
 ]
+CASES += [("fedala all rows", "renamed_clients")]
 CASES += [("mdicfl strong", c) for c in ("engines_agree", "survives_drop_outs", "bad_replies", "resume")]
 CASES += [("mdicfl generator", c) for c in ("engines_agree", "survives_nobody", "state_is_plain", "resume")]
 CASES += [("slfed pairs", c) for c in ("engines_agree", "state_not_mutated", "survives_drop_outs", "resume")]
@@ -71,6 +73,7 @@ MAY_SKIP = {
     ("gossip", "bad_replies"): "reply with nothing",
     ("gossip random", "renamed_clients"): "a new name is a new draw",
     ("feddane", "renamed_clients"): "a new name is a new draw",
+    ("fedala", "renamed_clients"): "a new name is a new draw",  # of the rows that W_i is learned on
     ("fedfomo", "renamed_clients"): "a new name is a new draw",
     ("mdicfl", "renamed_clients"): "a new name is a new draw",
     ("slfed", "bad_replies"): "reply with nothing",

@@ -21,6 +21,7 @@ OPTIONS = {
     "slfed": {"images.count": 8, "gan.epochs": 1, "gan.width": 0.0625},
 }
 METHODS = ["fedavg", "fedprox", "ifca", "fesem", "mdicfl", "slfed", "fedem", "clustered_fl", "local"]
+METHODS += ["apfl", "ditto", "fedala", "fedyogi", "knn_per", "scaffold"]
 
 
 def maker(method):

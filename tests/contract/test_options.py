@@ -70,6 +70,7 @@ def test_what_is_tried_follows_from_the_fields():
         ("flag", False),
         ("size", 1.0),
         ("size", 2.0),
+        ("size", 0.5),
         ("only", "y"),
     ]
     assert ("aggregate.name", "krum") in tried

@@ -241,6 +241,12 @@ METHODS = {
     "fedsgd": SERVER,
     "fedem": SERVER,
     "feddist": ALIKE,
+    **dict.fromkeys(("apfl", "ditto", "fedala", "fedavgm", "knn_per"), SERVER),
+    # Steps as long as what was moved, so that the noise that is in them can be measured.
+    **dict.fromkeys(
+        ("fedadagrad", "fedadam", "fedyogi"),
+        (*SERVER, "algorithm.beta1=0.0", "algorithm.tau=1000.0", "algorithm.server_lr=2000.0"),
+    ),
     "ifca": ALIKE,
     "fesem": (*ALIKE, "algorithm.start.name=distinct_models", "algorithm.reseed_after=0",
               "algorithm.patience=0", "algorithm.prox_scaling=plain"),

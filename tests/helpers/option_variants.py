@@ -28,7 +28,7 @@ from kinfolk.streams import RoundContext, Seed
 from kinfolk.types import Client
 
 # What numbers that are 0 unless they are set are set to: the first that an algorithm takes.
-SOME = (1, 2)
+SOME = (1, 2, 0.5)
 ROUNDS = 3
 
 
@@ -46,7 +46,8 @@ def others(kind: type[Any]) -> Iterator[tuple[str, Any]]:
         elif hints[name] is bool:
             yield name, not usual
         elif hints[name] in (int, float) and usual == 0:
-            yield from ((name, hints[name](value)) for value in SOME)
+            fits = [value for value in SOME if hints[name](value) == value]
+            yield from ((name, hints[name](value)) for value in fits)
 
 
 def variants(kind: type[Any], usual: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -26,6 +26,7 @@ PLANS = st.builds(
     drop_single=st.booleans(),
     drop_last=st.booleans(),
     rows=st.sampled_from([0, 0, 1, 2, 9]),
+    share=st.sampled_from([1.0, 1.0, 0.1, 0.5, 0.8]),
 )
 
 
@@ -42,7 +43,7 @@ def test_step_count_is_the_number_of_batches(plan, n):
 @settings(deadline=None, max_examples=300)
 @given(PLANS, st.integers(0, 40), st.integers(0, 5))
 def test_every_row_once_an_epoch_and_no_batch_too_large(plan, n, seed):
-    plan = replace(plan, steps=0, rows=0)
+    plan = replace(plan, steps=0, rows=0, share=1.0)
     found = drawn(plan, n, seed)
     assert all(1 <= len(b) <= plan.batch for b in found)
     per_epoch = len(found) // plan.epochs if plan.epochs else 0
@@ -66,7 +67,7 @@ def test_every_row_once_an_epoch_and_no_batch_too_large(plan, n, seed):
 @settings(deadline=None)
 @given(PLANS, st.integers(2, 40))
 def test_steps_go_round_the_rows_as_epochs_would(plan, n):
-    plan = replace(plan, steps=max(1, plan.steps), rows=max(plan.rows, 2) if plan.rows else 0)
+    plan = replace(plan, steps=max(1, plan.steps), rows=max(plan.rows, 2) if plan.rows else 0, share=1.0)
     found = drawn(plan, n)
     assert len(found) == plan.steps
     many = drawn(replace(plan, steps=0, epochs=plan.steps), n)
@@ -124,10 +125,11 @@ def test_the_first_row_of_a_shuffle_is_any_row_alike():
 def test_a_limit_keeps_a_few_rows_for_the_whole_pass_and_treats_them_as_all(plan, n, seed):
     found = drawn(plan, n, seed)
     seen = {r for b in found for r in b}
-    most = min(n, plan.rows) if plan.rows else n
+    most = n if plan.share == 1 else min(n, max(1, int(n * plan.share)))
+    most = min(most, plan.rows) if plan.rows else most
     assert len(seen) <= most
     assert seen <= set(range(n))
-    assert [len(b) for b in found] == [len(b) for b in drawn(replace(plan, rows=0), most, seed)]
+    assert [len(b) for b in found] == [len(b) for b in drawn(replace(plan, rows=0, share=1.0), most, seed)]
     if not plan.shuffle:
         assert seen <= set(range(most))
 
@@ -144,11 +146,12 @@ def test_the_few_rows_are_any_and_others_each_time():
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("rows", [0, 3, 12])
-def test_the_plans_of_many_are_those_of_each(shuffle, rows):
+@pytest.mark.parametrize(("rows", "share"), [(0, 1.0), (3, 1.0), (12, 1.0), (0, 0.5), (9, 0.7)])
+def test_the_plans_of_many_are_those_of_each(shuffle, rows, share):
     """Laid out for a chunk of clients of 1 to 30 rows, step by step."""
     federation = toy.ragged()
-    one = Scan(lambda carry, batch: carry, Plan(5, epochs=2, shuffle=shuffle, drop_single=True, rows=rows))
+    plan = Plan(5, epochs=2, shuffle=shuffle, drop_single=True, rows=rows, share=share)
+    one = Scan(lambda carry, batch: carry, plan)
     context = RoundContext(Seed(2), 7, federation.clients)
     many = padded(one, 1, "gan", federation, federation.clients, context, torch.device("cpu"))
     for i, who in enumerate(federation.clients):

@@ -19,7 +19,7 @@ from kinfolk.secure_sums.holding import LOG, trees
 ON = "secure_sums.scheme=additive64"
 SERVED = (
     {"fedavg", "fedavg_no_buffers", "fedavg_tuned", "fedprox", "feddist", "feddws", "feddane", "fedsgd"}
-    | {"fedem", "ifca"}
+    | {"fedem", "ifca", "apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedavgm", "fedyogi", "knn_per"}
 )  # fmt: skip
 
 

@@ -7,25 +7,31 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from kinfolk.algorithms.apfl import APFL
 from kinfolk.algorithms.clustered_fl import ClusteredFL
 from kinfolk.algorithms.clustered_hdbscan import ClusteredHDBSCAN
+from kinfolk.algorithms.ditto import Ditto
+from kinfolk.algorithms.fedala import FedALA
 from kinfolk.algorithms.fedavg import FedAvg, FedAvgNoBuffers, FedAvgTuned
 from kinfolk.algorithms.feddane import FedDANE
 from kinfolk.algorithms.feddc import FedDC
 from kinfolk.algorithms.feddist import FedDist, FedDWS
 from kinfolk.algorithms.fedem import FedEM
 from kinfolk.algorithms.fedfomo import FedFomo
+from kinfolk.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from kinfolk.algorithms.fedprox import FedProx
 from kinfolk.algorithms.fedsgd import FedSGD
 from kinfolk.algorithms.fesem.fesem import FeSEM, FeSEMShared
 from kinfolk.algorithms.fesem.fesem_ma import FeSEMMA
 from kinfolk.algorithms.hypcluster import HypCluster
 from kinfolk.algorithms.ifca import IFCA
+from kinfolk.algorithms.knn_per import KNNPer
 from kinfolk.algorithms.local import Local
 from kinfolk.algorithms.majority_label import MajorityLabel
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.algorithms.options import check_options, options_of, with_options
 from kinfolk.algorithms.robust import Robust
+from kinfolk.algorithms.scaffold import SCAFFOLD
 from kinfolk.algorithms.slfed.slfed import SLFed, SLFedSimilar
 from kinfolk.by_path import by_path
 from kinfolk.errors import KinfolkError, near
@@ -65,6 +71,15 @@ ALGORITHMS: dict[str, type[Any]] = {
     "hypcluster": HypCluster,
     "mdicfl": MDICFL,
     "robust": Robust,
+    "apfl": APFL,
+    "ditto": Ditto,
+    "fedadagrad": FedAdagrad,
+    "fedadam": FedAdam,
+    "fedala": FedALA,
+    "fedavgm": FedAvgM,
+    "fedyogi": FedYogi,
+    "knn_per": KNNPer,
+    "scaffold": SCAFFOLD,
     "slfed": SLFed,
     "slfed_similar": SLFedSimilar,
 }

@@ -17,19 +17,20 @@ Kept and sent is lr g, the length of a step: g itself would be rounding errors o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks import one_model
 from kinfolk.algorithms.blocks.aggregator import RobustMean
-from kinfolk.errors import KinfolkError, at_least
+from kinfolk.algorithms.blocks.own_gradient import Means, length, one_rate, path
+from kinfolk.errors import at_least
 from kinfolk.learning.learner import Learner
 from kinfolk.script import Script, TuneSpace, ask, fold
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Batch, Carry, ClientInfo, Expected, FloatSpec, Table, Task
-from kinfolk.types import Client, Message, Stack, Tree, tree_of
+from kinfolk.types import Client, Message, Tree, tree_of
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,7 @@ class FedDC:
 
     def __post_init__(self) -> None:
         at_least("algorithm.a", self.a, 0)
-        if self.learner.by_step is not None:  # corrections are about the length of a round's path
-            raise KinfolkError(
-                "local.step_schedule", None, "feddc needs the same rate in all steps of a round"
-            )
+        one_rate("feddc", self.learner)
 
     eval_inputs, eval_tasks = one_model.eval_inputs, one_model.eval_tasks
 
@@ -80,7 +78,7 @@ class FedDC:
         w, everyone = state.model, len(context.clients)
         shared = {"model": w, "g": state.g, "rows": torch.tensor(state.rows)}
         v, change, replies, rows = yield from fold(
-            Means(w, self.no_change(w), self.aggregate), "update", cohort, shared
+            Means(w, self.no_change(w), self.aggregate, "size"), "update", cohort, shared
         )
         if not replies:
             return state, {}
@@ -110,7 +108,7 @@ class FedDC:
         return {
             "model": sent, "w": sent, "h": memory["h"], "own": memory["g"],
             "g": {n: t / weight for n, t in message["g"].items()}, "a": self.a / weight,
-            "steps": facts.steps, "rate": facts.steps * 0.0 + self.learner.descent().factor(facts.round),
+            **path(self.learner, facts),
         }  # fmt: skip
 
     def objective(self, model: Tree, batch: Batch, carry: Carry) -> Tensor:
@@ -125,45 +123,8 @@ class FedDC:
         """Keep h_i and g_i; a client that took no step has met no gradient and keeps its old one."""
         v, w, g = self.learner.params(carry["model"]), carry["w"], carry["g"]
         moved = carry["steps"] > 0
-        momentum = getattr(self.learner.optimiser, "momentum", 0.0)
-        length = plain_steps(carry["steps"].clamp(min=1), momentum) * carry["rate"]  # steps eta / lr
-        change = {n: torch.where(moved, -g[n] - (v[n] - w[n]) / length, 0.0) for n in v}
+        far = length(self.learner, carry)
+        change = {n: torch.where(moved, -g[n] - (v[n] - w[n]) / far, 0.0) for n in v}
         h = {n: t + v[n] - w[n] for n, t in carry["h"].items()}
         own = {n: t + change[n] for n, t in carry["own"].items()}
         return {"model": carry["model"], "change": change}, {"h": h, "g": own}
-
-
-def plain_steps(steps: Tensor, momentum: float) -> Tensor:
-    """How many plain steps go as far as so many with momentum, along a gradient that stays.
-
-    Step k is 1 + m + ... + m^(k-1) plain ones long.
-
-    >>> plain_steps(torch.tensor([1, 2, 3]), 0.5)
-    tensor([1.0000, 2.5000, 4.2500])
-    """
-    if not momentum:
-        return steps
-    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
-
-
-class Means:
-    """A fold: (mean model, mean change weighted by rows, replies, their rows)."""
-
-    def __init__(self, w: Tree, none: Tree, aggregate: RobustMean) -> None:
-        self.model = aggregate.tree_fold("model", w, "uniform")
-        self.change = aggregate.tree_fold("change", none, "size")
-
-    def begin(self) -> tuple[Any, Any, int, float]:
-        """Nothing summed yet."""
-        return self.model.begin(), self.change.begin(), 0, 0.0
-
-    def add(self, total: tuple[Any, Any, int, float], chunk: Stack) -> tuple[Any, Any, int, float]:
-        """Add a chunk to both sums."""
-        model, change, replies, rows = total
-        counted = replies + len(chunk), rows + float(chunk.size.double().sum())
-        return self.model.add(model, chunk), self.change.add(change, chunk), *counted
-
-    def end(self, total: tuple[Any, Any, int, float]) -> tuple[Tree, Tree, int, float]:
-        """Both means, and over how much they were taken."""
-        model, change, replies, rows = total
-        return self.model.end(model), self.change.end(change), replies, rows

@@ -15,7 +15,7 @@ from torch import Tensor
 from kinfolk import types
 from kinfolk.engines.one import changes, step_keys
 from kinfolk.federation.federation import Federation, Split
-from kinfolk.learning.plan import batches, few
+from kinfolk.learning.plan import batches, few, unlimited
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Augment, Fit, Plan, Scan
 from kinfolk.types import Client, plain_rows
@@ -105,7 +105,7 @@ def padded(
     """
     split = data.splits[one.plan.split]
     counts = [split.count(data.place(c)) for c in who]
-    layouts = [_layout(one.plan, min(n, one.plan.rows) if one.plan.rows else n) for n in counts]
+    layouts = [_layout(unlimited(one.plan), one.plan.kept(n)) for n in counts]
     steps = max((len(places) for places, _, _ in layouts), default=0)
     width = max((places.shape[1] for places, _, _ in layouts if len(places)), default=1)
     row = np.zeros((steps, len(who), width), dtype=np.int32)
@@ -135,7 +135,7 @@ def _visits(
 ) -> NDArray[np.int64]:
     """The rows of a client of n rows that a layout of its draws stands for, [steps, batch]."""
     if not plan.shuffle:
-        return places % (min(n, plan.rows) if plan.rows else n)
+        return places % plan.kept(n)
     draw = seed.numpy(*words)
     kept = few(plan, n, draw)
     m = n if kept is None else len(kept)

@@ -13,7 +13,7 @@ from kinfolk.learning.dropout import has_dropout
 from kinfolk.learning.freezing import frozen_names, frozen_parts
 from kinfolk.learning.losses import Loss
 from kinfolk.learning.metrics import without_classes
-from kinfolk.learning.network import Prepare, call, plain
+from kinfolk.learning.network import Prepare, call, overheard, plain
 from kinfolk.learning.norm import RowBatchNorm, has_batch_norm
 from kinfolk.learning.optim import SGD
 from kinfolk.learning.row_metrics import Metric, Scoring
@@ -205,6 +205,13 @@ class Learner:
         """The mean loss of a batch in training mode; BatchNorm's buffers in `model` are updated."""
         out = self.apply(model, batch, training=True)
         return batch.mean(self.loss.row_loss(out, batch.y))
+
+    def heard(self, model: Tree, rows: Rows | Batch) -> tuple[Tensor, Tensor]:
+        """(what the layer `head` is given, the network's output), in scoring mode."""
+        x = rows if isinstance(rows, Tensor | dict) else rows.x
+        with overheard(self._on(row_leaves(x)[0].device)[1], "head") as heard:
+            out = self.apply(model, rows)
+        return heard[-1].float(), out
 
     def _call(self, training: bool, model: Tree, rows: Rows | Batch) -> Tensor:
         if isinstance(rows, Tensor | dict):

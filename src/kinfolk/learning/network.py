@@ -228,6 +228,26 @@ _FUSED = [
 ]
 
 
+@contextmanager
+def overheard(network: nn.Module, layer: str) -> Iterator[list[Tensor]]:
+    """What a layer is given each time the network runs: one row of numbers for each row.
+
+    >>> net = nn.Sequential(nn.ReLU(), nn.Linear(2, 3))
+    >>> with overheard(net, "1") as heard:
+    ...     _ = net(torch.tensor([[-1.0, 2.0]]))
+    >>> heard
+    [tensor([[0., 2.]])]
+    """
+    heard: list[Tensor] = []
+    hook = network.get_submodule(layer).register_forward_pre_hook(
+        lambda _, given: heard.append(given[0].flatten(1))
+    )
+    try:
+        yield heard
+    finally:
+        hook.remove()
+
+
 def exchange_layers(module: nn.Module, equal: Callable[[nn.Module], nn.Module]) -> nn.Module:
     """Replace every layer inside a module by what `equal` gives for it; names stay.
 

@@ -239,6 +239,24 @@ class SumGradients:
         return params, {"sum": {name: state["sum"][name] + weighted(g) for name, g in grads.items()}}
 
 
+@dataclass(frozen=True)
+class WithinUnit:
+    """Plain descent of numbers that are shares: after each step they are put back into 0 to 1."""
+
+    client_rates: ClassVar[bool] = True
+
+    def init(self, params: Tree) -> Message:
+        """Nothing to keep."""
+        return {}
+
+    def update(
+        self, params: Tree, grads: Tree, state: Message, step: Count, lr: Number, rows: Number
+    ) -> tuple[Tree, Message]:
+        """One step downhill, and back."""
+        moved = _moved(list(params.values()), list(grads.values()), lr)
+        return _named(params, [t.clamp(0, 1) for t in moved]), {}
+
+
 # By the name that `local.optimiser` gives. Options that the [local] table has too are taken from there.
 OPTIMISERS: dict[str, type[Any]] = {
     "sgd": SGD,

@@ -22,7 +22,7 @@ def batches(plan: Plan, n: int, draw: np.random.Generator) -> list[Rows]:
     """
     kept = few(plan, n, draw)
     if kept is not None:
-        return [kept[drawn] for drawn in batches(plan, len(kept), draw)]
+        return [kept[drawn] for drawn in batches(unlimited(plan), len(kept), draw)]
     out: list[Rows] = []
     size = min(plan.batch, max(n, 1))
     usable = n > 0 and not (plan.drop_single and n == 1)
@@ -49,9 +49,19 @@ def few(plan: Plan, n: int, draw: np.random.Generator) -> Rows | None:
     >>> few(Plan(batch=2, rows=3, shuffle=False), 5, np.random.default_rng(0))
     array([0, 1, 2])
     """
-    if not 0 < plan.rows < n:
+    some = plan.kept(n)
+    if some == n:
         return None
-    return (draw.permutation(n) if plan.shuffle else np.arange(n))[: plan.rows]
+    return (draw.permutation(n) if plan.shuffle else np.arange(n))[:some]
+
+
+def unlimited(plan: Plan) -> Plan:
+    """A plan over all of the rows that there are: of those that a limit has kept.
+
+    >>> unlimited(Plan(batch=2, rows=3)) == unlimited(Plan(batch=2, share=0.5)) == Plan(batch=2)
+    True
+    """
+    return replace(plan, rows=0, share=1.0) if plan.rows or plan.share < 1 else plan
 
 
 def step_count(plan: Plan, n: int) -> int:
@@ -60,7 +70,7 @@ def step_count(plan: Plan, n: int) -> int:
     >>> step_count(Plan(batch=2, epochs=3), 5)
     9
     """
-    n = min(n, plan.rows) if plan.rows else n
+    plan, n = unlimited(plan), plan.kept(n)
     if n == 0 or (plan.drop_single and n == 1):
         return 0
     if plan.steps:
@@ -77,7 +87,7 @@ def row_visits(plan: Plan, n: int) -> int:
     >>> row_visits(Plan(batch=2, epochs=3), 5), row_visits(Plan(batch=2, steps=4), 5)
     (15, 7)
     """
-    n = min(n, plan.rows) if plan.rows else n
+    plan, n = unlimited(plan), plan.kept(n)
     steps = step_count(plan, n)
     if not steps:
         return 0

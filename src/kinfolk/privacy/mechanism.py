@@ -20,7 +20,11 @@ from kinfolk.task import PeerTask, Table, Task
 from kinfolk.types import Client
 
 # Methods whose server releases nothing but what it makes of one mean, or one mean per group, in a round.
-SERVER = ("fedavg", "fedavg_tuned", "fedprox", "feddist", "fedsgd", "fedem", "ifca", "fesem")
+# What clients keep beside it for themselves is none of its releases.
+SERVER = (
+    *("fedavg", "fedavg_tuned", "fedprox", "feddist", "fedsgd", "fedem", "ifca", "fesem"),
+    *("fedadagrad", "fedadam", "fedavgm", "fedyogi", "apfl", "ditto", "fedala", "knn_per"),
+)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.algorithms.options import check_options, options_of, with_options
 from kinfolk.algorithms.robust import Robust
 from kinfolk.algorithms.slfed.slfed import SLFed, SLFedSimilar
+from kinfolk.algorithms.split import FedBABU, FedBN, FedPer, FedRep, LGFedAvg
 from kinfolk.by_path import by_path
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.learner import Learner
@@ -67,6 +68,11 @@ ALGORITHMS: dict[str, type[Any]] = {
     "robust": Robust,
     "slfed": SLFed,
     "slfed_similar": SLFedSimilar,
+    "fedbabu": FedBABU,
+    "fedbn": FedBN,
+    "fedper": FedPer,
+    "fedrep": FedRep,
+    "lg_fedavg": LGFedAvg,
 }
 
 

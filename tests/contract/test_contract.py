@@ -12,7 +12,7 @@ from kinfolk.contract import suite
 from kinfolk.contract.checks import CHECKS, Skip
 
 METHODS = {name: (kind, {}) for name, kind in ALGORITHMS.items()}
-METHODS |= {"gossip": (Gossip, {}), "nearest": (Nearest, {})}
+METHODS |= {"bare gossip": (Gossip, {}), "nearest": (Nearest, {})}
 # Fewer steps of its search for rows: none of the checks is about how good these are.
 METHODS["mdicfl"] = (
     ALGORITHMS["mdicfl"],
@@ -29,7 +29,7 @@ VARIANTS = {
         ALGORITHMS["slfed"],
         {**SMALL, "images.kind": "means", "images.means_of": 3, "compare": "images"},
     ),
-    "gossip random": (Gossip, {"neighbours": "random"}),
+    "bare gossip random": (Gossip, {"neighbours": "random"}),
     "nearest of 5": (Nearest, {"k": 5}),
     "mdicfl strong": (
         ALGORITHMS["mdicfl"],
@@ -42,7 +42,7 @@ VARIANTS = {
 }
 # Engines treat the others' tasks like those of one of these; they are in processes and on larger images among
 # the slow tests.
-OFTEN = ("fedavg", "local", "ifca", "fesem", "mdicfl", "slfed", "gossip")
+OFTEN = ("fedavg", "local", "ifca", "fesem", "mdicfl", "slfed", "bare gossip")
 
 
 def case(method: str, check: str) -> object:
@@ -51,7 +51,7 @@ def case(method: str, check: str) -> object:
 
 
 CASES = [case(method, check) for method in METHODS for check in CHECKS]
-CASES += [("gossip random", c) for c in ("engines_agree", "same_seed_same_bits", "renamed_clients")]
+CASES += [("bare gossip random", c) for c in ("engines_agree", "same_seed_same_bits", "renamed_clients")]
 CASES += [
     ("nearest of 5", c) for c in ("survives_drop_outs", "survives_cohort_of_one", "bad_replies", "resume")
 ]
@@ -62,14 +62,17 @@ CASES += [("slfed images", c) for c in ("engines_agree", "survives_drop_outs", "
 # What does not apply, and to whom: anything else that skips itself is a failure.
 NOTHING = "no task declares what it is sent"
 MAY_SKIP = {
-    **{(name, "bad_requests"): NOTHING for name in ("local", "majority_label", "gossip", "slfed")},
+    **{(name, "bad_requests"): NOTHING for name in ("local", "majority_label", "bare gossip", "slfed")},
+    **{(name, "bad_requests"): NOTHING for name in ("gossip", "pens")},
+    **{(name, "bad_replies"): "reply with nothing" for name in ("gossip", "pens")},
+    ("gossip", "renamed_clients"): "a new name is a new draw",
     ("slfed_similar", "bad_requests"): NOTHING,
     ("fedfomo", "bad_requests"): NOTHING,  # as many models as there are: one, two or five
     ("local", "bad_replies"): "reply with nothing",
     ("majority_label", "bad_replies"): "reply with nothing",
     ("majority_label", "learns_something"): "it trains nothing",
-    ("gossip", "bad_replies"): "reply with nothing",
-    ("gossip random", "renamed_clients"): "a new name is a new draw",
+    ("bare gossip", "bad_replies"): "reply with nothing",
+    ("bare gossip random", "renamed_clients"): "a new name is a new draw",
     ("feddane", "renamed_clients"): "a new name is a new draw",
     ("fedfomo", "renamed_clients"): "a new name is a new draw",
     ("mdicfl", "renamed_clients"): "a new name is a new draw",

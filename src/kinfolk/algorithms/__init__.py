@@ -19,12 +19,14 @@ from kinfolk.algorithms.fedprox import FedProx
 from kinfolk.algorithms.fedsgd import FedSGD
 from kinfolk.algorithms.fesem.fesem import FeSEM, FeSEMShared
 from kinfolk.algorithms.fesem.fesem_ma import FeSEMMA
+from kinfolk.algorithms.gossip import Gossip
 from kinfolk.algorithms.hypcluster import HypCluster
 from kinfolk.algorithms.ifca import IFCA
 from kinfolk.algorithms.local import Local
 from kinfolk.algorithms.majority_label import MajorityLabel
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.algorithms.options import check_options, options_of, with_options
+from kinfolk.algorithms.pens import PENS
 from kinfolk.algorithms.robust import Robust
 from kinfolk.algorithms.slfed.slfed import SLFed, SLFedSimilar
 from kinfolk.algorithms.split import FedBABU, FedBN, FedPer, FedRep, LGFedAvg
@@ -72,7 +74,9 @@ ALGORITHMS: dict[str, type[Any]] = {
     "fedbn": FedBN,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "gossip": Gossip,
     "lg_fedavg": LGFedAvg,
+    "pens": PENS,
 }
 
 

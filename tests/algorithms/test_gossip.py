@@ -137,5 +137,5 @@ def test_only_the_cohort_is_linked():
 
 
 def test_nobody_to_write_to_is_refused():
-    with pytest.raises(KinfolkError, match="algorithm.neighbours = 0"):
+    with pytest.raises(KinfolkError, match="neighbours = 0"):
         Gossip(toy.learner("mlp", toy.ragged()), neighbours=0)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kinfolk.federation.own_data.tables import read_frame
     from kinfolk.learning.row_metrics import Metric
     from kinfolk.methods import (
+        FLHC,
         IFCA,
         MDICFL,
         PENS,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from kinfolk.trained import TrainedRun, load
 
 __all__ = [
+    "FLHC",
     "IFCA",
     "MDICFL",
     "PENS",
@@ -162,6 +164,7 @@ _METHODS = (
     "FedProx",
     "FedRep",
     "FedSGD",
+    "FLHC",
     "Gossip",
     "HypCluster",
     "IFCA",

@@ -23,6 +23,7 @@ SMALL = {"images.count": 8, "gan.epochs": 1, "gan.width": 0.0625}
 METHODS["slfed"] = (ALGORITHMS["slfed"], SMALL)
 FEW = {"images.count": 8, "images.search_steps": 3, "local_rounds": 2, "shares.scheme": "plain"}
 METHODS["slfed_similar"] = (ALGORITHMS["slfed_similar"], FEW)
+METHODS["fl_hc"] = (ALGORITHMS["fl_hc"], {"cluster_after": 1})  # within the checks' few rounds
 VARIANTS = {
     "slfed pairs": (ALGORITHMS["slfed"], {**SMALL, "shares.min_members": 2, "shares.max_share": 1.0}),
     "slfed images": (

@@ -19,6 +19,7 @@ from kinfolk.algorithms.fedprox import FedProx
 from kinfolk.algorithms.fedsgd import FedSGD
 from kinfolk.algorithms.fesem.fesem import FeSEM, FeSEMShared
 from kinfolk.algorithms.fesem.fesem_ma import FeSEMMA
+from kinfolk.algorithms.fl_hc import FLHC
 from kinfolk.algorithms.gossip import Gossip
 from kinfolk.algorithms.hypcluster import HypCluster
 from kinfolk.algorithms.ifca import IFCA
@@ -74,6 +75,7 @@ ALGORITHMS: dict[str, type[Any]] = {
     "fedbn": FedBN,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "fl_hc": FLHC,
     "gossip": Gossip,
     "lg_fedavg": LGFedAvg,
     "pens": PENS,

@@ -9,9 +9,9 @@ non-IID data. IJCNN 2020, Algorithm 1:
     afterwards      FedAvg in each group by itself, from w
 
 How many groups there are follows from the threshold, which is a distance between updates of one network at
-one rate. By default, and that is ours, it is the number of groups that a gap statistic sees in the updates; it
-may be one, and with a dozen clients two groups are sometimes not seen. Of the paper's distances the L1 norm is
-not here. The server holds all updates once, or sketches of them.
+one rate. By default, and that is ours, it is the number that a gap statistic sees in the updates. It may be
+one, and with a dozen clients two groups are sometimes not seen. Of the paper's distances the L1 norm is not
+here. The server holds all updates once, or sketches of them.
 """
 
 from __future__ import annotations

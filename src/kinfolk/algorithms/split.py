@@ -126,8 +126,8 @@ class ByHead(Split):
             remedy = "the network trains no layer called 'head'; name its last layer so"
             raise KinfolkError("algorithm.head_layers", self.head_layers, remedy)
         if len(self.head) == len(self.learner.first):
-            remedy = "the head is all that is trained; give fewer, or train more of the network"
-            raise KinfolkError("algorithm.head_layers", self.head_layers, remedy)
+            remedy = "the head is all that is trained; train more of the network, or give fewer head_layers"
+            raise KinfolkError("network", f"{len(self.head)} leaves", remedy)
 
     @cached_property
     def head(self) -> tuple[str, ...]:

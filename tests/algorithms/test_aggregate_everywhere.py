@@ -44,6 +44,8 @@ WITHOUT = {
     "majority_label": "nothing is sent",
     "local": "nothing is sent",
     "fedfomo": "the server keeps models as they are; each client weighs them by its own validation rows",
+    "gossip": "clients average among themselves",
+    "pens": "clients average among themselves, and take the models of lowest loss",
     "slfed": "clients sum among themselves, in shares that nobody may look into",
     "slfed_similar": "clients sum among themselves, in shares that nobody may look into",
 }

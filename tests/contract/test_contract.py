@@ -12,7 +12,7 @@ from kinfolk.contract import suite
 from kinfolk.contract.checks import CHECKS, Skip
 
 METHODS = {name: (kind, {}) for name, kind in ALGORITHMS.items()}
-METHODS |= {"gossip": (Gossip, {}), "nearest": (Nearest, {})}
+METHODS |= {"bare gossip": (Gossip, {}), "nearest": (Nearest, {})}
 # Fewer steps of its search for rows: none of the checks is about how good these are.
 METHODS["mdicfl"] = (
     ALGORITHMS["mdicfl"],
@@ -23,6 +23,7 @@ SMALL = {"images.count": 8, "gan.epochs": 1, "gan.width": 0.0625}
 METHODS["slfed"] = (ALGORITHMS["slfed"], SMALL)
 FEW = {"images.count": 8, "images.search_steps": 3, "local_rounds": 2, "shares.scheme": "plain"}
 METHODS["slfed_similar"] = (ALGORITHMS["slfed_similar"], FEW)
+METHODS["fl_hc"] = (ALGORITHMS["fl_hc"], {"cluster_after": 1})  # within the checks' few rounds
 VARIANTS = {
     "slfed pairs": (ALGORITHMS["slfed"], {**SMALL, "shares.min_members": 2, "shares.max_share": 1.0}),
     "slfed images": (
@@ -31,6 +32,7 @@ VARIANTS = {
     ),
     "fedala all rows": (ALGORITHMS["fedala"], {"share": 1.0}),
     "gossip random": (Gossip, {"neighbours": "random"}),
+    "bare gossip random": (Gossip, {"neighbours": "random"}),
     "nearest of 5": (Nearest, {"k": 5}),
     "mdicfl strong": (
         ALGORITHMS["mdicfl"],
@@ -43,7 +45,7 @@ VARIANTS = {
 }
 # Engines treat the others' tasks like those of one of these; they are in processes and on larger images among
 # the slow tests.
-OFTEN = ("fedavg", "local", "ifca", "fesem", "mdicfl", "slfed", "gossip")
+OFTEN = ("fedavg", "local", "ifca", "fesem", "mdicfl", "slfed", "bare gossip")
 
 
 def case(method: str, check: str) -> object:
@@ -52,7 +54,7 @@ def case(method: str, check: str) -> object:
 
 
 CASES = [case(method, check) for method in METHODS for check in CHECKS]
-CASES += [("gossip random", c) for c in ("engines_agree", "same_seed_same_bits", "renamed_clients")]
+CASES += [("bare gossip random", c) for c in ("engines_agree", "same_seed_same_bits", "renamed_clients")]
 CASES += [
     ("nearest of 5", c) for c in ("survives_drop_outs", "survives_cohort_of_one", "bad_replies", "resume")
 ]
@@ -64,14 +66,17 @@ CASES += [("slfed images", c) for c in ("engines_agree", "survives_drop_outs", "
 # What does not apply, and to whom: anything else that skips itself is a failure.
 NOTHING = "no task declares what it is sent"
 MAY_SKIP = {
-    **{(name, "bad_requests"): NOTHING for name in ("local", "majority_label", "gossip", "slfed")},
+    **{(name, "bad_requests"): NOTHING for name in ("local", "majority_label", "bare gossip", "slfed")},
+    **{(name, "bad_requests"): NOTHING for name in ("gossip", "pens")},
+    **{(name, "bad_replies"): "reply with nothing" for name in ("gossip", "pens")},
+    ("gossip", "renamed_clients"): "a new name is a new draw",
     ("slfed_similar", "bad_requests"): NOTHING,
     ("fedfomo", "bad_requests"): NOTHING,  # as many models as there are: one, two or five
     ("local", "bad_replies"): "reply with nothing",
     ("majority_label", "bad_replies"): "reply with nothing",
     ("majority_label", "learns_something"): "it trains nothing",
-    ("gossip", "bad_replies"): "reply with nothing",
-    ("gossip random", "renamed_clients"): "a new name is a new draw",
+    ("bare gossip", "bad_replies"): "reply with nothing",
+    ("bare gossip random", "renamed_clients"): "a new name is a new draw",
     ("feddane", "renamed_clients"): "a new name is a new draw",
     ("fedala", "renamed_clients"): "a new name is a new draw",  # of the rows that W_i is learned on
     ("fedfomo", "renamed_clients"): "a new name is a new draw",

@@ -221,8 +221,10 @@ def refused(cell: str) -> bool:
 
 
 def can(name: str, *changes: str) -> bool:
+    """Whether a run may begin, with a network that has a body as well as a head."""
+    spec = override(SPEC, [f"algorithm.name={name}", "model.name=mlp", *changes])
     try:
-        build_parts(override(SPEC, [f"algorithm.name={name}", *changes]), federation=digits(SPEC.data, 0))
+        build_parts(spec, federation=digits(SPEC.data, 0))
     except KinfolkError as error:
         return not error.field.startswith("algorithm.")
     return True

@@ -7,6 +7,7 @@ import pytest
 import torch
 from summing import ADDITIVE, SHAMIR, first_state, flat, server, trained
 
+from kinfolk.algorithms.blocks.aggregator import Aggregator
 from kinfolk.algorithms.fedavg import FedAvg
 from kinfolk.algorithms.feddane import FedDANE
 from kinfolk.algorithms.feddist import FedDist
@@ -14,6 +15,7 @@ from kinfolk.algorithms.fedem import FedEM
 from kinfolk.algorithms.fedprox import FedProx
 from kinfolk.algorithms.fedsgd import FedSGD
 from kinfolk.algorithms.ifca import IFCA
+from kinfolk.algorithms.split import FedPer, FedRep
 from kinfolk.contract import toy
 
 FEDERATION = toy.ragged()
@@ -25,7 +27,10 @@ METHODS = {
     "feddane": FedDANE(LEARNER),
     "fedsgd": FedSGD(LEARNER),
     "fedem": FedEM(LEARNER, k=2),
+    "fedper": FedPer(LEARNER),
+    "fedrep": FedRep(LEARNER),
     "ifca": IFCA(LEARNER, k=1),
+    "ifca on one body": IFCA(LEARNER, k=1, aggregate=Aggregator(share="body")),
     "ifca of several starts": IFCA(LEARNER, k=1, restarts=2, restart_rounds=1),
 }
 BITS = {"additive64": 32, "shamir61": 24}

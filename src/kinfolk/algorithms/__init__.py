@@ -23,6 +23,8 @@ from kinfolk.algorithms.fedprox import FedProx
 from kinfolk.algorithms.fedsgd import FedSGD
 from kinfolk.algorithms.fesem.fesem import FeSEM, FeSEMShared
 from kinfolk.algorithms.fesem.fesem_ma import FeSEMMA
+from kinfolk.algorithms.fl_hc import FLHC
+from kinfolk.algorithms.gossip import Gossip
 from kinfolk.algorithms.hypcluster import HypCluster
 from kinfolk.algorithms.ifca import IFCA
 from kinfolk.algorithms.knn_per import KNNPer
@@ -30,9 +32,11 @@ from kinfolk.algorithms.local import Local
 from kinfolk.algorithms.majority_label import MajorityLabel
 from kinfolk.algorithms.mdicfl.mdicfl import MDICFL
 from kinfolk.algorithms.options import check_options, options_of, with_options
+from kinfolk.algorithms.pens import PENS
 from kinfolk.algorithms.robust import Robust
 from kinfolk.algorithms.scaffold import SCAFFOLD
 from kinfolk.algorithms.slfed.slfed import SLFed, SLFedSimilar
+from kinfolk.algorithms.split import FedBABU, FedBN, FedPer, FedRep, LGFedAvg
 from kinfolk.by_path import by_path
 from kinfolk.errors import KinfolkError, near
 from kinfolk.learning.learner import Learner
@@ -82,6 +86,14 @@ ALGORITHMS: dict[str, type[Any]] = {
     "scaffold": SCAFFOLD,
     "slfed": SLFed,
     "slfed_similar": SLFedSimilar,
+    "fedbabu": FedBABU,
+    "fedbn": FedBN,
+    "fedper": FedPer,
+    "fedrep": FedRep,
+    "fl_hc": FLHC,
+    "gossip": Gossip,
+    "lg_fedavg": LGFedAvg,
+    "pens": PENS,
 }
 
 

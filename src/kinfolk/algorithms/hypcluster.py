@@ -67,7 +67,7 @@ class HypCluster:
             state = yield from self.spread(state, cohort, context)
         if not state.spread:
             return state, {}
-        h = state.centres
+        h = self.aggregate.begun(state.centres)
         by = self.aggregate.fold(h, choices)
         means, member, _ = yield from fold(by, "update", cohort, shared={"models": h})
         centres = {

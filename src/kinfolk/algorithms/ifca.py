@@ -70,7 +70,7 @@ class IFCA:
         """K different models; the very first of all is the common initial model."""
         drawn = range(number * self.k, (number + 1) * self.k)
         models = [self.another(first, seed, j) if j else first for j in drawn]
-        return {name: torch.stack([model[name] for model in models]) for name in first}
+        return self.aggregate.begun({name: torch.stack([model[name] for model in models]) for name in first})
 
     def another(self, first: Tree, seed: Seed, j: int) -> Tree:
         """A model like the first: weights are drawn again, biases, scales and buffers are kept.

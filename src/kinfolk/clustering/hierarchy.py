@@ -11,6 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.cluster.hierarchy import fcluster
+from scipy.cluster.hierarchy import linkage as tree
+from scipy.spatial.distance import squareform
 from sklearn.cluster import HDBSCAN, AgglomerativeClustering
 from sklearn.metrics import silhouette_score
 from torch import Tensor
@@ -40,6 +43,28 @@ def bipartition(similarity: Tensor) -> Split:
     labels = _numbered(model.fit_predict(_matrix(1 - similarity))).to(similarity.device)
     first, second = (labels == 0).nonzero()[:, 0], (labels == 1).nonzero()[:, 0]
     return Split(first, second, float(similarity[first][:, second].max()))
+
+
+Linkage = Literal["average", "complete", "single", "ward"]
+
+
+def agglomerate(distances: Tensor, linkage: Linkage, threshold: float = 0.0, k: int = 1) -> Tensor:
+    """Labels [n] of the groups that are left when no two lie within `threshold`; if that is 0, of k groups.
+
+    How far two groups lie apart is what the linkage says of the distances between their members; `"ward"` is
+    for Euclidean ones. Groups are numbered by first member.
+
+    >>> points = torch.tensor([0.0, 1.0, 1.5, 9.0])
+    >>> apart = (points[:, None] - points).abs()
+    >>> agglomerate(apart, "complete", 1.2).tolist(), agglomerate(apart, "single", k=2).tolist()
+    ([0, 1, 1, 2], [0, 0, 0, 1])
+    """
+    plain = _matrix(distances)
+    if len(plain) == 1:
+        return torch.zeros(1, dtype=torch.int64, device=distances.device)
+    merges = tree(squareform(plain, checks=False), linkage)
+    cut, rule = (threshold, "distance") if threshold else (k, "maxclust")
+    return _numbered(fcluster(merges, cut, rule)).to(distances.device)
 
 
 def hdbscan(

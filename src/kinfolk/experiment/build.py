@@ -211,6 +211,8 @@ def _check_room(algorithm: Algorithm[Any], cohort: int) -> None:
     if isinstance(aggregate, RobustMean):
         in_groups = isinstance(aggregate, Aggregator)  # fedem's k are not groups
         aggregate.check_room(cohort, getattr(algorithm, "k", 1) if in_groups else 1)
+    if isinstance(aggregate, Aggregator):
+        aggregate.check_layers(algorithm.learner.names)  # type: ignore[attr-defined]
 
 
 def _check_rows(name: str, algorithm: Algorithm[Any], federation: Federation) -> None:

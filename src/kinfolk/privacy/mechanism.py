@@ -143,6 +143,12 @@ def check_server(name: str, algorithm: Algorithm[Any], table: Table) -> None:
             ("uniform",),
             "nor are numbers of rows",
         ),
+        (
+            "aggregate.share",
+            getattr(aggregate, "share", "nothing"),
+            ("nothing",),
+            "noise is for whole models",
+        ),
     ]
     if isinstance(algorithm, IFCA):
         needs.append(("restarts", algorithm.restarts, (1,), "losses of starts have no noise"))

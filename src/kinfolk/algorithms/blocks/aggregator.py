@@ -5,7 +5,7 @@ Coordinate by coordinate: `clustering.trimmed`. By whole models: `clustering.vec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kinfolk.algorithms.blocks.many_models import GroupMeans, GroupOf
+from kinfolk.algorithms.blocks.one_body import OneBody, Share, check_head, one_body
 from kinfolk.clustering.trimmed import median, trimmed_mean
 from kinfolk.clustering.vector_centres import clipped, geometric_median, krum, krum_needs
 from kinfolk.errors import KinfolkError, at_least
@@ -95,8 +96,22 @@ class Aggregator(RobustMean):
     """
 
     weights: Weights = "uniform"  # of clients in their group: all alike, or by their rows
+    # "body": groups have one body, all layers but the last, and their own last layer, which is called 'head'.
+    share: Share = field(default="nothing", kw_only=True)
 
-    def fold(self, keep: Tree, group: GroupOf) -> GroupMeans | RobustGroupMean:
+    def begun(self, centres: Tree) -> Tree:
+        """The models that groups begin with, leaves [K, ...]: on the first one's body if they share it."""
+        if self.share == "nothing":
+            return centres
+        first = torch.zeros(len(next(iter(centres.values()))), dtype=torch.float64)
+        return one_body(centres, first.index_fill(0, torch.tensor([0]), 1.0))
+
+    def check_layers(self, names: Collection[str]) -> None:
+        """Refuse to share a body where there is nothing else."""
+        if self.share == "body":
+            check_head(names)
+
+    def fold(self, keep: Tree, group: GroupOf) -> GroupMeans | RobustGroupMean | OneBody:
         """The fold of replies with a "model" into the models of their groups; empty groups keep theirs.
 
         What the script receives: (models [K, ...], group of each client that replied, weight of each group).
@@ -104,9 +119,14 @@ class Aggregator(RobustMean):
         >>> Aggregator().fold({}, len) == GroupMeans({}, "uniform", len)
         True
         """
-        if self.name == "mean":
-            return GroupMeans(keep, self.weights, group)
-        return RobustGroupMean(keep, self.weights, group, self)
+        mean = self.name == "mean"
+        by: GroupMeans | RobustGroupMean
+        by = (
+            GroupMeans(keep, self.weights, group)
+            if mean
+            else RobustGroupMean(keep, self.weights, group, self)
+        )
+        return OneBody(by) if self.share == "body" else by
 
     def of(self, got: Stack, keep: Tree, group: GroupOf) -> Tree:
         """The models of groups out of replies that are all there."""

@@ -25,6 +25,7 @@ from kinfolk.algorithms.blocks.aggregator import Aggregator, RobustGroupMean
 from kinfolk.algorithms.blocks.lowest_loss import where
 from kinfolk.algorithms.blocks.many_models import GroupMeans, copies, model_of_group
 from kinfolk.algorithms.blocks.near_centre import squared_distances
+from kinfolk.algorithms.blocks.one_body import OneBody
 from kinfolk.algorithms.blocks.start import Start
 from kinfolk.clustering.margin import margins
 from kinfolk.errors import KinfolkError, at_least
@@ -81,6 +82,7 @@ class FeSEM:
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """K centres, as the start has them."""
         centres, member = self.start.first(first, self.k, clients, self.learner, seed)
+        centres = self.aggregate.begun(centres)
         return State(centres, member, clients, torch.zeros(self.k, dtype=torch.int64), 0.0, False, 0.0, 0, 0)
 
     def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:
@@ -258,5 +260,5 @@ class EM:
         spread = total["spread"] / max(len(member), 1)
         return Found(centres, member, count, spread, total["farthest"], total["margin"])
 
-    def _means(self, group: Any) -> GroupMeans | RobustGroupMean:
+    def _means(self, group: Any) -> GroupMeans | RobustGroupMean | OneBody:
         return self.aggregate.fold(self.centres, lambda chunk: group)

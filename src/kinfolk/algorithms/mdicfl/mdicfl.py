@@ -105,6 +105,7 @@ class MDICFL:
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """K models, as the start has them."""
         centres, member = self.start.first(first, self.k, clients, self.learner, seed)
+        centres = self.aggregate.begun(centres)
         return State.first(centres, member, tuple(clients), self.learner.outputs)
 
     def round(self, state: State, cohort: tuple[Client, ...], context: RoundContext) -> Script[State]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from kinfolk.algorithms.blocks.peers import links
 from kinfolk.algorithms.slfed.feature_ranges import REACH, checked_reach
 from kinfolk.algorithms.slfed.personal_models import on_host
 from kinfolk.algorithms.slfed.probe_images import ImageOptions, checked_images, predicted
@@ -17,7 +17,6 @@ from kinfolk.learning.learner import Learner
 from kinfolk.learning.tokens import takes_tokens, vocabulary
 from kinfolk.shares.messages import entry
 from kinfolk.shares.rejections import Rejections
-from kinfolk.streams import RoundContext
 from kinfolk.task import Peer, Table, peer_step
 from kinfolk.types import Client, Message, Tree, tree_of
 
@@ -99,22 +98,9 @@ class Comparison:
 def partners(me: Peer, direct: int) -> tuple[Client, ...]:
     """This round's direct partners in its cohort: those a client chooses, and those who choose it.
 
-    >>> from kinfolk.streams import Seed
+    >>> from kinfolk.streams import RoundContext, Seed
     >>> context = RoundContext(Seed(1), 0, tuple(map(Client, "abcdef")))
     >>> partners(Peer(Client("a"), context), 1), partners(Peer(Client("b"), context), 1)
     (('b', 'c', 'e'), ('a', 'f'))
     """
-    return _links(me.context, direct).get(me.name, ())
-
-
-@lru_cache(maxsize=4)
-def _links(context: RoundContext, direct: int) -> dict[Client, tuple[Client, ...]]:
-    """The partners of everybody in the cohort; a link goes both ways."""
-    cohort = context.cohort
-    found: dict[Client, set[Client]] = {who: set() for who in cohort}
-    for i, who in enumerate(cohort):
-        others = cohort[:i] + cohort[i + 1 :]
-        for j in context.seed.numpy("link", context.round, who).permutation(len(others))[:direct]:
-            found[who].add(others[j])
-            found[others[j]].add(who)
-    return {who: tuple(sorted(linked)) for who, linked in found.items()}
+    return links(me.context, direct).get(me.name, ())

@@ -1,4 +1,4 @@
-"""Noise and clipping on a CUDA device are those of the CPU. Without a device that half is skipped, visibly."""
+"""Noise and clipping on a CUDA device are those of the CPU; without one that half is skipped, visibly."""
 
 from __future__ import annotations
 

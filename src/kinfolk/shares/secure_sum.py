@@ -28,7 +28,7 @@ from kinfolk.types import Client, Message
 # Bytes that clients may send at once, all of which a simulation holds. More go by waves of requesters.
 IN_FLIGHT = 12e9
 # What a memory holds of every peer, or of every peer's request: see `.books`.
-BOOKS = ("open", "reasons", "rejected", "request_log")
+BOOKS = ("reasons", "rejected", "request_log")
 
 
 @dataclass(frozen=True)

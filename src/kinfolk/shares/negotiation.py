@@ -44,7 +44,7 @@ class Negotiation:
     rejections: Rejections  # whose messages could not be used
     retries: int = 1  # how often an exchange that failed before any answer left is tried with a shorter list
     waves: int = 1  # requesters are served in so many turns, each of which needs less memory at a time
-    order: Callable[[int], Sequence[int]] = range  # places of n peers, first whose request comes first
+    turns: Callable[[int], Sequence[int]] = range  # of n peers by their places: whose request comes first
 
     @cached_property
     def rules(self) -> Scheme:
@@ -69,8 +69,8 @@ class Negotiation:
                 why = f"has not changed since it became part of a sum in round {before}; it is not shared"
                 self.rejections.tell(self.me, f"model of {self.me!r}: {why}")
                 return memory
-        turns = {self.names[place]: i for i, place in enumerate(self.order(len(self.names)))}
-        for sender, message in sorted(self._each(inbox), key=lambda one: turns[one[0]]):
+        turns = self.turns(len(self.names))
+        for sender, message in sorted(self._each(inbox), key=lambda one: turns[self.names.index(one[0])]):
             if self.rules.hides and len(memory["open"]["of"]):
                 break
             with self.rejections.by(sender):
@@ -157,7 +157,11 @@ class Negotiation:
             raise KinfolkError(f"request of {sender!r}", ctx.members, "must be a shorter list")
         log = self._request_log(memory).admit(ctx, self.me)
         i, places = self.names.index(sender), mask.nonzero()[:, 0].tolist()
-        return {**memory, "request_log": log.tree, "open": self._taken(memory).admitted(i, places, ctx.sigma).tree}
+        return {
+            **memory,
+            "request_log": log.tree,
+            "open": self._taken(memory).admitted(i, places, ctx.sigma).tree,
+        }
 
     def _same(self, memory: Message, ctx: Context, message: object) -> None:
         asked = read_request(message, len(self.names), ctx.requester)
@@ -186,7 +190,10 @@ class Negotiation:
         for i in taken.requesters:
             if wave is None or i % self.waves == wave:
                 places, sigma = taken.of(i)
-                yield i, Context(self.names[i], self.round, tuple(self.names[p] for p in places), sigma, layers)
+                yield (
+                    i,
+                    Context(self.names[i], self.round, tuple(self.names[p] for p in places), sigma, layers),
+                )
 
     def _taken(self, memory: Message) -> OpenRequests:
         return OpenRequests(tree_of(memory, "open"))

@@ -1,4 +1,4 @@
-"""The requests of others that a client has taken up, in memory that grows with them and not with all peers."""
+"""The requests of others that a client has taken up, in memory that grows with them and not with peers."""
 
 from __future__ import annotations
 

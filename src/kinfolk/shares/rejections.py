@@ -19,6 +19,8 @@ from kinfolk.types import Client, Message
 
 # Bytes of a reason that are kept: a memory holds tensors, and of each peer one line is enough.
 WIDTH = 160
+# What a memory holds of every peer: see `.books`.
+BOOKS = ("reasons", "rejected")
 
 
 class Rejections:

@@ -10,6 +10,7 @@ from kinfolk.algorithms.slfed.slfed import BOOKS
 from kinfolk.shares import books
 from kinfolk.shares.books import booked, closed, opened
 from kinfolk.shares.open_requests import OpenRequests, none_open
+from kinfolk.shares.rejections import Rejections, no_rejections
 from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Peer, PeerTask
 from kinfolk.types import Client, leaves, nbytes
@@ -144,3 +145,13 @@ def test_open_requests_are_kept_apart():
     again = left.admitted(0, [1], (0.5,))
     assert not again.may_go(0)
     assert not again.lost(0, 5).any()
+
+
+def test_what_is_refused_changes_no_tensor_of_the_memory_it_came_from():
+    before = no_rejections(2)
+    rejections = Rejections((Client("ann"), Client("bob")), before)
+    rejections.add(Client("bob"), "says nothing")
+    rejections.add(Client("bob"), "says nothing again")
+    assert rejections.noted()["rejected"].tolist() == [0, 2]
+    assert not before["rejected"].any()
+    assert not before["reasons"].any()

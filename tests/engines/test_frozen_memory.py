@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from frozen import part_frozen
@@ -24,6 +27,10 @@ from kinfolk.streams import RoundContext, Seed
 from kinfolk.task import Plan
 
 CLIENTS = 16
+METHODS = ["fedavg", "fesem", "fedem", "local"]
+# By the direction of updates rounding decides who joins whom here: see test_gpu.py. And after the
+# usual five epochs of its start it decides which of two pixels of the CNN is pooled.
+CLEAR = {"fesem": {"start.on": "models", "start.warm_epochs": 1}}
 no_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
@@ -63,15 +70,33 @@ def test_traced_steps_hold_the_tensors_of_the_network() -> None:
         assert wide == {large.data_ptr()}
 
 
+@pytest.mark.parametrize("network", ["mlp", "tiny_cnn"])
+@pytest.mark.parametrize("method", METHODS)
+def test_rounding_decides_nothing_of_what_cuda_is_compared_on(method: str, network: str) -> None:
+    """Ten times float32's resolution in the first weights changes no pooled pixel and no group."""
+    federation = toy.ragged()
+    learner = part_frozen(toy.learner(network, federation))
+
+    def played(network: nn.Module) -> toy.Outcome:
+        algorithm = build_algorithm(method, replace(learner, module=network), CLEAR.get(method, {}))
+        return toy.play_rounds(algorithm, federation, "loop")
+
+    reference = played(learner.module)
+    for number in range(3):
+        draw, other = Seed(number).torch("rounding"), copy.deepcopy(learner.module)
+        with torch.no_grad():
+            for weight in other.parameters():
+                weight.mul_(1 + 1e-6 * torch.randn(weight.shape, generator=draw))
+        assert outcome_difference(played(other), reference, 10 * ENGINE_TOLERANCE) == "", number
+
+
 @pytest.mark.gpu
 @no_cuda
 @pytest.mark.parametrize("network", ["mlp", "tiny_cnn"])
-@pytest.mark.parametrize("method", ["fedavg", "fesem", "fedem", "local"])
+@pytest.mark.parametrize("method", METHODS)
 def test_cuda_agrees_on_a_network_with_a_frozen_part(method: str, network: str) -> None:
     federation = toy.ragged()
-    # By the direction of updates rounding decides who joins whom in this federation: see test_gpu.py.
-    clear = {"start.on": "models"} if method == "fesem" else {}
-    algorithm = build_algorithm(method, part_frozen(toy.learner(network, federation)), clear)
+    algorithm = build_algorithm(method, part_frozen(toy.learner(network, federation)), CLEAR.get(method, {}))
     reference = toy.play_rounds(algorithm, federation, "loop")
     for engine in ("loop", "batched"):
         got = toy.play_rounds(algorithm, federation, engine, device=torch.device("cuda"))

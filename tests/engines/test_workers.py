@@ -37,6 +37,7 @@ from kinfolk.engines.choose import arithmetic
 from kinfolk.engines.cohort import Limits
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.heartbeat import Heartbeat
+from kinfolk.engines.held_back import held_back
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.spec import EngineSpec
 from kinfolk.engines.workers import Workers
@@ -434,3 +435,81 @@ def test_what_a_process_falls_back_to_is_told_here_once(folded):
             leaves(reply if folded else reply.body), leaves(alone if folded else alone.body), strict=True
         )
         assert all(torch.allclose(a[2], b[2], rtol=1e-6, atol=1e-6) for a, b in same)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """As a run that is told to stop: SIGTERM raises wherever it is heard."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_stop_between_a_fork_and_the_note_of_it_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, begun = Workers(DATA, {"update": learner().train()}, empty(), processes=2), list[Any]()
+    fork = made._fork
+
+    def told_to_stop() -> workers.Channel:
+        channel = fork()
+        begun.append(channel.process)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0)  # a handler has its turn between two lines
+        return channel
+
+    monkeypatch.setattr(made, "_fork", told_to_stop)
+    with at_most(60), interruptible(), pytest.raises(KeyboardInterrupt):
+        together(made, Ask("update", DATA.clients, {"model": learner().first}), context(DATA))
+    assert len(begun) == 1, "it stopped at once"
+    with pytest.raises(ValueError, match="closed"):  # it was ended, and waited for
+        begun[0].is_alive()
+
+
+def test_a_stop_that_a_worker_hears_before_it_has_its_own_ear_makes_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    here, begin = os.getpid(), workers._work
+
+    def told_to_stop(*given: Any) -> None:
+        assert os.getpid() != here
+        os.kill(os.getpid(), signal.SIGTERM)
+        begin(*given)
+
+    monkeypatch.setattr(workers, "_work", told_to_stop)
+    made = Workers(DATA, {"update": learner().train()}, empty(), processes=2)
+    with at_most(60), interruptible():
+        try:
+            got = together(made, Ask("update", DATA.clients, {"model": learner().first}), context(DATA))
+        finally:
+            made.close()
+    assert (len(got.clients), made.take_warnings()) == (len(DATA.clients), [])
+    assert capfd.readouterr().err == ""
+
+
+def test_what_is_heard_while_it_is_held_back_is_told_afterwards_and_in_threads_nothing_changes() -> None:
+    with interruptible():
+        before, done = signal.getsignal(signal.SIGTERM), []
+
+        def stopped() -> None:
+            with held_back():
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0)
+                done.append("the rest")
+
+        with pytest.raises(KeyboardInterrupt):
+            stopped()
+        assert (done, signal.getsignal(signal.SIGTERM)) == (["the rest"], before)
+
+        def elsewhere() -> None:
+            with held_back():
+                done.append(signal.getsignal(signal.SIGTERM) is before)
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert done[1:] == [True]

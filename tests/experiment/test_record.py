@@ -150,13 +150,21 @@ def test_any_tear_of_the_last_line_can_be_rewound(tmp_path_factory: pytest.TempP
     assert left == [1, 2, 3][: whole[: max(0, len(whole) - cut)].count(b"\n")]
 
 
-@pytest.mark.parametrize("line", ["[1]", "{}", '{"round": "1"}', "{", "[" * 100_000, "\xff"])
+NO_NUMBERS = ['{"round": 2, "bytes": {"": null}}', '{"round": 2, "seconds": {"server": null}}']
+
+
+@pytest.mark.parametrize("line", ["[1]", "{}", '{"round": "1"}', "{", "[" * 100_000, "\xff", *NO_NUMBERS])
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "rounds.jsonl").write_bytes(b'{"round": 1}\n' + line.encode("latin-1") + b'\n{"round": 3}\n')
     with pytest.raises(KinfolkError, match=r"rounds\.jsonl:2"):
         read_rounds(tmp_path)
     with pytest.raises(KinfolkError, match=r"rounds\.jsonl:2"):
         Records(tmp_path).rewind(1)
+
+
+def test_a_score_that_is_no_number_breaks_no_line(tmp_path: Path) -> None:
+    Records(tmp_path).append_round(1, {"summary": {"centre": {"loss": {"macro": float("nan")}}}})
+    assert read_rounds(tmp_path)[0]["summary"]["centre"]["loss"]["macro"] is None
 
 
 def test_audit_is_timed_and_survives_a_torn_line(tmp_path: Path) -> None:

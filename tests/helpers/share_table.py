@@ -30,7 +30,7 @@ def first_memories(held):
     return {who: {"model": model, "pam": model, **first_memory(n)} for who, model in held.items()}
 
 
-def play(memories, asks, round=0, shares="additive64", min_members=3, tamper=None, order=range):
+def play(memories, asks, round=0, shares="additive64", min_members=3, tamper=None, turns=range):
     """A round in which peers ask as told, {requester: {member: sigma}}; messages of a step may be changed.
 
     What comes of it: the messages by step, receiver and sender; and under "sums", by requester, the weights
@@ -50,7 +50,7 @@ def play(memories, asks, round=0, shares="additive64", min_members=3, tamper=Non
         def scheme(requester, attempt):
             return options.make(os.urandom)
 
-        return SecureSumSession(who, names, round, scheme, rejections, order=order)
+        return SecureSumSession(who, names, round, scheme, rejections, turns=turns)
 
     for number, (send, receive) in enumerate(STEPS if options.limits.hides else STEPS[:-1]):
         inbox = {who: {} for who in names}

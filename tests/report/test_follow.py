@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import kinfolk
+from kinfolk.cli.follow import follow as followed_to_its_end
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import Records, write_json, write_text
 from kinfolk.lock import writing
@@ -230,6 +231,30 @@ def test_a_comparison_is_over_when_nobody_writes_it(tmp_path):
         followed.look()
         assert (followed.standings[0].rounds, followed.over) == (1, False), "it is between two runs"
     assert followed.over is True, "told to stop, or killed"
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"runs": []}', '{"runs": "fedavg-seed0"}', '{"runs": ["../x", 3]}']
+)
+def test_a_comparison_that_names_no_run_is_an_error_and_not_waited_for(tmp_path, text):
+    (tmp_path / "compare.json").write_text(text)
+    with pytest.raises(KinfolkError, match=r"compare\.json'?: must list the names of run folders"):
+        followed_to_its_end(tmp_path, quiet=True)
+
+
+def test_a_comparison_without_names_is_told_by_a_look(tmp_path):
+    (tmp_path / "compare.json").write_text('{"runs": []}')
+    with pytest.raises(KinfolkError, match="must list the names"):
+        Followed(tmp_path).look()
+
+
+def test_a_comparison_that_is_being_written_is_waited_for(tmp_path):
+    (tmp_path / "compare.json").write_text('{"runs": ["fed')
+    followed = Followed(tmp_path)
+    assert (followed.look(), followed.over) == (False, False)
+    (tmp_path / "compare.json").write_text('{"runs": ["fedavg-seed0", "../x"]}')
+    assert followed.look()
+    assert list(followed.runs) == ["fedavg-seed0"]
 
 
 def test_runs_beside_one_another_are_over_when_each_is(tmp_path):

@@ -247,16 +247,17 @@ class Batched(InProcess):
         if chunk.kept is not None:
             for i, c in enumerate(chunk.ready.who):
                 self.memories[c] = map_leaves(lambda t, i=i: t[i].clone(), chunk.kept)  # type: ignore[misc]
-        return Stack(chunk.ready.who, chunk.ready.rows, _concluded(chunk))
+        return Stack(chunk.ready.who, chunk.ready.rows, _concluded(chunk, self.device))
 
 
-def _concluded(chunk: Underway) -> Message:
-    """The replies of a chunk as they leave the clients."""
+def _concluded(chunk: Underway, device: torch.device) -> Message:
+    """The replies of a chunk as they leave the clients, on the device, where the server's models are."""
     if chunk.conclude is None:
         return chunk.reply
     here = map_leaves(lambda t: t.cpu(), chunk.reply)  # once, and not for each client
     of = range(len(chunk.ready.who))
-    return stack_messages([chunk.conclude(map_leaves(lambda t, i=i: t[i], here)) for i in of])  # type: ignore[misc]
+    left = stack_messages([chunk.conclude(map_leaves(lambda t, i=i: t[i], here)) for i in of])  # type: ignore[misc]
+    return map_leaves(lambda t: t.to(device), left)
 
 
 def _layer_of(problem: BaseException) -> str:

@@ -31,6 +31,7 @@ from kinfolk.engines.cohort import Limits
 from kinfolk.engines.coordinator import Engine, Part
 from kinfolk.engines.fast import keep_large_blocks, warm
 from kinfolk.engines.heartbeat import Heartbeat
+from kinfolk.engines.held_back import held_back
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import InProcess, Memories
 from kinfolk.engines.one import row_counts
@@ -174,9 +175,9 @@ class Workers(InProcess):
         self, request: Ask[Any], context: RoundContext, fold: Header, limits: Limits, some: list[list[Client]]
     ) -> Iterator[Packed]:
         """What the processes answer, job after job."""
-        self._start()
         finished, self._told = False, b""
         try:
+            self._start()
             with self._heartbeat() as self._pulse:
                 if request.shared:
                     self._spread(encode(request.shared, {"do": "shared"}))
@@ -290,7 +291,7 @@ class Workers(InProcess):
         process.close()
         place = self._channels.index(channel)
         del self._channels[place]
-        self._channels.insert(place, new := self._fork())
+        new = self._forked(place)
         if self._told and not (self._tell(new) and self._heard(new)):
             return self._replaced(new)
         return new
@@ -304,11 +305,16 @@ class Workers(InProcess):
             )
         warm()
         self._down = mmap.mmap(-1, _SHARED)
-        for _ in range(self.processes):
-            self._channels.append(self._fork())
+        for place in range(self.processes):
+            self._forked(place)
+
+    def _forked(self, place: int) -> Channel:
+        """One more process, which `close` knows of as soon as it is there, and the way to it."""
+        with held_back():
+            self._channels.insert(place, channel := self._fork())
+        return channel
 
     def _fork(self) -> Channel:
-        """One more process, and the way to it."""
         assert self._down is not None
         forking = multiprocessing.get_context("fork")
         ours, theirs = forking.Pipe()
@@ -334,11 +340,11 @@ def _ended(code: int | None) -> str:
 
 def _work(channel: Channel, others: list[Connection], inner: Inner, clients: tuple[Client, ...]) -> None:
     """A worker's life."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what the parent has made of it
     torch.set_num_threads(1)
     keep_large_blocks()
     _make_way()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what the parent has made of it
     for other in others:
         other.close()  # the parent's ends: holding them would keep us from seeing the parent go
     server = rpc.Server(inner(Memories(lambda who: {})), clients)

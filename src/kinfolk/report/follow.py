@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import readable, readable_json
 from kinfolk.live.standing import RUNNING, WAITING, Standing, named
 from kinfolk.lock import is_written
@@ -218,9 +219,13 @@ class Followed:
             return [""]
         facts = self.compared.look()
         readable(self.folder, facts)
-        names = facts.get("runs")
-        if isinstance(names, list):
-            return [name for name in names if is_name(name)]
+        if self.compared.seen is not None:
+            names = facts.get("runs")
+            found = [name for name in names if is_name(name)] if isinstance(names, list) else []
+            if not found:  # nothing would ever come
+                remedy = "must list the names of run folders"
+                raise KinfolkError("runs", str(self.compared.path), remedy)
+            return found
         return sorted(path.parent.name for path in self.folder.glob("*/run.json"))
 
     def _begin(self, name: str) -> FollowedRun:

@@ -7,6 +7,7 @@ clients lie side by side, a book of many peers is closed: its rows of zeros are 
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -32,7 +33,11 @@ def booked(task: PeerTask, keys: Collection[str]) -> PeerTask:
 
     def receive(inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
         peers = len(me.context.clients)
-        return closed(task.receive(inbox, opened(memory, keys, peers), me), keys, peers)
+        before = opened(memory, keys, peers)
+        after = task.receive(inbox, before, me)
+        # Tensors of a memory are never written to: a book that came back as it was is closed already.
+        same = {key: memory[key] for key in keys if key in after and after[key] is before.get(key)}
+        return closed({**after, **same}, keys, peers)
 
     return PeerTask(send, receive, task.gives)
 
@@ -83,10 +88,17 @@ def _closed(book: Tree | Tensor, peers: int) -> Tree | Tensor:
 
 
 def _opened(book: Tree, peers: int) -> Tree | Tensor:
-    there = book[_OF] >= 0
+    there = (book[_OF] >= 0).nonzero()[:, 0]
     whole = {}
     for name, rows in book.items():
         if name != _OF:
-            whole[name] = rows.new_zeros(peers, *rows.shape[1:])
-            whole[name][book[_OF][there]] = rows[there]
+            whole[name] = _blank((peers, *rows.shape[1:]), rows.dtype, rows.device)
+            if len(there):
+                whole[name] = whole[name].index_copy(0, book[_OF][there], rows[there])
     return whole.get(_ROWS, whole)
+
+
+@lru_cache(maxsize=16)
+def _blank(shape: tuple[int, ...], kind: torch.dtype, device: torch.device) -> Tensor:
+    """A book of nobody, which all clients share: they are many, and each opens its own at every step."""
+    return torch.zeros(shape, dtype=kind, device=device)

@@ -61,17 +61,6 @@ def no_request(peers: int) -> Tree:
     return {"mask": mask, "sigma": sigma, "word": torch.tensor(ABORT), "verdict": torch.tensor(ABORT)}
 
 
-def nothing_open(peers: int) -> Tree:
-    """What "open" holds while no request is: lists, weights and reports by requester.
-
-    >>> nothing_open(2)["go"]
-    tensor([False, False])
-    """
-    lists = {key: torch.zeros(peers, peers, dtype=torch.bool) for key in ("mask", "lost")}
-    sigma = torch.zeros(peers, peers, dtype=torch.float64)
-    return {**lists, "go": torch.zeros(peers, dtype=torch.bool), "sigma": sigma}
-
-
 def trees(messages: Mapping[Client, object]) -> dict[Client, Message]:
     """Only what has the form of a message at all.
 

@@ -16,7 +16,8 @@ from kinfolk.errors import KinfolkError
 from kinfolk.shares.answer_log import check_unanswered, model_digest, noted_answer, part_of
 from kinfolk.shares.context import Context, check_list, check_secrecy
 from kinfolk.shares.effective_members import levelled
-from kinfolk.shares.messages import ABORT, AGAIN, GO, entry, nothing_open, read_request, request_message, row
+from kinfolk.shares.messages import ABORT, AGAIN, GO, entry, read_request, request_message, row
+from kinfolk.shares.open_requests import OpenRequests, none_open
 from kinfolk.shares.rejections import Rejections
 from kinfolk.shares.request_log import RequestLog
 from kinfolk.shares.scheme import Scheme
@@ -43,7 +44,7 @@ class Negotiation:
     rejections: Rejections  # whose messages could not be used
     retries: int = 1  # how often an exchange that failed before any answer left is tried with a shorter list
     waves: int = 1  # requesters are served in so many turns, each of which needs less memory at a time
-    order: Callable[[int], Sequence[int]] = range  # places of n peers, first whose request comes first
+    turns: Callable[[int], Sequence[int]] = range  # of n peers by their places: whose request comes first
 
     @cached_property
     def rules(self) -> Scheme:
@@ -60,7 +61,7 @@ class Negotiation:
 
     def accept(self, inbox: Inbox, memory: Message) -> Message:
         """Take up what may be answered; if models are to be hidden, the first request alone."""
-        memory = {"open": nothing_open(len(self.names)), **memory}
+        memory = {"open": none_open(), **memory}
         if self.rules.hides and inbox:
             memory = {**memory, "digest": row(model_digest(tree_of(memory, "model")))}
             before = part_of(memory["answered"], bytes(memory["digest"].tolist()), self.round)
@@ -68,9 +69,9 @@ class Negotiation:
                 why = f"has not changed since it became part of a sum in round {before}; it is not shared"
                 self.rejections.tell(self.me, f"model of {self.me!r}: {why}")
                 return memory
-        turns = {self.names[place]: i for i, place in enumerate(self.order(len(self.names)))}
-        for sender, message in sorted(self._each(inbox), key=lambda one: turns[one[0]]):
-            if self.rules.hides and memory["open"]["mask"].any():
+        turns = self.turns(len(self.names))
+        for sender, message in sorted(self._each(inbox), key=lambda one: turns[self.names.index(one[0])]):
+            if self.rules.hides and len(memory["open"]["of"]):
                 break
             with self.rejections.by(sender):
                 memory = self._admit(memory, sender, message)
@@ -101,10 +102,8 @@ class Negotiation:
 
     def _word(self, memory: Message, word: str) -> Outbox:
         asked = memory["asked"]
-        return {
-            who: {"word": asked[word].clone(), **request_message(asked["mask"], asked["sigma"])}
-            for _, who in self._at(asked["mask"])
-        }
+        message = {"word": asked[word].clone(), **request_message(asked["mask"], asked["sigma"])}
+        return {who: dict(message) for _, who in self._at(asked["mask"])}
 
     def _signed(self, inbox: Inbox, memory: Message, also: str = "") -> dict[int, Message]:
         """Outbox about the own exchange, by the place of a sender on the list; all others are refused."""
@@ -125,7 +124,7 @@ class Negotiation:
     def _told(self, inbox: Inbox, memory: Message, wave: int | None, go: bool) -> Message:
         """Open requests after their requesters' word; with `go`, what is confirmed may be answered."""
         for sender, _ in self._each(inbox):
-            if not memory["open"]["mask"][self.names.index(sender)].any():
+            if self.names.index(sender) not in self._taken(memory).requesters:
                 self.rejections.add(sender, f"message of {sender!r}: is about a request that is not open")
         for i, ctx in list(self._open(memory, wave)):
             message = inbox.get(ctx.requester)
@@ -144,9 +143,7 @@ class Negotiation:
         return memory
 
     def _may_go(self, memory: Message, i: int, go: bool) -> Message:
-        allowed = memory["open"]["go"].clone()
-        allowed[i] = go
-        return {**memory, "open": {**memory["open"], "go": allowed}}
+        return {**memory, "open": self._taken(memory).going(i, go).tree}
 
     def _admit(
         self, memory: Message, sender: Client, message: object, within: Context | None = None
@@ -159,9 +156,12 @@ class Negotiation:
         if within is not None and not set(ctx.members) < set(within.members):
             raise KinfolkError(f"request of {sender!r}", ctx.members, "must be a shorter list")
         log = self._request_log(memory).admit(ctx, self.me)
-        i, opened = self.names.index(sender), {key: t.clone() for key, t in memory["open"].items()}
-        opened["mask"][i], opened["sigma"][i] = mask, sigma
-        return {**memory, "request_log": log.tree, "open": opened}
+        i, places = self.names.index(sender), mask.nonzero()[:, 0].tolist()
+        return {
+            **memory,
+            "request_log": log.tree,
+            "open": self._taken(memory).admitted(i, places, ctx.sigma).tree,
+        }
 
     def _same(self, memory: Message, ctx: Context, message: object) -> None:
         asked = read_request(message, len(self.names), ctx.requester)
@@ -169,14 +169,12 @@ class Negotiation:
             raise KinfolkError(f"request of {ctx.requester!r}", None, "is not the one that was accepted")
 
     def _closed(self, memory: Message, i: int, ctx: Context) -> Message:
-        opened = {key: t.clone() for key, t in memory["open"].items()}
-        opened["mask"][i], opened["lost"][i], opened["go"][i] = False, False, False
         log = self._request_log(memory)
         request = log.of(ctx.requester)
         if request.id == ctx.id and request.state == "open":  # what was answered cannot be taken back
             log = log.abort(ctx)
         kept = {key: value for key, value in memory.items() if key != f"answer.{i}"}
-        return {**kept, "request_log": log.tree, "open": opened}
+        return {**kept, "request_log": log.tree, "open": self._taken(memory).without(i).tree}
 
     def _awaits(self, memory: Message, word: str) -> bool:
         """Whether the own request is of this wave and not given up."""
@@ -188,11 +186,17 @@ class Negotiation:
 
     def _open(self, memory: Message, wave: int | None = None) -> Iterator[tuple[int, Context]]:
         """(place, context) of every request that is open; of one wave or of all."""
-        opened = memory["open"]
-        asking = opened["mask"].any(1).tolist()
-        for i, who in enumerate(self.names):
-            if asking[i] and (wave is None or i % self.waves == wave):
-                yield i, self._context(memory, who, opened["mask"][i], opened["sigma"][i])
+        taken, layers = self._taken(memory), layers_of(tree_of(memory, "model"))
+        for i in taken.requesters:
+            if wave is None or i % self.waves == wave:
+                places, sigma = taken.of(i)
+                yield (
+                    i,
+                    Context(self.names[i], self.round, tuple(self.names[p] for p in places), sigma, layers),
+                )
+
+    def _taken(self, memory: Message) -> OpenRequests:
+        return OpenRequests(tree_of(memory, "open"))
 
     def _context(self, memory: Message, requester: Client, mask: Tensor, sigma: Tensor) -> Context:
         members, weights = tuple(who for _, who in self._at(mask)), tuple(sigma[mask].tolist())

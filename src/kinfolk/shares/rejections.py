@@ -19,6 +19,8 @@ from kinfolk.types import Client, Message
 
 # Bytes of a reason that are kept: a memory holds tensors, and of each peer one line is enough.
 WIDTH = 160
+# What a memory holds of every peer: see `.books`.
+BOOKS = ("reasons", "rejected")
 
 
 class Rejections:
@@ -32,10 +34,11 @@ class Rejections:
     """
 
     def __init__(self, names: Sequence[Client], before: Message) -> None:
-        self.names, self.count, self.why = names, before["rejected"].clone(), before["reasons"].clone()
+        self.names, self.count, self.why = names, before["rejected"], before["reasons"]
 
     def add(self, who: Client, reason: str) -> None:
         """One more."""
+        self.count = self.count.clone()  # a memory's own is never written to
         self.count[self.names.index(who)] += 1
         self.tell(who, reason)
 
@@ -43,6 +46,7 @@ class Rejections:
         """What is kept about a peer, or about oneself, that nobody is to blame for."""
         place, text = self.names.index(who), reason.encode()[:WIDTH]
         if not self.why[place].any():  # what follows from the first is no news
+            self.why = self.why.clone()
             self.why[place, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
     @contextmanager
@@ -115,9 +119,9 @@ def reasons(memory: Message, names: Sequence[Client]) -> dict[Client, str]:
     {}
     """
     rows = memory["reasons"].cpu()  # once, and not row by row
-    lines = {who: bytes(row.tolist()).rstrip(b"\0") for who, row in zip(names, rows, strict=True)}
+    there = rows.any(1).nonzero()[:, 0].tolist()
     # A reason may end in the middle of a message of several bytes.
-    return {who: line.decode(errors="ignore") for who, line in lines.items() if line}
+    return {names[i]: bytes(rows[i].tolist()).rstrip(b"\0").decode(errors="ignore") for i in there}
 
 
 def _blank(peers: int) -> Tensor:

@@ -11,6 +11,8 @@ import math
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from kinfolk.shares.answer_log import empty_log
 from kinfolk.shares.messages import no_request
 from kinfolk.shares.negotiation import Inbox, Outbox
 from kinfolk.shares.options import ShareOptions
+from kinfolk.shares.rejections import BOOKS as OF_REFUSALS
 from kinfolk.shares.rejections import Rejections, no_rejections
 from kinfolk.shares.request_log import empty_request_log
 from kinfolk.shares.scheme import Scheme
@@ -27,8 +30,8 @@ from kinfolk.types import Client, Message
 
 # Bytes that clients may send at once, all of which a simulation holds. More go by waves of requesters.
 IN_FLIGHT = 12e9
-# What a memory holds of every peer, or of every peer's request: see `.books`.
-BOOKS = ("open", "reasons", "rejected", "request_log")
+# What a memory holds of every peer: see `.books`.
+BOOKS = (*OF_REFUSALS, "request_log")
 
 
 @dataclass(frozen=True)
@@ -41,20 +44,23 @@ class SecureSum:
 
     options: ShareOptions
     numbers: int  # in a model
+    longest: Callable[[int, int], int] = lambda round, peers: 0  # in a round of so many peers: see `waves`
 
-    def steps(self, peers: int) -> tuple[str, ...]:
+    def steps(self, peers: int, longest: int = 0) -> tuple[str, ...]:
         """The exchanges of a round, in order."""
         last = ("responses", "results") if self.options.limits.hides else ("responses",)
         wave = (*("shares", "ready", "verdict") * self.options.retries, "again", *last)
-        return ("requests", "accepts", "confirm", *wave, *("next", *wave) * (self.waves(peers) - 1))
+        return ("requests", "accepts", "confirm", *wave, *("next", *wave) * (self.waves(peers, longest) - 1))
 
-    def waves(self, peers: int) -> int:
+    def waves(self, peers: int, longest: int = 0) -> int:
         """In how many turns requesters are served, so that what is sent at once stays below a limit.
+
+        `longest` is how many members a list has at the most, as far as everybody knows; 0: half of all peers.
 
         >>> [SecureSum(ShareOptions("plain"), 11_183_562).waves(peers) for peers in (10, 50, 100)]
         [1, 5, 19]
         """
-        members = max(1, (peers - 1) // 2)  # of the longest list
+        members = max(1, longest or (peers - 1) // 2)
         lists = peers / members if self.options.limits.hides else peers
         sent = lists * self.options.limits.traffic(members, self.numbers)
         return min(max(1, math.ceil(sent / IN_FLIGHT)), peers)
@@ -103,12 +109,19 @@ class SecureSum:
             made: Scheme = options.make(os.urandom if system else draw.bytes)
             return made
 
-        # Known to all, and another in every round, so that nobody is always answered last.
-        order = lambda n: context.seed.numpy("order", context.round).permutation(n).tolist()  # noqa: E731
-        waves = self.waves(len(context.clients))
+        waves = self.waves(len(context.clients), self.longest(context.round, len(context.clients)))
+        turns = lambda peers: _turns(context.seed, context.round, peers)  # noqa: E731
         return SecureSumSession(
-            me.name, context.clients, context.round, scheme, rejections, options.retries, waves, order
+            me.name, context.clients, context.round, scheme, rejections, options.retries, waves, turns
         )
+
+
+@lru_cache(maxsize=4)
+def _turns(seed: Any, round: int, peers: int) -> list[int]:
+    """Each peer's turn: known to all, and another in every round, so that nobody is always answered last."""
+    order = seed.numpy("order", round).permutation(peers)
+    turns: list[int] = order.argsort().tolist()
+    return turns
 
 
 def first_memory(peers: int) -> Message:

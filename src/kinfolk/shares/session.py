@@ -53,7 +53,7 @@ class SecureSumSession(Negotiation):
 
     def respond(self, inbox: Inbox, memory: Message) -> Message:
         """Add up what came for each requester of this wave, or note whose share was missing or bad."""
-        mine, opened = self.names.index(self.me), {key: t.clone() for key, t in memory["open"].items()}
+        mine, opened = self.names.index(self.me), self._taken(memory)
         here = list(self._open(memory, int(memory["wave"])))
         self.rejections.strangers(inbox, {who for _, ctx in here for who in ctx.members})
         for i, ctx in here:
@@ -68,14 +68,14 @@ class SecureSumSession(Negotiation):
                 memory = {**memory, f"answer.{i}": answer}
             if offenders and kept is not None:
                 offenders += [who for who in ctx.members if who not in got and who != self.me]
-            opened["lost"][i] = torch.tensor([who in offenders for who in self.names])
-        return {**{k: v for k, v in memory.items() if not k.startswith("share.")}, "open": opened}
+            opened = opened.losing(i, [self.names.index(who) for who in offenders])
+        return {**{k: v for k, v in memory.items() if not k.startswith("share.")}, "open": opened.tree}
 
     def ready(self, memory: Message) -> Outbox:
         """To each requester of this wave: of which exchange shares came, and whose are missing or bad."""
         outbox: Outbox = {}
         for i, ctx in self._open(memory, int(memory["wave"])):
-            lost = memory["open"]["lost"][i].clone()
+            lost = self._taken(memory).lost(i, len(self.names))
             lost[self.names.index(self.me)] |= f"answer.{i}" not in memory and not lost.any()
             outbox[ctx.requester] = {"id": row(ctx.id), "lost": lost}
         return outbox
@@ -116,7 +116,7 @@ class SecureSumSession(Negotiation):
         memory = self.respond(inbox, memory)
         for i, ctx in list(self._open(memory, int(memory["wave"]))):
             with self.rejections.by(ctx.requester):
-                if f"answer.{i}" in memory and memory["open"]["go"][i]:
+                if f"answer.{i}" in memory and self._taken(memory).may_go(i):
                     memory = self._logged(memory, ctx)
                     memory = {**memory, "request_log": self._request_log(memory).answer(ctx).tree}
                     continue

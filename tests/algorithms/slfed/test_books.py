@@ -8,8 +8,12 @@ from film import EASY, Film, learner, nine, past, slfed
 
 from kinfolk.algorithms.slfed.slfed import BOOKS
 from kinfolk.shares import books
-from kinfolk.shares.books import closed, opened
-from kinfolk.types import leaves, nbytes
+from kinfolk.shares.books import booked, closed, opened
+from kinfolk.shares.open_requests import OpenRequests, none_open
+from kinfolk.shares.rejections import Rejections, no_rejections
+from kinfolk.streams import RoundContext, Seed
+from kinfolk.task import Peer, PeerTask
+from kinfolk.types import Client, leaves, nbytes
 
 
 def bits(message):
@@ -56,8 +60,6 @@ def test_rounds_with_closed_books_are_those_with_open_ones(monkeypatch, least, s
 
 
 def test_what_is_shown_of_closed_books_is_the_same(monkeypatch):
-    from kinfolk.streams import RoundContext, Seed
-
     film, method = past(), slfed(learner(), **EASY)
     context = RoundContext(Seed(0), film.rounds - 1, nine().clients)
     seen = method.look(film.memories, context)
@@ -86,7 +88,6 @@ def test_any_book_comes_back_with_its_bits():
 
 def test_a_memory_grows_with_the_peers_it_holds_something_of_and_not_with_all():
     from kinfolk.algorithms.slfed.trust import add_contacts, no_evidence
-    from kinfolk.shares.messages import nothing_open
     from kinfolk.shares.secure_sum import first_memory
 
     def held(peers, met):
@@ -101,6 +102,56 @@ def test_a_memory_grows_with_the_peers_it_holds_something_of_and_not_with_all():
         8 + 7 * 8
     )  # room for 64, of each its place and seven numbers; nobody is blamed
     assert nbytes(held(2000, 200)[0]) == 256 * (8 + 7 * 8)
-    asking = nothing_open(500)
-    asking["mask"][3, 4] = True
-    assert nbytes(closed({"open": asking}, BOOKS, 500)) == 8 + 500 * 10 + 1
+
+
+def test_what_a_step_leaves_alone_stays_closed_and_no_memory_is_written_to():
+    seen = torch.zeros(300, 2)
+    seen[7] = 1.0
+    before = closed({"seen": seen, "none": torch.zeros(300), "n": torch.tensor(0)}, ["seen", "none"], 300)
+    held = bits(before)
+
+    def receive(inbox, memory, me):
+        assert torch.equal(memory["seen"], seen)
+        return {**memory, "none": memory["none"].index_fill(0, torch.tensor([299]), 2.0)}
+
+    context = RoundContext(Seed(0), 0, tuple(Client(f"c{i:03d}") for i in range(300)))
+    task = booked(PeerTask(lambda memory, me: {}, receive), ["seen", "none"])
+    after = task.receive({}, before, Peer(context.clients[0], context))
+    assert after["seen"] is before["seen"]
+    assert opened(after, ["none"], 300)["none"].nonzero().tolist() == [[299]]
+    assert bits(before) == held
+    assert not opened(before, ["none"], 300)["none"].any()  # of which all who hold nothing share one
+
+
+@pytest.mark.parametrize("peers", [200, 800])
+def test_a_request_takes_the_room_of_its_members_and_not_of_all_peers(peers):
+    taken = OpenRequests(none_open()).admitted(peers - 1, [3, 5, 8], (0.5, 0.25, 0.125))
+    assert nbytes({"open": taken.tree}) == 3 * (8 + 8 + 8 + 1 + 1)
+
+
+def test_open_requests_are_kept_apart():
+    none = OpenRequests(none_open())
+    both = none.admitted(4, [1, 2], (0.5, 0.25)).admitted(0, [2, 3], (1.0, 0.0))
+    assert (none.requesters, both.requesters) == ([], [0, 4])
+    assert (both.of(0), both.of(4), both.of(1)) == (([2, 3], (1.0, 0.0)), ([1, 2], (0.5, 0.25)), ([], ()))
+    go = both.going(4, True)
+    assert [go.may_go(i) for i in (0, 1, 4)] == [False, False, True]
+    assert not go.going(4, False).may_go(4)
+    lost = both.losing(0, [2])
+    assert (lost.lost(0, 5).tolist(), lost.lost(4, 5).any()) == ([False, False, True, False, False], False)
+    assert not lost.losing(0, []).lost(0, 5).any()
+    left = lost.going(0, True).without(0)
+    assert (left.requesters, left.of(4)) == ([4], ([1, 2], (0.5, 0.25)))
+    again = left.admitted(0, [1], (0.5,))
+    assert not again.may_go(0)
+    assert not again.lost(0, 5).any()
+
+
+def test_what_is_refused_changes_no_tensor_of_the_memory_it_came_from():
+    before = no_rejections(2)
+    rejections = Rejections((Client("ann"), Client("bob")), before)
+    rejections.add(Client("bob"), "says nothing")
+    rejections.add(Client("bob"), "says nothing again")
+    assert rejections.noted()["rejected"].tolist() == [0, 2]
+    assert not before["rejected"].any()
+    assert not before["reasons"].any()

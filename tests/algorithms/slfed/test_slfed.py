@@ -44,7 +44,7 @@ def test_a_pam_is_the_scaled_mean_by_every_scheme(scheme):
 def test_requesters_that_are_served_in_turns_get_the_same_sums(scheme, monkeypatch):
     """As a simulation does where all messages at once would not fit into its memory."""
     whole = Film(slfed(learner(), shares__scheme=scheme, **EASY), nine(), 6, past())
-    monkeypatch.setattr(SecureSum, "waves", lambda self, peers: 3)
+    monkeypatch.setattr(SecureSum, "waves", lambda self, peers, longest: 3)
     turns = Film(slfed(learner(), shares__scheme=scheme, **EASY), nine(), 6, past())
     assert [r.swap for r in turns.requests if not isinstance(r, Ask)].count("next") == 2 * 2
     for who in NAMES:

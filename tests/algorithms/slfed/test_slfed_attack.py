@@ -50,7 +50,7 @@ def bent(kind, who, number, w, c):
 
 @pytest.mark.parametrize(("kind", "waves"), [("sign_flip", 1), ("scaled", 1), ("noise", 1), ("sign_flip", 3)])
 def test_sums_hold_the_bent_models_of_attackers_and_the_true_ones_of_the_honest(kind, waves, monkeypatch):
-    monkeypatch.setattr(SecureSum, "waves", lambda self, peers: waves)
+    monkeypatch.setattr(SecureSum, "waves", lambda self, peers, longest: waves)
     film = Film(Armed(slfed(learner(), shares__scheme="plain", **EASY), kind), nine(), 5)
     touched = 0
     for number in (3, 4):

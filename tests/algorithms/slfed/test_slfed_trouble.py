@@ -103,7 +103,7 @@ def test_without_retries_a_member_that_vanishes_costs_the_sum():
 
 @pytest.mark.parametrize("step", [*STEPS, "next"])
 def test_who_misses_a_single_exchange_hurts_only_those_who_asked_it(step, monkeypatch):
-    monkeypatch.setattr(SecureSum, "waves", lambda self, peers: 2)
+    monkeypatch.setattr(SecureSum, "waves", lambda self, peers, longest: 2)
     broken = Film(slfed(learner(), **EASY), nine(), 6, past(), gone={step: {"c"}})
     asked_it = {who for who, members in broken.lists(5).items() if "c" in members}
     late = step in ("verdict", "again", "responses")

@@ -29,15 +29,12 @@ class HearsayExchange:
         """The opinions of everybody to those met in this round."""
         trust = memory["trust"] if self.trust.tell == "all" else direct_evidence(memory["trust"])
         told = torch.stack(opinions(trust, self.trust.conflict_aware))
-        return {
-            c: {"opinions": told} for c, met in zip(me.context.clients, memory["lately"], strict=True) if met
-        }
+        return {c: {"opinions": told} for c in _met(memory, me)}
 
     def _hear(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
         """Weigh what was told, join it with what was known; then choose whom to ask, and for how much."""
         names, told, rejections = me.context.clients, {}, Rejections(me.context.clients, memory)
-        met = [c for c, lately in zip(names, memory["lately"], strict=True) if lately]
-        for sender in rejections.expected(inbox, met):
+        for sender in rejections.expected(inbox, _met(memory, me)):
             with rejections.by(sender):
                 told[names.index(sender)] = checked_told(inbox[sender].get("opinions"), len(names), sender)
         trust = add_hearsay(memory["trust"], told, names.index(me.name), self.trust)
@@ -45,3 +42,8 @@ class HearsayExchange:
         asked = request(names, self.lists.choose(trust, me), sigma)
         kept = {key: value for key, value in memory.items() if key != "lately"}
         return {**kept, **rejections.noted(), "trust": trust, **asked}
+
+
+def _met(memory: Message, me: Peer) -> list[Client]:
+    """Whom a client has compared itself with in this round."""
+    return [me.context.clients[i] for i in memory["lately"].nonzero()[:, 0].tolist()]

@@ -5,7 +5,7 @@ Opinions lie in the clients' memories, and no request of the algorithm brings th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -27,18 +27,23 @@ def look(memories: Mapping[Client, Message], context: RoundContext, lists: PeerL
     A list that was too short to be sent counts as empty, as do those of a round alone, and of those who were
     not in the round's cohort.
     """
+    rows = list(_rows(memories, context, lists))
+    return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+
+
+def _rows(
+    memories: Mapping[Client, Message], context: RoundContext, lists: PeerLists
+) -> Iterator[dict[str, Tensor]]:
+    """The rows of that, one client after another."""
     clients, cohort = context.clients, set(context.cohort)
     place = {c: i for i, c in enumerate(clients)}
-    rows: dict[str, list[Tensor]] = {"s": [], "u": [], "known": [], "listed": []}
     for who in clients:
         trust = evidence_of(memories.get(who, {}), len(clients))
         s, _, u = opinions(trust, lists.trust.conflict_aware)
         asked = lists.choose(trust, Peer(who, context)) if who in cohort else ()
-        mask = torch.zeros(len(clients), dtype=torch.bool)
-        mask[[place[c] for c in asked]] = True
-        for key, row in (("s", s), ("u", u), ("known", known(trust)), ("listed", mask)):
-            rows[key].append(row)
-    return {key: torch.stack(found) for key, found in rows.items()}
+        listed = torch.zeros(len(clients), dtype=torch.bool)
+        listed[[place[c] for c in asked]] = True
+        yield {"s": s, "u": u, "known": known(trust), "listed": listed}
 
 
 def evidence_of(memory: Message, peers: int) -> Tree:
@@ -53,28 +58,22 @@ def evidence_of(memory: Message, peers: int) -> Tree:
     return {name: leaf.cpu() for name, leaf in trust.items()}
 
 
-def shown(seen: Mapping[str, Tensor], context: RoundContext) -> dict[str, Tensor]:
+def shown(memories: Mapping[Client, Message], context: RoundContext, lists: PeerLists) -> dict[str, Tensor]:
     """The same in less: of every client its mean uncertainty about others, and how many it knows and asks.
 
     Every single opinion of a few: `who` are their places, `similarity` is s, `asks` who is on whose list.
-
-    >>> from kinfolk.streams import Seed
-    >>> one = torch.tensor([[0.0, 0.5], [0.25, 0.0]], dtype=torch.float64)
-    >>> seen = {"s": one, "u": 1 - one, "known": one > 0, "listed": one > 0.3}
-    >>> got = shown(seen, RoundContext(Seed(0), 0, (Client("a"), Client("b"))))
-    >>> got["uncertainty"].tolist(), got["asked"].tolist(), got["who"].tolist()
-    ([0.5, 0.75], [1, 0], [0, 1])
     """
-    others = ~torch.eye(len(seen["u"]), dtype=torch.bool)
-    place = {c: i for i, c in enumerate(context.clients)}
-    few = Few(context.seed, context.clients).of(context.clients, MOST_PAIRED)
-    who = torch.tensor([place[c] for c in few], dtype=torch.int64)
-    mean = (seen["u"] * others).sum(1) / others.sum(1).clamp(min=1)
-    return {
-        "uncertainty": mean.float(),
-        "known": seen["known"].sum(1).int(),
-        "asked": seen["listed"].sum(1).int(),
-        "who": who,
-        "similarity": seen["s"][who][:, who].float(),
-        "asks": seen["listed"][who][:, who],
-    }
+    few = set(Few(context.seed, context.clients).of(context.clients, MOST_PAIRED))
+    who = torch.tensor([i for i, c in enumerate(context.clients) if c in few], dtype=torch.int64)
+    of_all: dict[str, list[Tensor]] = {"uncertainty": [], "known": [], "asked": []}
+    of_few: dict[str, list[Tensor]] = {"similarity": [], "asks": []}
+    others = max(len(context.clients) - 1, 1)
+    # Row by row: all of them side by side would be a table of clients by clients.
+    for i, (client, row) in enumerate(zip(context.clients, _rows(memories, context, lists), strict=True)):
+        of_all["uncertainty"].append(((row["u"].sum() - row["u"][i]) / others).float())
+        of_all["known"].append(row["known"].sum().int())
+        of_all["asked"].append(row["listed"].sum().int())
+        if client in few:
+            of_few["similarity"].append(row["s"][who].float())
+            of_few["asks"].append(row["listed"][who])
+    return {**{key: torch.stack(found) for key, found in {**of_all, **of_few}.items()}, "who": who}

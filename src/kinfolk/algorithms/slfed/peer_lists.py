@@ -31,6 +31,23 @@ class PeerLists:
     local_rounds: int  # before them nobody is asked
     min_members: int
 
+    def longest(self, round: int, peers: int, direct: int) -> int:
+        """About how many peers the longest list of a round names, by what everybody knows.
+
+        Clients meet 2 x direct peers in a round, in the mean; it is reckoned with twice as many.
+
+        >>> [PeerLists(TrustOptions(), 0, 3).longest(round, 10_000, direct=2) for round in range(4)]
+        [36, 392, 3628, 4999]
+        """
+        others, each = peers - 1, 4 * direct
+        met = known = 0
+        for _ in range(self.local_rounds // 2, round + 1):
+            met = min(met + each, others)
+            known = min(known + each * (1 + (known + met if self.trust.tell == "all" else met)), others)
+            if known == others:
+                break
+        return max(1, known // 2)
+
     def choose(self, trust: Tree, me: Peer) -> tuple[Client, ...]:
         """The peers to ask; nobody while clients are alone, or if they are too few for a sum."""
         if me.context.round < self.local_rounds:

@@ -32,6 +32,7 @@ from kinfolk.learning.tokens import writes
 from kinfolk.script import Script, ask, exchange
 from kinfolk.shares.books import booked, opened
 from kinfolk.shares.options import ShareOptions
+from kinfolk.shares.rejections import BOOKS as OF_REFUSALS
 from kinfolk.shares.rejections import reasons
 from kinfolk.shares.secure_sum import BOOKS as OF_SUMS
 from kinfolk.shares.secure_sum import SecureSum
@@ -118,30 +119,40 @@ class SLFed:
             yield from ask("local_train", new)
         yield from exchange("begin", cohort)
         makers = cohort if self.images.due(context.round - self.local_rounds // 2) else new
-        joined = state.joined.clone()
+        joined, peers = state.joined.clone(), len(context.clients)
         if makers:
             got = yield from ask("generate_images", makers)
             joined[[place[who] for who in got.clients]] = 1
-        for step in ("images", "counts", "opinions", *self._sums().steps(len(context.clients))):
+        for step in (
+            "images",
+            "counts",
+            "opinions",
+            *self._sums().steps(peers, self._longest(context.round, peers)),
+        ):
             yield from exchange(step, cohort)
         yield from ask("train", cohort)
         return State(joined), {}
 
     def tasks(self) -> Table:
         """What clients can be asked, and what they tell one another."""
-        told: Table = {
-            "begin": PeerTask(lambda memory, me: {}, self._begin),
-            **Comparison(self.learner, self.images, self.compare, self.direct).tasks(),
-            **HearsayExchange(self.trust, self._lists()).tasks(),
-            **self._sums().tasks(),
-        }
+        # What a step opens it opens for every client: no more than it reads.
+        told: list[tuple[Table, Sequence[str]]] = [
+            ({"begin": PeerTask(lambda memory, me: {}, self._begin)}, BOOKS),
+            (
+                Comparison(self.learner, self.images, self.compare, self.direct).tasks(),
+                ("trust", *OF_REFUSALS),
+            ),
+            (HearsayExchange(self.trust, self._lists()).tasks(), ("trust", *OF_REFUSALS)),
+            (self._sums().tasks(), OF_SUMS),
+        ]
         return {
             # The stream's name decides the order of rows, and with it every result.
             "local_train": local_training(self.learner, "model", stream="practise"),
             "generate_images": ProbeImages(self.learner, self.images, self.gan).task(),
             **{
-                name: booked(task, BOOKS) if isinstance(task, PeerTask) else task
-                for name, task in told.items()
+                name: booked(task, books) if isinstance(task, PeerTask) else task
+                for table, books in told
+                for name, task in table.items()
             },
             "train": local_training(self.learner, "pam", stream="batch"),
         }
@@ -168,7 +179,7 @@ class SLFed:
         self, state: State, memories: Mapping[Client, Message], made: Any, context: RoundContext
     ) -> dict[str, Tensor]:
         """Uncertainty, the sizes of lists, and the opinions of a few about one another."""
-        return shown(self.look(memories, context), context)
+        return shown(memories, context, self._lists())
 
     def _begin(self, inbox: dict[Client, Message], memory: Message, me: Peer) -> Message:
         mixes_pam = self.mixes == "pam" and me.context.round > self.local_rounds
@@ -178,7 +189,11 @@ class SLFed:
         return PeerLists(self.trust, self.local_rounds, self.shares.limits.min_members)
 
     def _sums(self) -> SecureSum:
-        return SecureSum(self.shares, sum(length for _, length in layers_of(self.learner.first)))
+        numbers = sum(length for _, length in layers_of(self.learner.first))
+        return SecureSum(self.shares, numbers, self._longest)
+
+    def _longest(self, round: int, peers: int) -> int:
+        return self._lists().longest(round, peers, self.direct)
 
 
 @dataclass(frozen=True)

@@ -117,9 +117,9 @@ class Doom:
     def _moves(self) -> bool:
         """Wait until a round was done since, unless impatient; whether to go on."""
         before, began = done(self.folder), time.monotonic()
-        while not self.over.is_set() and (done(self.folder) <= before or before < 0):
-            if self.kills and self.draw.random() < EAGER / 20:
-                break
+        if self.kills and self.draw.random() < EAGER:
+            return not self.over.is_set()
+        while not self.over.is_set() and done(self.folder) <= before:
             if time.monotonic() - began > STILL:
                 break
             self.over.wait(0.25)
@@ -201,36 +201,33 @@ def differs(folder: Path, memories: Any) -> str:
     return ""
 
 
-def apart_or_here(came: Came, seed: int, out: Path, kills: bool) -> subprocess.Popen[bytes]:
+def folder_of(came: Came, out: Path) -> Path:
+    """Of a run; those without kills have numbers below 0."""
+    return out / (f"run{came.run}" if came.run >= 0 else f"calm{-came.run}")
+
+
+def apart_or_here(came: Came, seed: int, out: Path) -> subprocess.Popen[bytes]:
     """One run in a process of its own, in namespaces where there are any."""
-    folder = out / f"{came.run}"
+    folder = folder_of(came, out)
     folder.mkdir()
     (folder / "came.json").write_text(json.dumps(asdict(came)))
-    words = [
-        sys.executable,
-        __file__,
-        "--one",
-        str(folder),
-        "--seed",
-        str(seed),
-        *([] if kills else ["--calm"]),
-    ]
+    words = [sys.executable, __file__, "--one", str(folder), "--seed", str(seed)]
     with open(folder / "log", "wb") as log:
         command = [*(APART if came.lines else ()), *words]
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def several(plan: Sequence[tuple[Came, bool]], parallel: int, seed: int, out: Path) -> list[Came]:
+def several(plan: Sequence[Came], parallel: int, seed: int, out: Path) -> list[Came]:
     """Runs side by side; what came of each is written as soon as it has ended."""
     waiting, going, came = list(plan), list[tuple[Came, subprocess.Popen[bytes]]](), list[Came]()
     while waiting or going:
         while waiting and len(going) < parallel:
-            one, kills = waiting.pop(0)
-            going.append((one, apart_or_here(one, seed, out, kills)))
+            one = waiting.pop(0)
+            going.append((one, apart_or_here(one, seed, out)))
         time.sleep(0.5)
         for one, process in [pair for pair in going if pair[1].poll() is not None]:
             going.remove((one, process))
-            one = Came(**json.loads((out / f"{one.run}" / "came.json").read_text()))
+            one = Came(**json.loads((folder_of(one, out) / "came.json").read_text()))
             came.append(one)
             with open(out / "results.jsonl", "a") as file:
                 file.write(json.dumps(asdict(one)) + "\n")
@@ -253,7 +250,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--methods", nargs="+", default=["fedavg", "fesem,k=2"])
-    parser.add_argument("--calm", action="store_true", help="no kills")
+    parser.add_argument("--calm", type=int, default=1, help="runs without kills of each method, first")
     parser.add_argument(
         "--out", type=Path, help="where folders and results.jsonl go; else a temporary folder"
     )
@@ -261,15 +258,15 @@ def main() -> int:
     given = parser.parse_args()
     if given.one:
         came = Came(**json.loads((given.one / "came.json").read_text()))
-        play(came, given.seed, given.one, kills=not given.calm)
+        play(came, given.seed, given.one, kills=came.run >= 0)
         (given.one / "came.json").write_text(json.dumps(asdict(came)))
         return 0
     out = given.out or Path(tempfile.mkdtemp(prefix="chaos-deploy-"))
     out.mkdir(parents=True, exist_ok=True)
     lines = apart()
-    calm = [(Came(-1 - i, m, given.rounds, lines), False) for i, m in enumerate(given.methods)]
-    methods = [given.methods[i % len(given.methods)] for i in range(0 if given.calm else given.runs)]
-    wild = [(Came(i, m, given.rounds, lines), True) for i, m in enumerate(methods)]
+    methods = [given.methods[i % len(given.methods)] for i in range(given.runs)]
+    calm = [Came(-1 - i, m, given.rounds, lines) for i, m in enumerate(given.methods * given.calm)]
+    wild = [Came(i, m, given.rounds, lines) for i, m in enumerate(methods)]
     print("namespaces: lines are cut" if lines else "no namespaces here: no line is cut")
     for letter, kind in zip("abcdefghi", KINDS, strict=True):
         print(f"  {letter}: {kind}")

@@ -1,4 +1,4 @@
-"""What a round costs over NVFlare, beside what NVFlare itself takes for as many bytes, measured in the same job.
+"""What a round costs over NVFlare, beside what NVFlare takes for as many bytes, measured in the same job.
 
 build/deploy/bin/python benchmarks/deploy.py --sites 1 2 4 8
 build/deploy/bin/python benchmarks/deploy.py --sites 1 2 4 8 --features 31000 --rounds 6

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo readme docs test test-slow test-deploy check audit sbom lock fuzz chaos soak mutants bench bench-peers format clean
+.PHONY: demo readme docs test test-slow test-deploy check audit sbom lock fuzz chaos chaos-deploy soak mutants bench bench-peers format clean
 
 # The demo: five methods on rotated digits until they have converged, three seeds: one table, and a report to open.
 DEMO := local fedavg fedavg_tuned ifca,k=4 fesem,k=4
@@ -66,6 +66,10 @@ lock:
 # Kills runs at random on every engine with every method, and compares their ends (some 20 minutes; CHAOS="--engine loop").
 chaos: $(READY)
 	PYTHONPATH=tests/helpers $(BIN)/python tests/chaos/chaos.py $(CHAOS)
+
+# The same over NVFlare, with real processes and certificates (an hour on two cores; CHAOS="--runs 2 --parallel 1").
+chaos-deploy: $(DEPLOY)/.ready
+	PYTHONPATH=tests/helpers $(DEPLOY)/bin/python tests/chaos/deploy.py $(CHAOS)
 
 # A thousand rounds on every engine, with memory and descriptors flat (minutes; SOAK="--engine loop").
 soak: $(READY)

@@ -96,5 +96,9 @@ def memory_of(site: Site) -> Message:
     if site.begun is not None:
         return site.begun.store.memory
     assert site.folder is not None
-    file = next(site.folder.glob("*/memory.safetensors"))
+    return memory_file(next(site.folder.glob("*/memory.safetensors")))
+
+
+def memory_file(file: Path) -> Message:
+    """The memory in a site's file."""
     return dict(unpack_several(*decode(file.read_bytes())))["memory"]

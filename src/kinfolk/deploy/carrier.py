@@ -24,6 +24,9 @@ class Carrier(Protocol):
 
 # Seconds between two tries at a site that has failed.
 PAUSE = 0.5
+# Seconds that the first try may take; each later one may take twice as long. A message that is lost on a cut
+# line is missed by nobody else, and asked twice a site answers the same.
+TRY = 20.0
 
 
 def patiently(
@@ -36,12 +39,15 @@ def patiently(
 
     Whoever fails is asked again, as often as there is time; so is one whose answer says so by `again`.
     """
-    until, still = time.monotonic() + seconds, dict(requests)
+    until, still, longest = time.monotonic() + seconds, dict(requests), TRY
     while still and (left := until - time.monotonic()) > 0:
-        for who, answer in carrier.ask(dict(still), left):
+        began = time.monotonic()
+        for who, answer in carrier.ask(dict(still), min(left, longest)):
             if who in still and not isinstance(answer, Exception) and not again(who, answer, left):
                 del still[who]
                 yield who, answer
+        if time.monotonic() - began >= longest:
+            longest *= 2
         if still:
             time.sleep(max(min(PAUSE, until - time.monotonic()), 0))
     for who in still:

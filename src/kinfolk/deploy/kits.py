@@ -178,6 +178,10 @@ def _lock_down(kit: Path) -> None:
     usual["class_allow_list"] = list(ALLOWED)
     # Logs of a site may hold rows. NVFlare sends those of errors to the server unless it is told not to.
     usual["allow_log_streaming"] = False
+    for server in usual.get("servers", []):
+        # An admin's command gives up after 5 s, and the server waits so long for a site that is dead: it must
+        # answer before. NVFlare's own 10 s would leave every look unanswered while one site is away.
+        server["admin_timeout"] = 4.0
     usual["components"] = [one for one in usual["components"] if ".logging." not in one["path"]]
     text = json.dumps(usual, indent=1)
     for name in ("jobs-storage", "snapshot-storage"):

@@ -6,46 +6,91 @@ import json
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from kinfolk.deploy.keep import Keeper
 from kinfolk.deploy.kits import Project, provision
-from kinfolk.deploy.supervise import Say, end
+from kinfolk.deploy.supervise import Say, end_all
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import write_text
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump
 from kinfolk.federation.sources import build
 from kinfolk.streams import Seed
+from kinfolk.types import Client
 
 ADMIN = "lead@trial.org"
 RUN = "run"
+# How a run can have ended, as its folder says.
+ENDED = ("finished", "diverged")
+# Seconds that a server has to be there.
+UP = 120.0
 
 
 def local(spec: Experiment, folder: Path, seconds: float, say: Say = print) -> Path:
     """Deploy a spec over as many sites as it has clients; the run's folder."""
     names = build(spec.data, Seed(spec.run.seed)).clients
-    project = Project("trial", "localhost", free_port(), tuple(map(str, names)), (ADMIN,))
-    say(f"1/4 kits for a server and {len(names)} sites")
-    kits, runs = provision(project, folder / "kits"), folder / "runs"
-    write_text(folder / "spec.toml", dump(spec))
-    say("2/4 server and sites start, each in processes of its own")
-    with ExitStack() as stack:
-        started = {
-            "server": _started(stack, folder, "deploy", "serve", str(kits["localhost"]), "--runs", str(runs))
-        }
-        for name in names:
-            rows = ("--simulated", str(folder / "spec.toml"))
-            started[name] = _started(stack, folder, "site", "join", str(kits[name]), *rows)
+    say(f"1/4 kits for a server and {len(names)} sites; 2/4 all start, each in processes of its own")
+    with trial(spec, names, folder, say) as opened:
         say("3/4 the run is submitted")
-        shown = _Shown(runs / RUN, spec.run.rounds, started, say)
-        Keeper(kits[ADMIN], spec, RUN, names, seconds, say, shown.look).keep()
-        shown.look()
-        if _status(runs / RUN) not in ("finished", "diverged"):
-            raise KinfolkError("run", str(runs / RUN), "has ended without an end; see the log of the server")
+        found = opened.play(spec, RUN, seconds)
         say("4/4 done; everybody leaves")
-    return runs / RUN
+    return found
+
+
+@dataclass
+class Trial:
+    """A federation on this machine that has been started."""
+
+    folder: Path
+    sites: Sequence[Client]
+    started: dict[str, subprocess.Popen[bytes]]
+    say: Say
+
+    @property
+    def kit(self) -> Path:
+        """Of the person who submits runs."""
+        return self.folder / "kits" / ADMIN
+
+    def play(self, spec: Experiment, name: str, seconds: float = 600.0) -> Path:
+        """One run from its first round to its end, whatever dies on the way; its folder."""
+        found = self.folder / "runs" / name
+        shown = _Shown(found, spec.run.rounds, self)
+        Keeper(self.kit, spec, name, self.sites, seconds, self.say, shown.look).keep()
+        shown.look()
+        if _status(found) not in ENDED:
+            raise KinfolkError("run", str(found), "has ended without an end; see the log of the server")
+        return found
+
+    def check(self) -> None:
+        """An error names the first process that has ended before its time."""
+        for name, running in self.started.items():
+            if running.poll() is not None:
+                raise KinfolkError(name, running.returncode, "has ended before the run; see its log")
+
+
+@contextmanager
+def trial(spec: Experiment, names: Sequence[Client], folder: Path, say: Say = print) -> Iterator[Trial]:
+    """A server and sites with the rows of a spec, in processes that end with the block."""
+    project = Project("trial", "localhost", free_port(), tuple(map(str, names)), (ADMIN,))
+    kits = provision(project, folder / "kits")
+    write_text(folder / "spec.toml", dump(spec))
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        words = [("deploy", "serve", str(kits["localhost"]), "--runs", str(folder / "runs"))]
+        rows = ("--simulated", str(folder / "spec.toml"))
+        words += [("site", "join", str(kits[name]), *rows) for name in names]
+        for one in words:
+            started[Path(one[2]).name] = _started(folder, one)
+        opened = Trial(folder, names, started, say)
+        _wait_for(project.port, opened)
+        yield opened
+    finally:
+        end_all(started.values())
 
 
 def free_port() -> int:
@@ -55,31 +100,41 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def _started(stack: ExitStack, folder: Path, *words: str) -> subprocess.Popen[bytes]:
+def _started(folder: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A command of ours, in a session of its own; it writes to a log named after its kit."""
     name = Path(words[2]).name
     with open(folder / f"{name}.log", "ab") as log:
         command = [sys.executable, "-m", "kinfolk", *words]
-        running = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    stack.callback(end, running)
-    return running
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def _wait_for(port: int, opened: Trial) -> None:
+    """Until the server listens. To try a session before costs the 10 s that NVFlare tries it for."""
+    until = time.monotonic() + UP
+    while time.monotonic() < until:
+        opened.check()
+        try:
+            socket.create_connection(("127.0.0.1", port), 1.0).close()
+            return
+        except OSError:
+            time.sleep(0.2)
 
 
 class _Shown:
     """Tells of every new round, and ends everything when one of the processes has ended."""
 
-    def __init__(self, run: Path, rounds: int, started: dict[str, subprocess.Popen[bytes]], say: Say) -> None:
-        self.run, self.rounds, self.started, self.say = run, rounds, started, say
+    def __init__(self, run: Path, rounds: int, opened: Trial) -> None:
+        self.run, self.rounds, self.opened = run, rounds, opened
         self.told = 0
 
-    def look(self) -> None:
-        """Look once."""
+    def look(self) -> bool:
+        """Look once; whether the run has ended: NVFlare says so 10 s later."""
         done = _rounds(self.run)
         if done != self.told:
-            self.say(f"    round {done} of {self.rounds}")
+            self.opened.say(f"    round {done} of {self.rounds}")
             self.told = done
-        for name, running in self.started.items():
-            if running.poll() is not None:
-                raise KinfolkError(name, running.returncode, "has ended before the run; see its log")
+        self.opened.check()
+        return _status(self.run) in ENDED
 
 
 def _rounds(run: Path) -> int:

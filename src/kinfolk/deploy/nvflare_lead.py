@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.collab import collab
+from nvflare.collab.api.exceptions import RunAborted
 
 from kinfolk.deploy.lead import lead
 from kinfolk.deploy.observe import Endpoint, Observed
@@ -53,6 +54,8 @@ class Calls:
         self, requests: Mapping[Client, bytes], seconds: float
     ) -> Iterator[tuple[Client, bytes | Exception]]:
         """As `Carrier.ask`: all are asked at once, and answers are read in order of names."""
+        if collab.is_aborted:  # else every call fails at once, and is made again until NVFlare kills this process
+            raise RunAborted("this job has been told to end")
         asked: dict[Client, Any] = {}
         for who, data in requests.items():
             try:

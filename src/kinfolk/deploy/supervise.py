@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 
@@ -21,7 +23,9 @@ from kinfolk.federation.federation import Federation
 
 RUNS, PORT = "KINFOLK_RUNS", "KINFOLK_STATUS_PORT"
 # Seconds before a process that has ended is started again: at first, and at most.
-SOON, LATE = 1.0, 60.0
+SOON, LATE = 0.5, 60.0
+# One that has ended within so many seconds cannot run, and is given more time from try to try.
+SHORT = 10.0
 # Seconds that a process has to end by itself.
 GRACE = 10.0
 
@@ -52,27 +56,46 @@ def keep_running(kit: Path, variables: Mapping[str, str], stop: Event, say: Say)
         raise KinfolkError("bash", None, "is not installed; NVFlare's start scripts need it")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment, pause = {**os.environ, **variables, "PATH": path}, SOON
-    while not stop.is_set():
-        began = time.monotonic()
-        with open(kit / "engine.log", "ab") as log:
-            running = subprocess.Popen(
-                [bash, str(script), "--once"],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+    with _alone(kit):
+        while not stop.is_set():
+            began = time.monotonic()
+            code = _once([bash, str(script), "--once"], kit, environment, stop)
+            if not stop.is_set():
+                pause = SOON if time.monotonic() - began > SHORT else min(2 * pause, LATE)
+                say(f"NVFlare's process has ended with {code}; it starts again in {pause:g} s")
+                stop.wait(pause)
+
+
+def _once(command: Sequence[str], kit: Path, environment: Mapping[str, str], stop: Event) -> int:
+    """Run NVFlare's process until it ends or `stop`; nothing of it is left, nor of one before."""
+    end_leftovers(kit)
+    with open(kit / "engine.log", "ab") as log:
+        running = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        while running.poll() is None and not stop.wait(0.2):
+            pass
+    finally:
+        end(running)
+        end_leftovers(kit)
+    return running.returncode
+
+
+@contextmanager
+def _alone(kit: Path) -> Iterator[None]:
+    """Hold a kit's lock: of two that run it, each would end the other's processes as leftovers."""
+    with open(kit / ".running", "ab") as file:
         try:
-            while running.poll() is None and not stop.wait(0.2):
-                pass
-        finally:
-            end(running)
-        if stop.is_set():
-            return
-        pause = SOON if time.monotonic() - began > LATE else min(2 * pause, LATE)
-        say(f"NVFlare's process has ended with {running.returncode}; it starts again in {pause:g} s")
-        stop.wait(pause)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise KinfolkError("kit", str(kit), "is running already; stop it first") from error
+        yield
 
 
 def end(running: subprocess.Popen[bytes]) -> None:
@@ -87,6 +110,38 @@ def end(running: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             continue
     running.wait()
+
+
+def end_all(running: Iterable[subprocess.Popen[bytes]]) -> None:
+    """End several, which all hear of it before anybody is waited for."""
+    waiting = list(running)
+    for one in waiting:
+        with suppress(ProcessLookupError):
+            os.killpg(one.pid, signal.SIGTERM)
+    for one in waiting:
+        end(one)
+
+
+def end_leftovers(kit: Path) -> None:
+    """Kill what runs for a kit although its supervisor or its parent was killed."""
+    for pid in processes_of(kit):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def processes_of(kit: Path) -> dict[int, str]:
+    """NVFlare's processes for a kit, and the module that each runs.
+
+    NVFlare gives every job a session of its own, so that a signal to a group does not reach it.
+    """
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            words = os.fsdecode((process / "cmdline").read_bytes()).split("\0")
+            module = next((word for word in words if word.startswith("nvflare.")), "")
+            if module and str(kit.absolute()) in words:
+                found[int(process.name)] = module
+    return found
 
 
 def until_told() -> Event:

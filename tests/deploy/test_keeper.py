@@ -1,4 +1,4 @@
-"""A keeper against a server that is acted out: what it submits a run again for, what it waits for, when it ends."""
+"""A keeper against a server that is acted out: when it submits a run again, waits, and ends."""
 
 from __future__ import annotations
 
@@ -31,16 +31,20 @@ class Server:
         self.began, self.status = 1.0, ""
         self.inside: set[str] = set()  # who has a process for the job
         self.silent: set[str] = set()
+        self.slow = 0.0  # seconds from a job's start until the first site has its process
         self.aborted: list[int] = []
         self.now = 0.0
 
     def submit(self) -> str:
         self.jobs, self.look, self.status, self.inside = self.jobs + 1, 0, "RUNNING", set(SITES)
+        self.inside -= {SITES[0]} if self.slow else set()
         return f"job{self.jobs}"
 
     def tick(self) -> None:
         """A second later."""
         self.now, self.look = self.now + 1.0, self.look + 1
+        if self.slow and self.look == self.slow:
+            self.inside.add(SITES[0])
         what, _, who = self.acts.get((self.jobs, self.look), "").partition(" ")
         if what == "kill":
             self.inside.discard(who)
@@ -75,10 +79,11 @@ class Server:
 
 
 def kept(
-    acts: dict[tuple[int, int], str], monkeypatch: pytest.MonkeyPatch
+    acts: dict[tuple[int, int], str], monkeypatch: pytest.MonkeyPatch, slow: float = 0.0
 ) -> tuple[Server, list[bool], list[str]]:
     """A run that is kept to its end: the server, which jobs resumed, what was said."""
     server, resumed, told = Server(acts), list[bool](), list[str]()
+    server.slow = slow
 
     @contextmanager
     def opened(kit: Path) -> Iterator[Server]:
@@ -216,3 +221,10 @@ def test_a_kit_that_runs_is_not_run_twice(tmp_path: Path):
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(KinfolkError, match="running already"):
             supervise.keep_running(tmp_path, {}, Event(), print)
+
+
+def test_a_site_that_starts_slowly_is_given_more_time_with_every_job(monkeypatch: pytest.MonkeyPatch):
+    """With one limit for all jobs a busy machine would submit for ever."""
+    acts = {(job, 70): "end COMPLETED" for job in range(1, 9)} | {(9, 3): "end COMPLETED"}
+    server, _, _ = kept(acts, monkeypatch, slow=60.0)
+    assert (server.jobs, server.aborted) == (4, [1, 2, 3])

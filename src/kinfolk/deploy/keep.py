@@ -25,6 +25,8 @@ LOOK = 1.0
 # Seconds that a site may say it has no process for a job that runs: at its start, NVFlare may list none yet;
 # later, one look might have come between two lists.
 START, MISSING = 10.0, 2.0
+# A site that was never in a job may be slow and not lost: the next job waits twice as long, up to so many.
+SLOWEST = 160.0
 # Seconds that a job has to end when it was told to. The next one finds the run's folder locked until then.
 ENDING = 20.0
 # Jobs in a row that end by themselves within SHORT seconds: what fails at once fails again. A start takes up
@@ -50,6 +52,7 @@ class Keeper:
         None
     )  # called at every look; True: the run has ended, as seen there
     jobs: list[str] = field(default_factory=list)
+    patience: float = START  # seconds that sites have to be in a job
 
     def keep(self, resume: bool = False) -> None:
         """Submit, and submit again, until the run has ended by itself."""
@@ -105,9 +108,11 @@ class Keeper:
             seen |= {who for who, jobs in has.items() if job in jobs}
             # One that does not answer may be in it yet, behind a line that is cut: it is waited for.
             without = {who for who in self.sites if who in has and job not in has[who]}
-            absent = {who: absent.get(who, now) for who in without if who in seen or now - running > START}
+            absent = {who: absent.get(who, now) for who in without if who in seen or now - running > self.patience}
             if lost := sorted(who for who, since in absent.items() if now - since > MISSING):
                 self._abort(job)
+                if not seen.issuperset(lost):
+                    self.patience = min(2 * self.patience, SLOWEST)
                 return False, f"{', '.join(lost)} is in its job no more"
 
     def _abort(self, job: str) -> None:

@@ -108,7 +108,8 @@ class Keeper:
             seen |= {who for who, jobs in has.items() if job in jobs}
             # One that does not answer may be in it yet, behind a line that is cut: it is waited for.
             without = {who for who in self.sites if who in has and job not in has[who]}
-            absent = {who: absent.get(who, now) for who in without if who in seen or now - running > self.patience}
+            late = now - running > self.patience
+            absent = {who: absent.get(who, now) for who in without if late or who in seen}
             if lost := sorted(who for who, since in absent.items() if now - since > MISSING):
                 self._abort(job)
                 if not seen.issuperset(lost):

@@ -4,8 +4,8 @@ build/deploy/bin/python benchmarks/deploy.py --sites 1 2 4 8
 build/deploy/bin/python benchmarks/deploy.py --sites 1 2 4 8 --features 31000 --rounds 6
 build/deploy/bin/python benchmarks/deploy.py --methods slfed --rounds 6
 
-A server and as many sites as the largest number, with certificates and real processes, on the loopback of this
-machine. Local training is tiny; what `loop` needs for a whole round stands beside it.
+A server and as many sites as the largest number, with certificates and real processes, on the loopback of
+this machine. Local training is tiny; what `loop` needs for a whole round stands beside it.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ import torch
 
 import kinfolk.experiment.run as runs
 from kinfolk.errors import KinfolkError
+from kinfolk.experiment import pace
 from kinfolk.experiment.checkpoint import saved_rounds
 from kinfolk.experiment.pace import SHARE
 from kinfolk.experiment.record import Records, read_round, read_rounds, round_files
@@ -94,12 +95,16 @@ def measure(method: str, clients: int, rounds: int) -> str:
 
 
 def share(method: str, clients: int, seconds: float) -> str:
-    """One line of Markdown: of a run with checkpoints as its time allows, what each kind of file took."""
+    """One line of Markdown: of a run with checkpoints as its time allows, what each kind of file took.
+
+    Without what checkpoints may take besides in a short run: a long one has forgotten it.
+    """
     spent, rounds = {"records": [0.0], "conduct": [0.0]}, [0]
     before, conduct = {kind: getattr(Records, kind) for kind in KINDS}, runs.record_conduct
     for kind, real in before.items():
         setattr(Records, kind, timed(spent["records"], real))
     runs.record_conduct = timed(spent["conduct"], conduct)
+    allowance, pace.ALLOWANCE = pace.ALLOWANCE, 0.0
     began: list[float] = []
     start: dict[str, float] = {}
 
@@ -120,7 +125,7 @@ def share(method: str, clients: int, seconds: float) -> str:
             lines = read_rounds(Path(folder) / "run")[2:]
             whole = time.perf_counter() - began[0]
     finally:
-        runs.record_conduct = conduct
+        runs.record_conduct, pace.ALLOWANCE = conduct, allowance
         for kind, real in before.items():
             setattr(Records, kind, real)
     saving = sum(line["seconds"].get("checkpoint", 0.0) for line in lines)

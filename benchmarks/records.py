@@ -1,6 +1,7 @@
 """What records and checkpoints take beside the rounds they are of; and how long a large folder takes to open.
 
 python benchmarks/records.py                         # a table: methods x 100, 1,000 and 10,000 clients
+python benchmarks/records.py --seconds 60            # what they take of runs as they are by default, so long
 python benchmarks/records.py --folder runs/large --methods fedavg --rounds 1000     # 10,000 clients
 """
 
@@ -20,7 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
+import kinfolk.experiment.run as runs
 from kinfolk.errors import KinfolkError
+from kinfolk.experiment import pace
 from kinfolk.experiment.checkpoint import saved_rounds
 from kinfolk.experiment.pace import SHARE
 from kinfolk.experiment.record import Records, read_round, read_rounds, round_files
@@ -91,6 +94,55 @@ def measure(method: str, clients: int, rounds: int) -> str:
     return f"| {' | '.join(fields)} |"
 
 
+def share(method: str, clients: int, seconds: float) -> str:
+    """One line of Markdown: of a run with checkpoints as its time allows, what each kind of file took.
+
+    Without what checkpoints may take besides in a short run: a long one has forgotten it.
+    """
+    spent, rounds = {"records": [0.0], "conduct": [0.0]}, [0]
+    before, conduct = {kind: getattr(Records, kind) for kind in KINDS}, runs.record_conduct
+    for kind, real in before.items():
+        setattr(Records, kind, timed(spent["records"], real))
+    runs.record_conduct = timed(spent["conduct"], conduct)
+    allowance, pace.ALLOWANCE = pace.ALLOWANCE, 0.0
+    began: list[float] = []
+    start: dict[str, float] = {}
+
+    def watch(event: str, facts: dict[str, Any]) -> str:
+        if event != "round":
+            return ""
+        if not began and facts["round"] == 1:  # the first warms up
+            began.append(time.perf_counter())
+            start.update({kind: much[0] for kind, much in spent.items()})
+            return ""
+        rounds[0] += bool(began)
+        return "stop" if began and time.perf_counter() > began[0] + seconds else ""
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            spec = override(spec_of(method, clients, 100_000), ["run.checkpoint_every=0"])
+            run(spec, Path(folder) / "run", watch=watch)
+            lines = read_rounds(Path(folder) / "run")[2:]
+            whole = time.perf_counter() - began[0]
+    finally:
+        runs.record_conduct, pace.ALLOWANCE = conduct, allowance
+        for kind, real in before.items():
+            setattr(Records, kind, real)
+    saving = sum(line["seconds"].get("checkpoint", 0.0) for line in lines)
+    saved = sum("checkpoint" in line["seconds"] for line in lines)
+    parts = [f"{(spent[kind][0] - start[kind]) / whole:.1%}" for kind in spent]
+    fields = method, f"{clients:,}", f"{rounds[0]:,}", f"{whole / rounds[0]:.2f} s", *parts
+    return f"| {' | '.join(fields)} | {saving / whole:.1%} ({saved}) |"
+
+
+def shares(methods: Sequence[str], sizes: Sequence[int], seconds: float) -> None:
+    heads = ("method", "clients", "rounds", "a round", "records", "conduct", "checkpoints (how many)")
+    print("|", " | ".join(heads), "|\n|", " | ".join(["---"] * len(heads)), "|", flush=True)
+    for clients in sizes:
+        for method in methods:
+            print(share(method, clients, seconds), flush=True)
+
+
 def table(methods: Sequence[str], sizes: Sequence[int], rounds: int) -> None:
     heads = ("method", "clients", "a round", "records", "on the disk", "a checkpoint", "on the disk", "every")
     print("|", " | ".join(heads), "|\n|", " | ".join(["---"] * len(heads)), "|")
@@ -135,11 +187,14 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000, 10000])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--seconds", type=float)
     parser.add_argument("--folder", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.folder:
         large(given.folder, given.methods[0], given.clients[-1], given.rounds)
+    elif given.seconds:
+        shares(given.methods, given.clients, given.seconds)
     else:
         table(given.methods, given.clients, given.rounds)
 

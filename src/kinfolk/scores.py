@@ -118,3 +118,12 @@ def summary(values: ArrayLike, rows: ArrayLike, lower_is_better: bool = False) -
             "spread": float(value.std(ddof=1)) if value.size > 1 else 0.0,
             "best": low if lower_is_better else high,
         }
+
+
+def plus_minus(mean: str, deviation: str) -> str:
+    """A mean with its deviation behind it, if there is one: of one value it is "nan".
+
+    >>> plus_minus("87.1", f"{1.2345:.1f}"), plus_minus("87.1", f"{float('nan'):.1f}")
+    ('87.1 ± 1.2', '87.1')
+    """
+    return mean if deviation == "nan" else f"{mean} ± {deviation}"

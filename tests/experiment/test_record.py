@@ -21,8 +21,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small_runs import go
 
 from kinfolk.errors import KinfolkError
+from kinfolk.experiment import saving
 from kinfolk.experiment.record import (
     SCHEMA,
     Records,
@@ -30,6 +32,7 @@ from kinfolk.experiment.record import (
     read_audit,
     read_rounds,
     read_scores,
+    round_files,
     write_json,
     write_text,
 )
@@ -225,14 +228,63 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     before = path.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(place, full)
+        wait = (
+            records.settle if place == "os.fsync" else lambda: records.write_scores(1, rows(value=[1.0, 1.0]))
+        )
         with pytest.raises(KinfolkError, match=r"No space left.*free space") as caught:
-            records.write_scores(1, rows(value=[1.0, 1.0]))
+            wait()
         assert str(tmp_path)[:20] in str(caught.value)
         with pytest.raises(KinfolkError, match="No space left"):
             write_json(tmp_path / "a.json", {"n": 2})
     assert path.read_bytes() == before
     assert json.loads((tmp_path / "a.json").read_text()) == {"n": 1}
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def synced(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The inodes of files that somebody has waited for."""
+    usual, found = os.fsync, set[int]()
+
+    def noted(number: int) -> None:
+        found.add(os.fstat(number).st_ino)
+        usual(number)
+
+    monkeypatch.setattr("os.fsync", noted)
+    return found
+
+
+def test_the_wait_for_the_disk_is_for_all_files_since_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, found = Records(tmp_path), synced(monkeypatch)
+    files = [records.write_scores(number, rows(round=[number] * 2)) for number in (1, 2, 3)]
+    assert not found
+    records.rewind(2)
+    records.settle()
+    assert {file.stat().st_ino for file in files[:2]} <= found
+    found.clear()
+    last = records.write_scores(3, rows(round=[3] * 2))
+    records.settle()
+    assert {last.stat().st_ino} == found
+
+
+def test_no_checkpoint_is_ahead_of_the_records_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, usual, seen = synced(monkeypatch), saving.save, []
+
+    def save(folder: Path, number: int, *more: Any) -> Path:
+        files = [path for at, path in round_files(tmp_path / "run", "records") if at <= number]
+        seen.append(number)
+        assert {path.stat().st_ino for path in [*files, tmp_path / "run" / "rounds.jsonl"]} <= found
+        return usual(folder, number, *more)
+
+    monkeypatch.setattr(saving, "save", save)
+    go(tmp_path / "run", "run.rounds=5", "run.checkpoint_every=2")
+    assert seen == [0, 2, 4, 5]
+    last = round_files(tmp_path / "run", "records")[-1]
+    assert last[0] == 5
+    assert last[1].stat().st_ino in found
 
 
 def test_appending_to_a_full_disk_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

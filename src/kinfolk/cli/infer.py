@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -128,4 +129,6 @@ def _grouped(rows: Sequence[Any], by: Sequence[str]) -> Any:
 
 
 def _spread(values: Sequence[float]) -> str:
-    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+    from kinfolk.scores import plus_minus
+
+    return plus_minus(f"{mean(values):.1f}", f"{stdev(values) if len(values) > 1 else math.nan:.1f}")

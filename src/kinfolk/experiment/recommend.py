@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kinfolk.clustering.count import elbow
 from kinfolk.errors import KinfolkError, near
-from kinfolk.scores import about
+from kinfolk.scores import about, plus_minus
 from kinfolk.streams import Seed
 
 CRITERIA = ("agreement", "accuracy", "intra_distance", "silhouette")
@@ -311,12 +311,10 @@ def _told(row: Row, base: Row, score: str) -> str:
     """A paired difference in words."""
     found = gain(row, base)
     if about(score).percent:
-        spread = "" if math.isnan(found.std) else f" ± {100 * found.std:.1f}"
-        return f"{100 * found.mean:+.1f}{spread} points"
-    spread = "" if math.isnan(found.std) else f" ± {found.std:.2g}"
+        return f"{plus_minus(f'{100 * found.mean:+.1f}', f'{100 * found.std:.1f}')} points"
     # Scores here are better when larger; an error is told as it is.
     sign = -1 if about(score).lower_is_better else 1
-    return f"{sign * found.mean:+.3g}{spread} in {score}"
+    return f"{plus_minus(f'{sign * found.mean:+.3g}', f'{found.std:.2g}')} in {score}"
 
 
 def _steady(row: Row) -> str:

@@ -211,6 +211,20 @@ class Records:
 
     def __init__(self, run: Path) -> None:
         self.run = Path(run)
+        self._waiting: list[Path] = []  # files of scores that may not be on the disk yet
+
+    def settle(self) -> None:
+        """Wait until scores and rounds are on the disk: before a checkpoint, up to which nothing comes again.
+
+        For one file a round the wait was longer than all other work on records. A power cut may take records
+        of rounds after the last checkpoint, which a resumed run plays again; a kill takes none.
+        """
+        with disk_errors("run", self.run):
+            for path in (*self._waiting, self.run / "rounds.jsonl"):
+                if path.exists():  # a rewind may have taken it
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())
+        self._waiting = []
 
     def write_scores(self, round: int, rows: pd.DataFrame | Mapping[str, Any]) -> Path:
         """Write the scores of one round: the columns of SCHEMA; `round` itself may be left out."""
@@ -232,7 +246,8 @@ class Records:
         buffer = io.BytesIO()
         pq.write_table(table, buffer)
         path = self.run / "records" / f"round-{round:06d}.parquet"
-        write_bytes(path, buffer.getvalue())
+        write_bytes(path, buffer.getvalue(), lasting=False)
+        self._waiting.append(path)
         return path
 
     def append_round(self, round: int, facts: Mapping[str, Any]) -> None:

@@ -235,6 +235,7 @@ class Running:
         if self.saved != self.done:  # the end came between two checkpoints
             self.save()
         finalize(self)
+        self.records.settle()
         tell_spending(self.algorithm, self.state, self.records, self.done)
         self.describe("diverged" if self.health.stopped else "finished", reason)
         self.watch("end", {"reason": reason, "folder": self.folder, "status": self.status})
@@ -483,6 +484,7 @@ class Running:
 
     def save(self, state: Any = None, summary: dict[str, Any] | None = None) -> None:
         """Write a checkpoint; with a `state` and its summary, from which a run goes on instead of its own."""
+        self.records.settle()
         path = write_checkpoint(self, self.state if state is None else state, summary or self.summary)
         self.saved = self.done
         self.tell("checkpoint", path=path)

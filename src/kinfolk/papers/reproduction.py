@@ -30,7 +30,7 @@ from kinfolk.report.read import (
     training_seconds,
 )
 from kinfolk.report.whole import WholeTable
-from kinfolk.scores import about, summary
+from kinfolk.scores import about, plus_minus, summary
 
 GROUPS = ("ari", "nmi", "purity")
 # The row that the time of all others is told beside.
@@ -197,7 +197,7 @@ def _times(rows: Sequence[Mapping[str, Any]], runs: Mapping[str, tuple[str, ...]
 
 def _text(mean: float, std: float, score: str) -> str:
     if score in GROUPS:
-        return "-" if math.isnan(mean) else f"{mean:.2f}" + ("" if math.isnan(std) else f" ± {std:.2f}")
+        return "-" if math.isnan(mean) else plus_minus(f"{mean:.2f}", f"{std:.2f}")
     return shown(mean, score, std)
 
 

@@ -30,7 +30,7 @@ from kinfolk.experiment.record import (
 from kinfolk.privacy.told import promise
 from kinfolk.report.scored import Held, Scored, Stored
 from kinfolk.report.status import as_it_is
-from kinfolk.scores import SCORES, about, learn
+from kinfolk.scores import SCORES, about, learn, plus_minus
 
 
 def read_facts(folder: str | Path, command: str) -> dict[str, Any]:
@@ -370,7 +370,7 @@ def shown(value: float, score: str, deviation: float = math.nan, unit: bool = Fa
     else:
         text = [power(value, 2), power(deviation, 0)]
     mean = f"{text[0]}%" if unit and about(score).percent else text[0]
-    return mean if math.isnan(deviation) else f"{mean} ± {text[1]}"
+    return plus_minus(mean, text[1])
 
 
 def power(value: float, decimals: int, sign: str = "") -> str:

@@ -1,4 +1,4 @@
-"""A keeper against a server that is acted out: what it submits a run again for, what it waits for, when it ends."""
+"""A keeper against a server that is acted out: for what it submits a run again, and when it gives up."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _kill_job_process(opened: Trial, who: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _wait(until: Callable[[], bool], seconds: float = 90.0) -> None:
+def _wait(until: Callable[[], bool], seconds: float = 240.0) -> None:
     last = time.monotonic() + seconds
     while not until():
         assert time.monotonic() < last
@@ -213,7 +213,7 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path):
         told = running.communicate(timeout=60)[1].decode()
     finally:
         running.kill()
-    assert running.returncode == 130
+    assert running.returncode == 128 + signal.SIGINT
     assert "Traceback" not in told
     _wait(lambda: _of(tmp_path) == [], 10.0)
 

@@ -34,7 +34,7 @@ def flat(state: Any) -> torch.Tensor:
 
 
 def test_noise_of_local_privacy_is_drawn_at_sites_and_has_its_size(tmp_path: Path):
-    """A mean of eight clients with equal rows, each with normal noise of multiplier x 2 x clip on every number."""
+    """A mean of eight clients with equal rows, each with noise of multiplier x 2 x clip on every number."""
     clip, multiplier = 0.5, 3.0
     settings = ("privacy.mode=local", f"privacy.clip={clip}", f"privacy.noise={multiplier}", "guard.norm=1e9")
     spec = override(spec_of("fedavg", rounds=1), settings)

@@ -54,7 +54,9 @@ class Calls:
         self, requests: Mapping[Client, bytes], seconds: float
     ) -> Iterator[tuple[Client, bytes | Exception]]:
         """As `Carrier.ask`: all are asked at once, and answers are read in order of names."""
-        if collab.is_aborted:  # else every call fails at once, and is made again until NVFlare kills this process
+        if (
+            collab.is_aborted
+        ):  # else every call fails at once, and is made again until NVFlare kills this process
             raise RunAborted("this job has been told to end")
         asked: dict[Client, Any] = {}
         for who, data in requests.items():

@@ -192,22 +192,13 @@ def test_a_job_that_is_told_to_end_asks_nobody_again(monkeypatch: pytest.MonkeyP
 
 def test_ctrl_c_leaves_nothing_running(tmp_path: Path):
     """`deploy local` while its run goes on: one signal, as from a terminal, to it alone."""
-    words = [
-        "-m",
-        "kinfolk",
-        "deploy",
-        "local",
-        "--sites",
-        "2",
-        "--out",
-        str(tmp_path),
-        "--set",
-        "run.rounds=5000",
-    ]
+    words = ["-m", "kinfolk", "deploy", "local", "--sites", "2", "--out", str(tmp_path)]
+    words += ["--set", "data.groups=2", "--set", "run.rounds=5000"]
     running = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     rounds = tmp_path / "runs" / "run" / "rounds.jsonl"
     try:
-        _wait(lambda: rounds.exists() and len(rounds.read_bytes().splitlines()) > 2)
+        _wait(lambda: running.poll() is not None or (rounds.exists() and len(rounds.read_bytes()) > 5000))
+        assert running.poll() is None
         assert len(_of(tmp_path)) > 6  # server, two sites, and NVFlare's of all three
         running.send_signal(signal.SIGINT)
         told = running.communicate(timeout=60)[1].decode()

@@ -3,6 +3,7 @@
 build/deploy/bin/python benchmarks/deploy.py --sites 1 2 4 8
 build/deploy/bin/python benchmarks/deploy.py --sites 1 2 4 8 --features 31000 --rounds 6
 build/deploy/bin/python benchmarks/deploy.py --methods slfed --rounds 6
+build/deploy/bin/python benchmarks/deploy.py --fit costs.jsonl   (the first two with --json costs.jsonl)
 
 A server and as many sites as the largest number, with certificates and real processes, on the loopback of
 this machine. Local training is tiny; what `loop` needs for a whole round stands beside it.
@@ -19,6 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
 
 import kinfolk.deploy.kits as kits
 from echo_job import model_bytes
@@ -117,8 +121,8 @@ def row(opened: Trial, method: str, sites: int, given: argparse.Namespace, score
         "threads": told["threads"],
         "descriptors": told["descriptors"],
         "phases": {
-            key: statistics.median([one["seconds"].get(key, 0.0) for one in told["facts"]])
-            for key in told["facts"][0]["seconds"]
+            key: statistics.median([one["seconds"].get(key, 0.0) for one in told["facts"][1:]])
+            for key in told["facts"][-1]["seconds"]
         },
     }
 
@@ -141,6 +145,27 @@ def line(one: dict[str, Any]) -> str:
     return f"{one['method']:<22} {counts} {times} {one['lead_mib']:>9.0f} {one['server_mib']:>11.0f}"
 
 
+def fitted(rows: list[dict[str, Any]]) -> str:
+    """A table for more sites: seconds and memory as base + each site's + each MB's, by least squares."""
+    rows = [one for one in rows if one["method"] == "fedavg" and not one["scores"]]
+    known = np.array([[1.0, one["sites"], one["sites"] * one["bytes"] / 1e6] for one in rows])
+    if np.linalg.matrix_rank(known) < 3:
+        raise SystemExit("measure several numbers of sites and two sizes of models first")
+    laws = {}
+    for name in ("round", "lead_mib", "server_mib"):
+        # By relative errors, so that large models do not decide all; and nothing costs less than nothing.
+        seen = np.array([one[name] for one in rows])
+        laws[name] = nnls(known / seen[:, None], np.ones(len(seen)))[0]
+    lines = [f"{name:>10} = {a:.3g} + {b:.3g} sites + {c:.3g} sites x MB" for name, (a, b, c) in laws.items()]
+    lines.append("sites      MB   MB a round   seconds   lead MiB   server MiB")
+    for sites in (10, 100, 1000):
+        for size in (0.25, 25.0):
+            seconds, lead, server = (float(law @ (1.0, sites, sites * size)) for law in laws.values())
+            costs = f"{2 * sites * size:>13,.0f}{seconds:>10.1f}{lead:>11,.0f}{server:>13,.0f}"
+            lines.append(f"{sites:>5}{size:>8}{costs}")
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--methods", nargs="+", default=["fedavg"])
@@ -151,7 +176,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--scores", action="store_true", help="also with scores in every round")
     parser.add_argument("--json", type=Path, help="where rows are appended")
+    parser.add_argument("--fit", type=Path, help="measure nothing: what such rows say of more sites")
     given = parser.parse_args()
+    if given.fit:
+        print(fitted([json.loads(text) for text in given.fit.read_text().splitlines()]))
+        return 0
     os.environ["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     kits.ALLOWED = (*kits.ALLOWED, *OURS.values())
     most = spec_of("fedavg", max(given.sites), given.features, given.rounds, False)

@@ -19,13 +19,13 @@ from kinfolk.deploy.kits import ALLOWED, Kit, Project, provision
 from kinfolk.deploy.local import local
 from kinfolk.deploy.submit import write_job
 from kinfolk.errors import KinfolkError
+from kinfolk.types import Client
 
 pytestmark = pytest.mark.deploy
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fesem,k=2", "slfed"])
-def test_a_run_over_nvflare_has_the_bits_of_the_loop(method: str, tmp_path: Path):
-    spec = spec_of(method)
+def test_a_whole_deployment_in_one_call_has_the_bits_of_the_loop(tmp_path: Path):
+    spec = spec_of("fesem,k=2", rounds=4)
     theirs = run(spec, tmp_path / "loop")
     folder = local(spec, tmp_path / "trial", seconds=120)
     loaded, _ = load_latest(folder / "checkpoints", dump(load(folder / "spec.toml")))
@@ -71,3 +71,14 @@ def test_a_job_holds_no_code(tmp_path: Path):
         for one in json.loads(config.read_text())["components"]
     ]
     assert set(named) <= set(ALLOWED)
+
+
+def test_limits_of_nvflare_leave_room_for_all_sites(kits: dict[str, Path], tmp_path: Path):
+    """A thread for every site at work, every site registered, and an answer while one of them is dead."""
+    sites = [Client(f"site-{i}") for i in range(150)]
+    job = write_job(tmp_path, spec_of("fedavg"), "first", sites, False, 60.0)
+    told = json.loads(next(job.rglob("config_fed_server.json")).read_text())
+    assert [flow["args"]["max_outbound_call_threads"] for flow in told["workflows"]] == [150]
+    server = json.loads((kits["localhost"] / "local" / "resources.json").read_text())["servers"][0]
+    assert server["max_num_clients"] > 1000
+    assert server["admin_timeout"] < 5.0  # when an admin's own command gives up

@@ -182,6 +182,7 @@ def _lock_down(kit: Path) -> None:
         # An admin's command gives up after 5 s, and the server waits so long for a site that is dead: it must
         # answer before. NVFlare's own 10 s would leave every look unanswered while one site is away.
         server["admin_timeout"] = 4.0
+        server["max_num_clients"] = 10_000  # who has a certificate may come; NVFlare refuses the 101st
     usual["components"] = [one for one in usual["components"] if ".logging." not in one["path"]]
     text = json.dumps(usual, indent=1)
     for name in ("jobs-storage", "snapshot-storage"):

@@ -76,5 +76,9 @@ def write_job(
         told["components"] = [one for one in told["components"] if ".logging." not in one["path"]]
         # Sites ask for the two tasks by which a job of Collab begins; NVFlare has them pause for 2 s between.
         told["server"] = {"task_request_interval": 0.2}
+        for flow in told.get(
+            "workflows", []
+        ):  # a call that waits for a site has a thread; NVFlare has a hundred
+            flow["args"]["max_outbound_call_threads"] = max(100, len(sites))
         config.write_text(json.dumps(told))
     return folder / run

@@ -13,6 +13,7 @@ from kinfolk.codec import encode
 from kinfolk.deploy.agreement import Agreement, Introduction, agree
 from kinfolk.deploy.carrier import Carrier, patiently
 from kinfolk.deploy.remote import Remote, begin
+from kinfolk.deploy.room import INTRODUCTION, Rooms
 from kinfolk.engines.coordinator import Engine
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.wire import checked
@@ -27,6 +28,7 @@ from kinfolk.types import Client
 
 FILE = "agreement.json"  # what was agreed on; it is not changed when a run goes on
 COURSE = "deployment.json"
+PROOFS = "exposed.json"  # signatures by which a site has proven itself that it told others two stories
 
 
 def lead(
@@ -69,7 +71,10 @@ def lead(
     def deployed(parts: Parts, memories: Memories) -> Engine:
         write_text(folder / FILE, agreement.text())
         write_json(folder / COURSE, {"run": agreement.run, "attempt": attempt})
-        return Remote(carrier, agreement, table_of(parts), memories, attempt, seconds, watch)
+        return Remote(
+            carrier, agreement, table_of(parts), memories, attempt, seconds, watch,
+            Rooms.of(parts), lambda proofs: write_text(folder / PROOFS, proofs),
+        )  # fmt: skip
 
     resume = resume and (folder / COURSE).exists()
     return run(spec, folder, federation=rows, network=network, resume=resume, watch=watch, deployed=deployed)
@@ -87,7 +92,7 @@ def introductions(
         if data is None:
             continue
         try:
-            back = checked(data, {"from": who}, None)
+            back = checked(data, {"from": who}, INTRODUCTION)
             if "introduction" not in back:
                 raise KinfolkError("site", who, back.get("error", "said nothing of itself"))
             found[who] = Introduction.read(back["introduction"])

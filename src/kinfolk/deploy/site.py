@@ -12,13 +12,13 @@ import logging
 from pathlib import Path
 from threading import Lock
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from kinfolk.codec import decode, encode
 from kinfolk.deploy.agreement import Agreement, Introduction, taken, versions
-from kinfolk.deploy.letters import Identity, Refused, Trust
+from kinfolk.deploy.letters import Identity, Trust
+from kinfolk.deploy.mail import Mail
+from kinfolk.deploy.room import AGREEMENT, Rooms
 from kinfolk.deploy.store import Course, Store
 from kinfolk.engines import one, rpc
 from kinfolk.engines.asked import declined
@@ -33,12 +33,13 @@ from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask, Complains, Rehearses
 from kinfolk.streams import RoundContext
 from kinfolk.task import Peer, PeerTask, Task
-from kinfolk.types import Client, Message, nbytes
+from kinfolk.types import Client, Message
 
 log = logging.getLogger("kinfolk.site")
 CPU = torch.device("cpu")
 # A site that was started anew says this, and is sent the agreement once more.
 NOT_BEGUN = "not begun"
+TOO_LONG = "TooLong"
 
 
 class Site:
@@ -65,6 +66,8 @@ class Site:
         told: Header = {"from": self.who}
         with self._lock:
             try:
+                if (refused := self.refusal(len(data))) is not None:
+                    return refused
                 message, header = decode(data)
                 told |= {key: header[key] for key in ("token", "number") if key in header}
                 if header.get("to") != self.who:
@@ -75,6 +78,14 @@ class Site:
             except Exception as error:
                 log.warning("a request was refused", exc_info=error)
                 return encode({}, {**told, "error": type(error).__name__})
+
+    def refusal(self, size: int) -> bytes | None:
+        """What is answered to a request of so many bytes instead of reading it, if it is too long."""
+        room = max(AGREEMENT, self.begun.rooms.request) if self.begun else AGREEMENT
+        if size <= room:
+            return None
+        log.warning("a request of %d bytes was refused unread: %d are allowed", size, room)
+        return encode({}, {"from": self.who, "error": TOO_LONG})
 
     def _met(self, header: Header) -> Header:
         """What sites and lead agree on is no secret, and whoever starts a run must know what to mend."""
@@ -119,10 +130,12 @@ class Begun:
         self.parts: Parts = self._built(shell, site.network)
         self._check_secrets()
         self.clients, self.table = shell.clients, table_of(self.parts)
+        self.rooms = Rooms.of(self.parts)
         self.rows = taken(site.rows, self.agreement.outline)
         folder = site.folder / self.agreement.run if site.folder else None
         self.store = Store(self.who, make_memories(self.parts, CPU, folder), folder)
         self.store.load()
+        self.mail = Mail(self.who, self.identity, self.agreement.keys, self.rooms, folder)
 
     def _check(self, site: Site) -> None:
         """Refuse an agreement that is not about this site as it is."""
@@ -175,10 +188,7 @@ class Begun:
         swap = self.table.get(header["swap"])
         if not isinstance(swap, PeerTask):
             raise KinfolkError("message.swap", header["swap"], "is no exchange of this run")
-        place = {"run": self.agreement.run, "round": header["round"], "swap": header["swap"]}
-        if header["do"] == "send":
-            return self._send(swap, {**place, "letters": header["number"]}, context)
-        return self._receive(swap, {**place, "letters": header["letters"]}, message, header, context)
+        return self._exchange(swap, message, header, context)
 
     def _ask(
         self, message: Message, name: str, context: RoundContext
@@ -192,41 +202,26 @@ class Begun:
         reply, kept = one.perform(task, message, self.store.memory, self.rows, self.who, context)
         return reply, facts, kept
 
-    def _send(
-        self, swap: PeerTask, place: Header, context: RoundContext
+    def _exchange(
+        self, swap: PeerTask, message: Message, header: Header, context: RoundContext
     ) -> tuple[Message, Header, Message | None]:
-        """What this client writes to others, sealed for each; the sizes are those of what is inside."""
-        written = swap.send(self.store.memory, Peer(self.who, context))
-        sealed = []
-        for to, what in written.items():
-            own = {**place, "from": self.who, "to": to}
-            data = self.identity.seal(encode(what), self.agreement.keys[to], own)
-            sealed.append((to, {"sealed": torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())}))
-        body, labels = rpc.pack_several(sealed)
-        sizes = json.dumps({to: nbytes(what) for to, what in written.items()})
-        return body, {**labels, "sizes": sizes}, None
-
-    def _receive(
-        self, swap: PeerTask, place: Header, message: Message, header: Header, context: RoundContext
-    ) -> tuple[Message, Header, Message | None]:
-        """Take in what others wrote for this round and place; what was tampered with does not arrive."""
-        if int(place["letters"]) < self.store.last:
-            raise KinfolkError("message.letters", place["letters"], "are letters of an exchange that is over")
-        inbox: dict[Client, Message] = {}
-        refused: dict[str, str] = {}
-        for sender, what in rpc.unpack_several(message, header):
-            sealed = what.get("sealed")
-            own = {**place, "from": sender, "to": self.who}
-            try:
-                if not isinstance(sealed, Tensor) or sender not in self.agreement.keys or sender in inbox:
-                    raise Refused("is no letter of a site of this run")
-                data = self.identity.open(bytes(sealed.numpy()), self.agreement.keys[Client(sender)], own)[0]
-                inbox[Client(sender)] = decode(data)[0]
-            except (Refused, KinfolkError) as error:
-                refused[str(sender)] = str(error) if isinstance(error, Refused) else "cannot be read"
+        """A step of an exchange: write letters, show signatures to one another, take in what came."""
+        number = header["number"] if header["do"] == "send" else header["letters"]
+        place = {
+            "run": self.agreement.run, "round": header["round"], "swap": header["swap"], "letters": number
+        }  # fmt: skip
+        if header["do"] == "send":
+            written = swap.send(self.store.memory, Peer(self.who, context))
+            return *self.mail.write(swap, written, place), None
+        arrived = rpc.unpack_several(message, header)
+        if header["do"] == "echo":
+            among = map(Client, json.loads(header["among"]))
+            return *self.mail.echo(arrived, among, place), None
+        self.mail.learn(header.get("exposed", "{}"))
+        inbox, refused = self.mail.read(swap, arrived, place)
         memory = swap.receive(inbox, self.store.memory, Peer(self.who, context))
         self._complain(memory)
-        return {}, {"refused": json.dumps(refused)}, memory
+        return {}, {"refused": json.dumps(refused), "exposed": self.mail.proofs()}, memory
 
     def _complain(self, memory: Message) -> None:
         """Whose messages the algorithm itself could not use: for this site's log."""

@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 def join(kit: Kit, rows: Federation, stop: Event, say: Say = print) -> None:
     """Take part with these rows until `stop`: the site's own process, and NVFlare's beside it."""
     site = Site(kit.site, rows, kit.folder / "memory", kit.identity, trust=kit.trust)
-    with Agent(site.answer, socket_of(kit.folder)) as agent:
+    with Agent(site.answer, socket_of(kit.folder), site.refusal) as agent:
         say(f"{kit.site} of {kit.trust.federation}: {rows.rows} rows; taking part until stopped")
         keep_running(kit.folder, {SITE: str(agent.path)}, stop, say)
 

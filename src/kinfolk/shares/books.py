@@ -7,6 +7,7 @@ clients lie side by side, a book of many peers is closed: its rows of zeros are 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ def booked(task: PeerTask, keys: Collection[str]) -> PeerTask:
         peers = len(me.context.clients)
         return closed(task.receive(inbox, opened(memory, keys, peers), me), keys, peers)
 
-    return PeerTask(send, receive, task.gives)
+    return replace(task, send=send, receive=receive)
 
 
 def closed(memory: Message, keys: Collection[str], peers: int) -> Message:

@@ -98,6 +98,10 @@ class SLFed:
         public = self.shares.entropy == "stream" and self.shares.limits.hides
         return "algorithm.shares.entropy=stream" if public else ""
 
+    def rows_shown(self) -> int:
+        """The images, and the lowest and highest value of each of their columns."""
+        return self.images.count + 2
+
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """Nobody has joined."""
         return State(torch.zeros(len(clients), dtype=torch.int64))

@@ -149,6 +149,6 @@ def test_there_is_room_for_what_every_method_says(method: str, tmp_path: Path):
     """Of honest messages none is refused for its length."""
     if method == "majority_label":
         pytest.skip("has nothing to send")
-    played(method, tmp_path / "run", Client("nobody"), lambda at, answer: answer, rounds=3)
+    played(method, tmp_path / "run", Client("nobody"), lambda at, answer: answer, rounds=13)
     assert not [why for _, why in refusals(tmp_path / "run") if "limit" in why or "room" in why]
     assert any(line.get("answered") for line in read_rounds(tmp_path / "run"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,9 +79,9 @@ def test_a_hostile_relay_learns_and_changes_nothing(tmp_path: Path, monkeypatch:
     texts = list[bytes]()
     seal = Identity.seal
 
-    def listening(self: Identity, text: bytes, to: str, place: Place) -> bytes:
+    def listening(self: Identity, text: bytes, to: str, place: Place, alike: Any = None) -> bytes:
         texts.append(text)
-        return seal(self, text, to, place)
+        return seal(self, text, to, place, alike)
 
     monkeypatch.setattr(Identity, "seal", listening)
     spec = spec_of("slfed")

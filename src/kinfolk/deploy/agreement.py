@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
@@ -23,7 +23,7 @@ from kinfolk.federation.scaling import Told, scaling_of, with_scaling
 from kinfolk.types import Client, Rows, map_rows
 
 # Messages of another protocol are not understood here; it changes with what messages hold or mean.
-PROTOCOL = 1
+PROTOCOL = 2
 # Rows are float32; the moments of numbers within its range stay within that of doubles.
 LARGEST = float(torch.finfo(torch.float32).max)
 
@@ -52,10 +52,17 @@ class Introduction:
     versions: Mapping[str, str]
     bond: str  # the authority's word that these keys are this site's; empty in one process
     told: Told  # of its training rows, where all are to be standardised alike
+    owner: str = ""  # whose it is, by the same word of the authority; empty: its own
 
     @staticmethod
     def of(
-        who: Client, rows: Federation, key: str, bond: str = "", by: str = "none", target: str = "none"
+        who: Client,
+        rows: Federation,
+        key: str,
+        bond: str = "",
+        by: str = "none",
+        target: str = "none",
+        owner: str = "",
     ) -> Introduction:
         """The introduction of a site that holds these rows, which the spec wants standardised so.
 
@@ -66,11 +73,13 @@ class Introduction:
         """
         counts = {name: split.count(0) for name, split in rows.splits.items()}
         rows_of = {s: counts.get(s, 0) for s in SPLITS}
-        return Introduction(who, Outline.of(rows), rows_of, key, versions(), bond, Told.of(rows, by, target))
+        return Introduction(
+            who, Outline.of(rows), rows_of, key, versions(), bond, Told.of(rows, by, target), owner
+        )
 
     def text(self) -> str:
         """As JSON."""
-        plain = {name: getattr(self, name) for name in ("who", "rows", "key", "bond", "versions")}
+        plain = {name: getattr(self, name) for name in ("who", "rows", "key", "bond", "versions", "owner")}
         return json.dumps({**plain, "outline": asdict(self.outline), "told": self.told.to_list()})
 
     @staticmethod
@@ -88,7 +97,14 @@ class Introduction:
             outline = outline_from(told["outline"])
             own = Told.from_list(told["told"])
             return Introduction(
-                Client(str(told["who"])), outline, rows, str(told["key"]), words, str(told["bond"]), own
+                Client(str(told["who"])),
+                outline,
+                rows,
+                str(told["key"]),
+                words,
+                str(told["bond"]),
+                own,
+                str(told["owner"]),
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise KinfolkError(
@@ -107,6 +123,7 @@ class Agreement:
     keys: Mapping[Client, str]
     bonds: Mapping[Client, str]  # the authority's word about each of the keys
     versions: Mapping[str, str]
+    owners: Mapping[Client, str] = field(default_factory=dict)  # of sites that are not their own
 
     def text(self) -> str:
         """As JSON; equal agreements give equal text."""
@@ -121,7 +138,8 @@ class Agreement:
             keys, bonds = ({Client(c): str(k) for c, k in told[what].items()} for what in ("keys", "bonds"))
             outline = outline_from(told["outline"])
             words = {str(k): str(v) for k, v in told["versions"].items()}
-            return Agreement(str(told["run"]), str(told["spec"]), outline, rows, keys, bonds, words)
+            owners = {Client(c): str(owner) for c, owner in told["owners"].items()}
+            return Agreement(str(told["run"]), str(told["spec"]), outline, rows, keys, bonds, words, owners)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise KinfolkError(
                 "agreement", None, f"cannot be read ({error}); is the lead of this version?"
@@ -174,7 +192,8 @@ def agree(introductions: Sequence[Introduction], text: str, run: str) -> Agreeme
     outline = replace(outline, scaling=scaling, scale=None if scaling and scaling.pixels else outline.scale)
     rows = {one.who: dict(one.rows) for one in known}
     keys, bonds = {one.who: one.key for one in known}, {one.who: one.bond for one in known}
-    return Agreement(run, text, outline, rows, keys, bonds, here)
+    owners = {one.who: one.owner for one in known if one.owner}
+    return Agreement(run, text, outline, rows, keys, bonds, here, owners)
 
 
 def _check_moments(one: Introduction) -> None:

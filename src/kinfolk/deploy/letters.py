@@ -188,32 +188,33 @@ class Trust:
     federation: str
     authority: str  # public keys
     bond: str
+    owner: str = ""  # of this site, which may own others; empty: it is its own
 
-    def holds(self, site: str, public: str, word: str) -> bool:
-        """Whether the authority has said that these keys are that site's."""
-        return bonded(self.authority, self.federation, site, public, word)
+    def holds(self, site: str, public: str, owner: str, word: str) -> bool:
+        """Whether the authority has said that these keys are that site's, and whose it is."""
+        return bonded(self.authority, self.federation, site, public, owner, word)
 
 
-def bond(authority: Identity, federation: str, site: str, public: str) -> str:
+def bond(authority: Identity, federation: str, site: str, public: str, owner: str = "") -> str:
     """The word of a federation's authority that these keys are this site's; given at provisioning.
 
     >>> authority, ann = Identity.new(), Identity.new()
-    >>> word = bond(authority, "lungs", "ann", ann.public)
-    >>> [bonded(authority.public, "lungs", who, ann.public, word) for who in ("ann", "bob")]
+    >>> word = bond(authority, "lungs", "ann", ann.public, "clinic")
+    >>> [bonded(authority.public, "lungs", "ann", ann.public, who, word) for who in ("clinic", "ann")]
     [True, False]
     """
-    return authority.sign(_bond(federation, site, public)).hex()
+    return authority.sign(_bond(federation, site, public, owner or site)).hex()
 
 
-def bonded(authority: str, federation: str, site: str, public: str, word: str) -> bool:
+def bonded(authority: str, federation: str, site: str, public: str, owner: str, word: str) -> bool:
     """Whether the authority with these public keys has given its word."""
     try:
         key = Ed25519PublicKey.from_public_bytes(_halves(authority)[0])
-        key.verify(bytes.fromhex(word), _bond(federation, site, public))
+        key.verify(bytes.fromhex(word), _bond(federation, site, public, owner or site))
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
-def _bond(federation: str, site: str, public: str) -> bytes:
-    return b"kinfolk site" + json.dumps([federation, site, public]).encode()
+def _bond(federation: str, site: str, public: str, owner: str) -> bytes:
+    return b"kinfolk site" + json.dumps([federation, site, public, owner]).encode()

@@ -80,6 +80,10 @@ class Remote:
         """How many training rows each site has said that it has."""
         return {c: self.agreement.rows[c]["train"] for c in who}
 
+    def owners(self) -> Mapping[Client, str]:
+        """Whose each site is that is not its own, as all sites have checked."""
+        return self.agreement.owners
+
     def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """The replies to a request, one client each, in order of names whatever the order of arrival."""
         task = self.table[request.task]

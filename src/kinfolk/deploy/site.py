@@ -92,8 +92,8 @@ class Site:
         try:
             if header["do"] == "introduce":
                 rules = header.get("standardize", "none"), header.get("standardize_target", "none")
-                word = self.trust.bond if self.trust else ""
-                own = Introduction.of(self.who, self.rows, self.identity.public, word, *rules)
+                word, owner = (self.trust.bond, self.trust.owner) if self.trust else ("", "")
+                own = Introduction.of(self.who, self.rows, self.identity.public, word, *rules, owner)
                 return {"introduction": own.text()}
             if self.begun is None or self.begun.text != header["agreement"]:
                 self.begun = Begun(self, header["agreement"])
@@ -150,9 +150,10 @@ class Begun:
         if told.keys.get(self.who) != site.identity.public:
             raise KinfolkError("site", self.who, "is known by other keys than it has; provision it again")
         for peer, key in told.keys.items() if site.trust else ():
-            if not site.trust.holds(peer, key, told.bonds.get(peer, "")):  # type: ignore[union-attr]
+            owner, word = told.owners.get(peer, ""), told.bonds.get(peer, "")
+            if not site.trust.holds(peer, key, owner, word):  # type: ignore[union-attr]
                 raise KinfolkError(
-                    "site", peer, "has keys that the federation's authority does not vouch for"
+                    "site", peer, "has keys or an owner that the federation's authority does not vouch for"
                 )
         if dict(told.rows.get(self.who, {})) != dict(Introduction.of(self.who, site.rows, "").rows):
             raise KinfolkError("site", self.who, "has other rows than it had when the run was agreed on")

@@ -163,12 +163,13 @@ class Kit:
         """
         try:
             told = json.loads((folder / CARD).read_text(encoding="utf-8"))
-            words = [str(told[key]) for key in ("federation", "site", "authority", "bond", "owner")]
+            words = [str(told[key]) for key in ("federation", "site", "authority", "bond")]
+            owner = str(told.get("owner", ""))
         except FileNotFoundError as error:
             raise KinfolkError("kit", str(folder), f"is no kit of a site: it has no {CARD}") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise KinfolkError("kit", str(folder / CARD), f"cannot be read ({error})") from error
-        federation, site, authority, word, owner = words
+        federation, site, authority, word = words
         identity, trust = Identity.load(folder / KEY), Trust(federation, authority, word, owner)
         if not trust.holds(site, identity.public, owner, word):
             remedy = "its keys are not those that the federation's authority vouches for; get a new kit"

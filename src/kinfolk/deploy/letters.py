@@ -190,6 +190,11 @@ class Trust:
     bond: str
     owner: str = ""  # of this site, which may own others; empty: it is its own
 
+    @property
+    def name(self) -> str:
+        """The federation's name, and a mark by which to tell it from another of this name."""
+        return f"{self.federation} ({self.authority[:8]})"
+
     def holds(self, site: str, public: str, owner: str, word: str) -> bool:
         """Whether the authority has said that these keys are that site's, and whose it is."""
         return bonded(self.authority, self.federation, site, public, owner, word)

@@ -89,7 +89,7 @@ class Remote:
         task = self.table[request.task]
         assert isinstance(task, Task)
         header = {"do": "ask", "task": request.task, **rpc.pack_context(context)}
-        bodies = {who: (message_for(request, who), Header()) for who in sorted(request.to)}
+        bodies = {who: message_for(request, who) for who in sorted(request.to)}
         for who, data, back in self._in_order(bodies, header, room_for(task.reply)):
             try:
                 if "declined" not in back:
@@ -107,7 +107,8 @@ class Remote:
             told = {**header, "do": "echo", "among": json.dumps(post.wrote)}
             self._collect(post, post.stubs(), told)
         told = {**header, "do": "receive", "exposed": self._proofs()}
-        for who, _, back in self._in_order(post.all(), told, ROOM + PROOF * len(among)):
+        bodies, own = _parted(post.all())
+        for who, _, back in self._in_order(bodies, told, ROOM + PROOF * len(among), own):
             self._hear_of_liars(back.get("exposed", "{}"))
             for peer, reason in _refused(back).items():
                 if peer not in among:
@@ -119,7 +120,8 @@ class Remote:
 
     def _collect(self, post: Post, requests: Mapping[Client, rpc.Packed], header: Header) -> None:
         room = self.rooms.letters + ROOM + 2 * LINE * len(post.among)
-        for who, data, back in self._in_order(requests, header, room):
+        bodies, own = _parted(requests)
+        for who, data, back in self._in_order(bodies, header, room, own):
             try:
                 post.take(who, data, back)
             except KinfolkError as error:
@@ -182,17 +184,18 @@ class Remote:
 
     def _in_order(
         self,
-        bodies: Mapping[Client, rpc.Packed],
+        bodies: Mapping[Client, Message],
         header: Header,
         room: int,
+        own: Mapping[Client, Header] | None = None,
     ) -> Iterator[tuple[Client, bytes, Header]]:
         """Ask, and give what was answered in the order of `bodies`; what is no answer is noted."""
         self._number += 1
         stand = {"token": self.agreement.run, "number": str(self._number)}
         header = {**header, **stand, "course": self.course.text()}
         requests = {
-            who: encode(body, {**header, **own, "to": who})
-            for who, (body, own) in bodies.items()
+            who: encode(body, {**header, **(own or {}).get(who, {}), "to": who})
+            for who, body in bodies.items()
             if who not in self.exposed
         }
         self._rejected.update(dict.fromkeys(set(bodies) - set(requests), "is excluded"))
@@ -259,6 +262,14 @@ class Remote:
             else:
                 del self.away[who]
                 self.tell_people("warning", {"text": f"{who} is back", "back": who})
+
+
+def _parted(
+    packed: Mapping[Client, rpc.Packed],
+) -> tuple[dict[Client, Message], dict[Client, Header]]:
+    """Messages, and what stands in the header of each."""
+    bodies = {who: body for who, (body, _) in packed.items()}
+    return bodies, {who: own for who, (_, own) in packed.items()}
 
 
 def _refused(back: Header) -> dict[Client, str]:

@@ -92,8 +92,8 @@ class Site:
         try:
             if header["do"] == "introduce":
                 rules = header.get("standardize", "none"), header.get("standardize_target", "none")
-                word, owner = (self.trust.bond, self.trust.owner) if self.trust else ("", "")
-                own = Introduction.of(self.who, self.rows, self.identity.public, word, *rules, owner)
+                word, *of = (self.trust.bond, self.trust.owner, self.trust.name) if self.trust else ("",)
+                own = Introduction.of(self.who, self.rows, self.identity.public, word, *rules, *of)
                 return {"introduction": own.text()}
             if self.begun is None or self.begun.text != header["agreement"]:
                 self.begun = Begun(self, header["agreement"])
@@ -168,6 +168,10 @@ class Begun:
             return build_parts(spec, shell, network)
         except KinfolkError as error:
             log.warning("a run cannot be built here", exc_info=error)
+            cause = error.__cause__
+            if isinstance(cause, ImportError) and cause.name:
+                told = f"has no {cause.name}, which {error.field} needs; install it there"
+                raise KinfolkError("site", self.who, told) from None
             told = f"cannot build this run because of {error.field}; its own log tells why"
             raise KinfolkError("site", self.who, told) from None
 

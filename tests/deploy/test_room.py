@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from deployed import federated, sites_of, spec_of
 
 from kinfolk.algorithms import ALGORITHMS
 from kinfolk.codec import decode, encode
+from kinfolk.deploy import agent as agents
 from kinfolk.deploy.agent import Agent, ask
 from kinfolk.deploy.agreement import Introduction
 from kinfolk.deploy.carrier import Threads
@@ -141,6 +146,25 @@ def test_the_door_of_a_site_lets_nothing_in_that_is_too_long(tmp_path: Path):
         assert peak() - before < 64 * MIB
         hello = encode({}, {"to": site.who, "do": "introduce"})
         assert Introduction.read(decode(ask(agent.path, hello, 60))[1]["introduction"]).who == site.who
+
+
+def test_a_message_that_never_ends_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Case 8: many begin and do not end; the site answers others meanwhile, and holds none of them for long."""
+    monkeypatch.setattr(agents, "IDLE", 0.3)
+    before = threading.active_count()
+    with Agent(bytes.upper, tmp_path / "door") as agent, ExitStack() as stack:
+        doors = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(50)]
+        for door in doors:
+            door.connect(str(agent.path))
+            door.sendall((100 * MIB).to_bytes(8, "big") + bytes(1000))
+        assert ask(agent.path, b"hello", 30) == b"HELLO"
+        for door in doors:
+            door.settimeout(30)
+            assert door.recv(1) == b""  # closed by the site, which has not heard the rest
+        until = time.monotonic() + 30
+        while threading.active_count() > before + 1 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert threading.active_count() <= before + 1
 
 
 @pytest.mark.slow

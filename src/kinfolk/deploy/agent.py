@@ -23,6 +23,8 @@ from kinfolk.private import private_folder
 VARIABLE = "KINFOLK_SITE"
 # No message is larger; a peer that says otherwise is not ours.
 LARGEST = 1 << 32
+# Seconds without a byte after which a message that was begun is let go.
+IDLE = 60.0
 # Longer paths are none for a socket (108 bytes on Linux, 104 elsewhere).
 _LONGEST_PATH = 100
 
@@ -97,7 +99,9 @@ def _handler(
 ) -> type[socketserver.BaseRequestHandler]:
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            with suppress(ConnectionError):  # whoever asked has gone; they will ask again
+            self.request.settimeout(IDLE)
+            # Whoever asked has gone, or never ends: they will ask again.
+            with suppress(ConnectionError, TimeoutError):
                 size = _size(self.request)
                 instead = refusal(size)
                 if instead is None:

@@ -55,15 +55,16 @@ def lead(
         raise KinfolkError("run.on_divergence", "rollback", remedy)
     # Pictures show what clients hold, which nobody sees here.
     spec = replace(spec, run=replace(spec.run, pictures="none"))
+    lost: dict[Client, str] = {}
     if resume and (folder / FILE).exists():  # a job may have ended before the run began
         agreement = Agreement.read(_kept(folder))
+        lost = begin(carrier, agreement, agreement.outline.clients, seconds)
     else:
         met, missing = introduced(carrier, sites, spec, seconds)
         meeting = Meeting(carrier, dump(spec), spec.run.quorum, seconds, watch)
         # What nobody can build is told here: sites do not say why they cannot.
         agreement = meeting.meet(met, missing, lambda rows: network or build_parts(spec, rows))
     rows = agreement.federation()
-    lost = begin(carrier, agreement, agreement.outline.clients, seconds)
     for who, why in lost.items():
         raise KinfolkError("site", who, f"cannot take part: {why}")
     attempt = _attempt(folder)

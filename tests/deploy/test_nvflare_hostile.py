@@ -78,6 +78,7 @@ def test_a_hostile_server_and_job_processes_without_keys(tmp_path: Path, monkeyp
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path / "hook"), str(helpers), usual)))
     )
+    spec: Any = override(spec_of("slfed", rounds=5), ["data.clients=3", "data.groups=1"])
     watched, stop = Watched(tmp_path / "trial" / "kits"), Event()
 
     def looks() -> None:
@@ -86,7 +87,6 @@ def test_a_hostile_server_and_job_processes_without_keys(tmp_path: Path, monkeyp
 
     looking = Thread(target=looks)
     looking.start()
-    spec: Any = override(spec_of("slfed", rounds=5), ["data.clients=3"])
     try:
         run = local(spec, tmp_path / "trial", seconds=120)
     finally:

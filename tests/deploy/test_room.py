@@ -149,7 +149,7 @@ def test_the_door_of_a_site_lets_nothing_in_that_is_too_long(tmp_path: Path):
 
 
 def test_a_message_that_never_ends_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Case 8: many begin and do not end; the site answers others meanwhile, and holds none of them for long."""
+    """Case 8: many begin and do not end; the site answers others meanwhile, and holds none for long."""
     monkeypatch.setattr(agents, "IDLE", 0.3)
     before = threading.active_count()
     with Agent(bytes.upper, tmp_path / "door") as agent, ExitStack() as stack:

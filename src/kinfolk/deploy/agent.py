@@ -92,6 +92,7 @@ def socket_of(folder: Path) -> Path:
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
+    request_queue_size = 128
 
 
 def _handler(
@@ -139,13 +140,12 @@ def _skip(door: socket.socket, size: int) -> None:
 
 
 def _exactly(door: socket.socket, size: int) -> bytes:
-    data, at = bytearray(size), 0
-    view = memoryview(data)
-    while at < size:
-        got = door.recv_into(view[at:], min(size - at, 1 << 20))
+    data = bytearray()  # of what has come: what is announced may never be sent
+    while len(data) < size:
+        got = door.recv(min(size - len(data), 1 << 20))
         if not got:
             raise ConnectionError("the other end has gone")
-        at += got
+        data += got
     return bytes(data)
 
 

@@ -143,6 +143,15 @@ class Complains(Protocol):
 
 
 @runtime_checkable
+class ShowsRows(Protocol):
+    """An algorithm whose clients show one another rows that they have made."""
+
+    def rows_shown(self) -> int:
+        """How many rows one letter holds at most, with what describes them: a letter has room for no more."""
+        ...
+
+
+@runtime_checkable
 class Groups(Protocol):
     """An algorithm that assigns clients to groups.
 

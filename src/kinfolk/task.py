@@ -231,6 +231,8 @@ class PeerTask:
     send: Callable[[Message, Peer], dict[Client, Message]]  # (memory, me) -> {peer: payload}
     receive: Callable[[dict[Client, Message], Message, Peer], Message]  # (inbox, memory, me) -> memory
     gives: tuple[str, ...] = ()  # models of the memory that leave in it, as they are or in shares
+    # Names of tensors of which every recipient is told the same: between sites that is compared.
+    alike: tuple[str, ...] = ()
 
 
 def peer_step(
@@ -238,6 +240,7 @@ def peer_step(
     send: Callable[[Message, Peer], dict[Client, Message]],
     receive: Callable[[dict[Client, Message], Message, Peer], Message],
     gives: tuple[str, ...] = (),
+    alike: tuple[str, ...] = (),
 ) -> PeerTask:
     """An exchange for those who were there for what came before it; anybody else lets it pass.
 
@@ -257,6 +260,7 @@ def peer_step(
         lambda memory, me: send(memory, me) if ready(memory, me) else {},
         lambda inbox, memory, me: receive(inbox, memory, me) if ready(memory, me) else memory,
         gives,
+        alike,
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kinfolk.deploy.letters import Identity, Refused, contradict, signed_by
+from kinfolk.deploy.letters import Identity, Refused, Said, contradict
 from kinfolk.errors import KinfolkError
 
 ANN, BOB, EVE = Identity.new(), Identity.new(), Identity.new()
@@ -58,23 +60,29 @@ def test_sealing_is_not_enough_without_the_senders_signature():
 
 def test_a_receiver_cannot_hand_on_a_letter_as_if_it_were_for_another():
     """Bob may seal ann's signed text anew for eve; the place that ann signed names bob."""
-    text, signature = BOB.open(ANN.seal(TEXT, BOB.public, PLACE), ANN.public, PLACE)
-    assert signed_by(ANN.public, signature, text, PLACE)
-    assert not signed_by(ANN.public, signature, text, {**PLACE, "to": "eve"})
+    _, said = BOB.open(ANN.seal(TEXT, BOB.public, PLACE), ANN.public, PLACE)
+    assert said.by(ANN.public)
+    assert not replace(said, place={**PLACE, "to": "eve"}).by(ANN.public)
+
+
+def word(text: bytes, place: dict[str, str]) -> Said:
+    alike = {"opinions": hashlib.sha256(text).hexdigest()}
+    return BOB.open(
+        ANN.seal(b"to " + place["to"].encode() + text, BOB.public, place, alike), ANN.public, place
+    )[1]
 
 
 def test_two_letters_that_differ_prove_that_the_sender_said_both():
-    to_bob, to_eve = PLACE, {**PLACE, "to": "eve"}
-    mine = BOB.open(ANN.seal(b"trust: 0.9", BOB.public, to_bob), ANN.public, to_bob)
-    yours = EVE.open(ANN.seal(b"trust: 0.1", EVE.public, to_eve), ANN.public, to_eve)
-    same = EVE.open(ANN.seal(b"trust: 0.9", EVE.public, to_eve), ANN.public, to_eve)
-    assert contradict(ANN.public, (to_bob, *mine), (to_eve, *yours))
-    assert not contradict(ANN.public, (to_bob, *mine), (to_eve, *same))
+    eve = {**PLACE, "to": "eve"}
+    mine, yours, same = word(b"trust: 0.9", PLACE), word(b"trust: 0.1", eve), word(b"trust: 0.9", eve)
+    assert contradict(ANN.public, mine, yours) == "opinions"
+    assert not contradict(ANN.public, mine, same)  # other words to each, but the same opinions
     # Nobody can make such a proof: neither with words of their own nor out of two different rounds.
-    assert not contradict(ANN.public, (to_bob, *mine), (to_eve, b"trust: 0.1", mine[1]))
-    later = {**to_eve, "round": "4"}
-    then = EVE.open(ANN.seal(b"trust: 0.1", EVE.public, later), ANN.public, later)
-    assert not contradict(ANN.public, (to_bob, *mine), (later, *then))
+    assert not contradict(ANN.public, mine, replace(mine, alike=yours.alike))
+    assert not contradict(ANN.public, mine, BOB.say(b"trust: 0.1", eve, yours.alike))
+    for key in ("round", "swap", "letters", "run"):
+        assert not contradict(ANN.public, mine, word(b"trust: 0.1", {**eve, key: "4"}))
+    assert not contradict(BOB.public, mine, yours)
 
 
 def test_keys_are_their_owners_alone(tmp_path: Path):

@@ -154,7 +154,7 @@ class Attack:
             own = {k: memory[k] for k in gives if k in after and after[k] is shown[k]}
             return {**after, **own, **ours}
 
-        return PeerTask(send, receive, swap.gives)
+        return PeerTask(send, receive, swap.gives, swap.alike)
 
 
 def due(kind: str, round: int) -> bool:

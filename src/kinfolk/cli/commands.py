@@ -257,6 +257,10 @@ def _show(
     runs = load_runs(folder)
     single = (folder / "run.json").exists()
     told = {"folder": str(folder)}
+    if single and runs[0].spec.get("run", {}).get("reveal") == "none":
+        line = f"{len(runs[0].rounds) - 1} rounds; clients tell no scores (run.reveal = none)"
+        print_json({**told, "rows": []}) if json_ else print(visible(f"{line}\nrun folder: {folder}"))
+        return
     if figure:
         with disk_errors("figure", folder):
             told["figure"] = str(comparison_figure(runs, folder / "figure.png", score))

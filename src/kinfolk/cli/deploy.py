@@ -35,6 +35,29 @@ def init(
     print(f"{folder / 'authority'}: holds the keys that vouch for all others; keep it where it is")
 
 
+@deploy.command(epilog=examples("kinfolk deploy kits kits/"))
+def kits(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where `kinfolk deploy init` made kits.")],
+    json_: AsJson = False,
+) -> None:
+    """Show for how long the certificates of kits are good."""
+    from kinfolk.deploy.certificates import days_left
+
+    found = sorted(kit.parent for kit in folder.glob("*/startup"))
+    if not found:
+        raise KinfolkError("kits", str(folder), "holds no kits; name the folder that deploy init made")
+    left: dict[str, Any] = {}
+    for kit in found:
+        try:
+            left[kit.name] = days_left(kit)
+        except KinfolkError as error:
+            left[kit.name] = error.remedy
+    if json_:
+        print_json({"days": left})
+        return
+    _table("kit", "days left", [(name, str(days)) for name, days in left.items()])
+
+
 @deploy.command(epilog=examples("kinfolk deploy serve kits/localhost --runs runs"))
 def serve(
     kit: KitFolder,
@@ -116,9 +139,12 @@ def local(
     print(f"run folder: {found}")
 
 
-@site.command(epilog=examples("kinfolk site check --data patients/"))
+@site.command(epilog=examples("kinfolk site check --data patients/ --kit kits/north"))
 def check(
     data: Annotated[Path, typer.Option("--data", help="The site's own rows.")],
+    kit: Annotated[
+        Path | None, typer.Option("--kit", metavar="KIT", help="Its kit: is it whole, and good for how long.")
+    ] = None,
     label: Label = None,
     test_fraction: Fraction = 0.2,
     json_: AsJson = False,
@@ -138,6 +164,12 @@ def check(
         "columns": list(outline.feature_names),
         "classes": list(outline.class_names) or outline.classes,
     }
+    if kit is not None:
+        from kinfolk.deploy.certificates import days_left
+        from kinfolk.deploy.kits import Kit
+
+        own = Kit.open(kit)
+        facts["kit"] = f"{own.site} of {own.trust.name}, good for {days_left(kit, own.site)} days"
     if json_:
         print_json(facts)
         return

@@ -23,26 +23,33 @@ from kinfolk.private import private_folder
 VARIABLE = "KINFOLK_SITE"
 # No message is larger; a peer that says otherwise is not ours.
 LARGEST = 1 << 32
+# Seconds without a byte after which a message that was begun is let go.
+IDLE = 60.0
 # Longer paths are none for a socket (108 bytes on Linux, 104 elsewhere).
 _LONGEST_PATH = 100
 
 
 class Agent:
-    """Serves one site until it is closed.
+    """Serves one site until it is closed; `refusal` is what is answered to a message of a size, unread.
 
     >>> with tempfile.TemporaryDirectory() as folder, Agent(bytes.upper, Path(folder) / "door") as agent:
     ...     ask(agent.path, b"hello", 5)
     b'HELLO'
     """
 
-    def __init__(self, answer: Callable[[bytes], bytes], path: Path) -> None:
+    def __init__(
+        self,
+        answer: Callable[[bytes], bytes],
+        path: Path,
+        refusal: Callable[[int], bytes | None] = lambda size: None,
+    ) -> None:
         self.path = path
         _own_folder(path.parent)
         if _answers(path):
             raise KinfolkError("site", str(path.parent), "is running already; stop it first")
         with suppress(FileNotFoundError):
             path.unlink()  # a killed one has left it
-        self._server = _Server(str(path), _handler(answer))
+        self._server = _Server(str(path), _handler(answer, refusal))
         os.chmod(path, 0o600)
         self._thread = Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
@@ -85,13 +92,24 @@ def socket_of(folder: Path) -> Path:
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
+    request_queue_size = 128
 
 
-def _handler(answer: Callable[[bytes], bytes]) -> type[socketserver.BaseRequestHandler]:
+def _handler(
+    answer: Callable[[bytes], bytes], refusal: Callable[[int], bytes | None]
+) -> type[socketserver.BaseRequestHandler]:
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            with suppress(ConnectionError):  # whoever asked has gone; they will ask again
-                _put(self.request, answer(_take(self.request)))
+            self.request.settimeout(IDLE)
+            # Whoever asked has gone, or never ends: they will ask again.
+            with suppress(ConnectionError, TimeoutError):
+                size = _size(self.request)
+                instead = refusal(size)
+                if instead is None:
+                    _put(self.request, answer(_exactly(self.request, size)))
+                    return
+                _skip(self.request, size)
+                _put(self.request, instead)
 
     return Handler
 
@@ -102,20 +120,32 @@ def _put(door: socket.socket, data: bytes) -> None:
 
 
 def _take(door: socket.socket) -> bytes:
+    return _exactly(door, _size(door))
+
+
+def _size(door: socket.socket) -> int:
     size = int.from_bytes(_exactly(door, 8), "big")
     if size > LARGEST:
         raise ConnectionError(f"a message of {size} bytes is none of ours")
-    return _exactly(door, size)
+    return size
+
+
+def _skip(door: socket.socket, size: int) -> None:
+    """Let go of so many bytes: whoever writes them waits for an answer only then."""
+    while size > 0:
+        got = len(door.recv(min(size, 1 << 20)))
+        if not got:
+            raise ConnectionError("the other end has gone")
+        size -= got
 
 
 def _exactly(door: socket.socket, size: int) -> bytes:
-    data, at = bytearray(size), 0
-    view = memoryview(data)
-    while at < size:
-        got = door.recv_into(view[at:], min(size - at, 1 << 20))
+    data = bytearray()  # of what has come: what is announced may never be sent
+    while len(data) < size:
+        got = door.recv(min(size - len(data), 1 << 20))
         if not got:
             raise ConnectionError("the other end has gone")
-        at += got
+        data += got
     return bytes(data)
 
 

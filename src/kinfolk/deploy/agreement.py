@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from itertools import pairwise
 from typing import Any
@@ -23,7 +23,9 @@ from kinfolk.federation.scaling import Told, scaling_of, with_scaling
 from kinfolk.types import Client, Rows, map_rows
 
 # Messages of another protocol are not understood here; it changes with what messages hold or mean.
-PROTOCOL = 1
+PROTOCOL = 2
+# What is the same at all sites.
+FORM = ("feature_names", "shape", "inputs", "targets", "scale", "recipe")
 # Rows are float32; the moments of numbers within its range stay within that of doubles.
 LARGEST = float(torch.finfo(torch.float32).max)
 
@@ -52,10 +54,19 @@ class Introduction:
     versions: Mapping[str, str]
     bond: str  # the authority's word that these keys are this site's; empty in one process
     told: Told  # of its training rows, where all are to be standardised alike
+    owner: str = ""  # whose it is, by the same word of the authority; empty: its own
+    federation: str = ""  # that its kit is of, with a mark of its authority; empty in one process
 
     @staticmethod
     def of(
-        who: Client, rows: Federation, key: str, bond: str = "", by: str = "none", target: str = "none"
+        who: Client,
+        rows: Federation,
+        key: str,
+        bond: str = "",
+        by: str = "none",
+        target: str = "none",
+        owner: str = "",
+        federation: str = "",
     ) -> Introduction:
         """The introduction of a site that holds these rows, which the spec wants standardised so.
 
@@ -66,11 +77,24 @@ class Introduction:
         """
         counts = {name: split.count(0) for name, split in rows.splits.items()}
         rows_of = {s: counts.get(s, 0) for s in SPLITS}
-        return Introduction(who, Outline.of(rows), rows_of, key, versions(), bond, Told.of(rows, by, target))
+        return Introduction(
+            who,
+            Outline.of(rows),
+            rows_of,
+            key,
+            versions(),
+            bond,
+            Told.of(rows, by, target),
+            owner,
+            federation,
+        )
 
     def text(self) -> str:
         """As JSON."""
-        plain = {name: getattr(self, name) for name in ("who", "rows", "key", "bond", "versions")}
+        plain = {
+            name: getattr(self, name)
+            for name in ("who", "rows", "key", "bond", "versions", "owner", "federation")
+        }
         return json.dumps({**plain, "outline": asdict(self.outline), "told": self.told.to_list()})
 
     @staticmethod
@@ -88,7 +112,15 @@ class Introduction:
             outline = outline_from(told["outline"])
             own = Told.from_list(told["told"])
             return Introduction(
-                Client(str(told["who"])), outline, rows, str(told["key"]), words, str(told["bond"]), own
+                Client(str(told["who"])),
+                outline,
+                rows,
+                str(told["key"]),
+                words,
+                str(told["bond"]),
+                own,
+                str(told["owner"]),
+                str(told["federation"]),
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise KinfolkError(
@@ -107,6 +139,7 @@ class Agreement:
     keys: Mapping[Client, str]
     bonds: Mapping[Client, str]  # the authority's word about each of the keys
     versions: Mapping[str, str]
+    owners: Mapping[Client, str] = field(default_factory=dict)  # of sites that are not their own
 
     def text(self) -> str:
         """As JSON; equal agreements give equal text."""
@@ -121,7 +154,8 @@ class Agreement:
             keys, bonds = ({Client(c): str(k) for c, k in told[what].items()} for what in ("keys", "bonds"))
             outline = outline_from(told["outline"])
             words = {str(k): str(v) for k, v in told["versions"].items()}
-            return Agreement(str(told["run"]), str(told["spec"]), outline, rows, keys, bonds, words)
+            owners = {Client(c): str(owner) for c, owner in told["owners"].items()}
+            return Agreement(str(told["run"]), str(told["spec"]), outline, rows, keys, bonds, words, owners)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise KinfolkError(
                 "agreement", None, f"cannot be read ({error}); is the lead of this version?"
@@ -168,13 +202,29 @@ def agree(introductions: Sequence[Introduction], text: str, run: str) -> Agreeme
         if not one.rows["train"]:
             raise KinfolkError("site", one.who, "has no training rows; give it some, or leave it out")
         _check_moments(one)
+    _one_federation(known)
     outline = _common([one.outline for one in known], tuple(names))
     shell = replace(outline.without_rows(), scale=outline.scale)
     scaling = scaling_of([one.told for one in known], shell)
     outline = replace(outline, scaling=scaling, scale=None if scaling and scaling.pixels else outline.scale)
     rows = {one.who: dict(one.rows) for one in known}
     keys, bonds = {one.who: one.key for one in known}, {one.who: one.bond for one in known}
-    return Agreement(run, text, outline, rows, keys, bonds, here)
+    owners = {one.who: one.owner for one in known if one.owner}
+    return Agreement(run, text, outline, rows, keys, bonds, here, owners)
+
+
+def _one_federation(known: Sequence[Introduction]) -> None:
+    """Refuse a kit of another federation than that of most."""
+    usual = _usual([one.federation for one in known])
+    for one in known:
+        if one.federation != usual:
+            told = f"has a kit of {one.federation or 'none'}, others one of {usual or 'none'}; give it theirs"
+            raise KinfolkError("site", one.who, told)
+
+
+def _usual(values: Sequence[Any]) -> Any:
+    """What most have; of equally many, the first."""
+    return max(values, key=values.count)
 
 
 def _check_moments(one: Introduction) -> None:
@@ -209,14 +259,15 @@ def _with_classes(rows: Federation, outline: Outline) -> Federation:
 
 def _common(outlines: Sequence[Outline], clients: tuple[Client, ...]) -> Outline:
     """The outline of all sites together: columns and forms are the same, classes are those of any."""
-    first, kinds = outlines[0], {bool(o.classes) for o in outlines}
+    forms = [tuple(getattr(o, what) for what in FORM) for o in outlines]
+    like = forms.index(_usual(forms))
+    first, kinds = outlines[like], {bool(o.classes) for o in outlines}
     for other, who in zip(outlines, clients, strict=True):
-        for what in ("feature_names", "shape", "inputs", "targets", "scale", "recipe"):
+        for what in FORM:
             here, there = getattr(first, what), getattr(other, what)
             if here != there:
-                told = (
-                    f"its {what.replace('_', ' ')} are {_short(there)}, those of {clients[0]} {_short(here)}"
-                )
+                name, most = what.replace("_", " "), clients[like]
+                told = f"its {name} are {_short(there)}, those of {most} {_short(here)}"
                 raise KinfolkError("site", who, f"{told}; they must be the same")
     if len(kinds) > 1:
         who = next(

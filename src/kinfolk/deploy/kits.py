@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from kinfolk.types import Client
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
 _PERSON = re.compile(r"[A-Za-z0-9._-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
-_KEYS = ("name", "host", "port", "sites", "admins")
+_KEYS = ("name", "host", "port", "sites", "admins", "owners")
 # All that a job may name at a site or the server: nothing of NVFlare's own examples, nothing of anybody else.
 ALLOWED = (
     "nvflare.collab.runtime.executor.CollabExecutor",
@@ -46,8 +46,8 @@ CARD, KEY = "kinfolk.json", "site.key"
 class Project:
     """A federation of organisations, as its project file describes it.
 
-    >>> Project.of({"name": "lungs", "host": "localhost", "sites": ["north", "south"], "admins": ["a@b.org"]})
-    Project(name='lungs', host='localhost', port=8002, sites=('north', 'south'), admins=('a@b.org',))
+    >>> Project.of({"name": "lungs", "host": "localhost", "sites": ["north"], "admins": ["a@b.org"]})
+    Project(name='lungs', host='localhost', port=8002, sites=('north',), admins=('a@b.org',), owners={})
     """
 
     name: str
@@ -55,6 +55,7 @@ class Project:
     port: int
     sites: tuple[str, ...]
     admins: tuple[str, ...]
+    owners: Mapping[str, str] = field(default_factory=dict)  # of sites that belong to somebody with others
 
     @staticmethod
     def read(path: Path) -> Project:
@@ -66,7 +67,7 @@ class Project:
 
     @staticmethod
     def of(told: Mapping[str, Any]) -> Project:
-        """The project with these keys: name, host, port (8002), sites, admins."""
+        """The project with these keys: name, host, port (8002), sites, admins, owners (with their sites)."""
         for key in told:
             if key not in _KEYS:
                 raise KinfolkError(f"project.{key}", told[key], near(key, _KEYS))
@@ -79,7 +80,7 @@ class Project:
         )
         if host in sites:
             raise KinfolkError("project.sites", host, "is the name of the server; give the site another")
-        return Project(name, host, port, sites, admins)
+        return Project(name, host, port, sites, admins, _owners(told.get("owners", {}), sites))
 
     def for_nvflare(self) -> dict[str, Any]:
         """The project as NVFlare's provisioning reads it."""
@@ -89,7 +90,8 @@ class Project:
             "org": "server",
             "fed_learn_port": self.port,
         }
-        clients = [{"name": site, "type": "client", "org": site.replace("-", "_")} for site in self.sites]
+        orgs = {site: re.sub("[^A-Za-z0-9_]", "_", self.owners.get(site, site)) for site in self.sites}
+        clients = [{"name": site, "type": "client", "org": orgs[site]} for site in self.sites]
         people = [
             {"name": who, "type": "admin", "org": "server", "role": "project_admin"} for who in self.admins
         ]
@@ -134,8 +136,10 @@ def provision(project: Project, out: Path) -> dict[str, Path]:
     for site in project.sites:
         own = Identity.new()
         own.save(kits[site] / KEY)
-        word = bond(authority, project.name, site, own.public)
+        owner = project.owners.get(site, "")
+        word = bond(authority, project.name, site, own.public, owner)
         card = {"federation": project.name, "site": site, "authority": authority.public, "bond": word}
+        card |= {"owner": owner}
         write_text(kits[site] / CARD, json.dumps(card, indent=1))
     return kits
 
@@ -160,16 +164,35 @@ class Kit:
         try:
             told = json.loads((folder / CARD).read_text(encoding="utf-8"))
             words = [str(told[key]) for key in ("federation", "site", "authority", "bond")]
+            owner = str(told.get("owner", ""))
         except FileNotFoundError as error:
             raise KinfolkError("kit", str(folder), f"is no kit of a site: it has no {CARD}") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise KinfolkError("kit", str(folder / CARD), f"cannot be read ({error})") from error
         federation, site, authority, word = words
-        identity, trust = Identity.load(folder / KEY), Trust(federation, authority, word)
-        if not trust.holds(site, identity.public, word):
+        identity, trust = Identity.load(folder / KEY), Trust(federation, authority, word, owner)
+        if not trust.holds(site, identity.public, owner, word):
             remedy = "its keys are not those that the federation's authority vouches for; get a new kit"
             raise KinfolkError("kit", str(folder), remedy)
         return Kit(folder, Client(site), trust, identity)
+
+
+def _owners(told: Any, sites: tuple[str, ...]) -> dict[str, str]:
+    """Who owns each site that belongs to somebody with others."""
+    if not isinstance(told, dict):
+        raise KinfolkError("project.owners", told, "give a table: a name for each owner, and a list of sites")
+    found: dict[str, str] = {}
+    for owner, own in told.items():
+        for site in _words(f"owners.{owner}", own, _NAME):
+            if site not in sites:
+                raise KinfolkError(f"project.owners.{owner}", site, near(site, sites))
+            if site in found:
+                raise KinfolkError(f"project.owners.{owner}", site, f"belongs to {found[site]} already")
+            found[site] = str(owner)
+    wrong = next((owner for owner in found.values() if owner in sites), None)
+    if wrong:
+        raise KinfolkError("project.owners", wrong, "is the name of a site; give the owner another")
+    return found
 
 
 def _lock_down(kit: Path) -> None:

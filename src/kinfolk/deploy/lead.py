@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kinfolk.codec import encode
-from kinfolk.deploy.agreement import Agreement, Introduction, agree
+from kinfolk.deploy.agreement import Agreement, Introduction
 from kinfolk.deploy.carrier import Carrier, patiently
+from kinfolk.deploy.meeting import Meeting
 from kinfolk.deploy.remote import Remote, begin
+from kinfolk.deploy.room import INTRODUCTION, Rooms
 from kinfolk.engines.coordinator import Engine
 from kinfolk.engines.memory import Memories
 from kinfolk.engines.wire import checked
@@ -27,6 +28,7 @@ from kinfolk.types import Client
 
 FILE = "agreement.json"  # what was agreed on; it is not changed when a run goes on
 COURSE = "deployment.json"
+PROOFS = "exposed.json"  # signatures by which a site has proven itself that it told others two stories
 
 
 def lead(
@@ -53,15 +55,16 @@ def lead(
         raise KinfolkError("run.on_divergence", "rollback", remedy)
     # Pictures show what clients hold, which nobody sees here.
     spec = replace(spec, run=replace(spec.run, pictures="none"))
+    lost: dict[Client, str] = {}
     if resume and (folder / FILE).exists():  # a job may have ended before the run began
         agreement = Agreement.read(_kept(folder))
+        lost = begin(carrier, agreement, agreement.outline.clients, seconds)
     else:
-        met = introductions(carrier, sites, spec, seconds)
-        agreement = agree(met, dump(spec), secrets.token_hex(8))
+        met, missing = introduced(carrier, sites, spec, seconds)
+        meeting = Meeting(carrier, dump(spec), spec.run.quorum, seconds, watch)
+        # What nobody can build is told here: sites do not say why they cannot.
+        agreement = meeting.meet(met, missing, lambda rows: network or build_parts(spec, rows))
     rows = agreement.federation()
-    if network is None:
-        build_parts(spec, rows)  # what nobody can build is told here: sites do not say why they cannot
-    lost = begin(carrier, agreement, agreement.outline.clients, seconds)
     for who, why in lost.items():
         raise KinfolkError("site", who, f"cannot take part: {why}")
     attempt = _attempt(folder)
@@ -69,7 +72,10 @@ def lead(
     def deployed(parts: Parts, memories: Memories) -> Engine:
         write_text(folder / FILE, agreement.text())
         write_json(folder / COURSE, {"run": agreement.run, "attempt": attempt})
-        return Remote(carrier, agreement, table_of(parts), memories, attempt, seconds, watch)
+        return Remote(
+            carrier, agreement, table_of(parts), memories, attempt, seconds, watch,
+            Rooms.of(parts), lambda proofs: write_text(folder / PROOFS, proofs),
+        )  # fmt: skip
 
     resume = resume and (folder / COURSE).exists()
     return run(spec, folder, federation=rows, network=network, resume=resume, watch=watch, deployed=deployed)
@@ -79,6 +85,16 @@ def introductions(
     carrier: Carrier, sites: Sequence[Client], spec: Experiment, seconds: float
 ) -> list[Introduction]:
     """What every site says of itself; one that says nothing is an error that names it."""
+    found, missing = introduced(carrier, sites, spec, seconds)
+    for who, why in missing.items():
+        raise KinfolkError("site", who, why)
+    return list(found.values())
+
+
+def introduced(
+    carrier: Carrier, sites: Sequence[Client], spec: Experiment, seconds: float
+) -> tuple[dict[Client, Introduction], dict[Client, str]]:
+    """What sites say of themselves, and why others do not."""
     found: dict[Client, Introduction] = {}
     why: dict[Client, str] = dict.fromkeys(sites, f"has not answered within {seconds:g} s; is it running?")
     rules = {"standardize": spec.data.standardize, "standardize_target": spec.data.standardize_target}
@@ -87,18 +103,17 @@ def introductions(
         if data is None:
             continue
         try:
-            back = checked(data, {"from": who}, None)
+            back = checked(data, {"from": who}, INTRODUCTION)
             if "introduction" not in back:
-                raise KinfolkError("site", who, back.get("error", "said nothing of itself"))
+                raise KinfolkError("site", who, back.get("error", "said nothing of itself")[:200])
             found[who] = Introduction.read(back["introduction"])
             if found[who].who != who:
                 raise KinfolkError("site", who, f"calls itself {found[who].who}")
         except KinfolkError as error:
+            found.pop(who, None)
             why[who] = str(error)
-    for who in sites:
-        if who not in found:
-            raise KinfolkError("site", who, why[who])
-    return [found[who] for who in sites]
+    here = {who: found[who] for who in sites if who in found}
+    return here, {who: why[who] for who in sites if who not in found}
 
 
 def _kept(folder: Path) -> str:

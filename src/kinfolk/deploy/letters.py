@@ -2,16 +2,18 @@
 
 A letter is signed by its sender's Ed25519 key, then sealed for its receiver: a fresh X25519 key,
 HKDF-SHA256, ChaCha20-Poly1305. The signature covers the letter's place (run, round, request, kind, sender and
-receiver) and so does the seal. A receiver who shows two signed letters of one place that say different things
-proves that the sender said both.
+receiver), a digest of the text, and one of each part that everybody is told alike; the seal covers the place.
+Two signatures of one place with different digests of such a part prove that the sender said both.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -24,12 +26,47 @@ from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import write_bytes
 
 Place = Mapping[str, str]  # run, round, request, kind, from, to
-_KEY, _SIGNATURE = 32, 64
+_KEY = 32
 _NONCE = bytes(12)  # every letter has a key of its own, so that no nonce is used twice under one
 
 
 class Refused(Exception):
     """A letter that does not come from whom it says, or was written for another place; why, in a word."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a sender has signed: where, a digest of all of it, and of each part that it tells everybody alike.
+
+    It tells nobody what was said, and may be shown to anybody.
+    """
+
+    place: Place
+    text: str
+    alike: Mapping[str, str]
+    signature: str
+
+    def by(self, sender: str) -> bool:
+        """Whether the holder of the keys behind `sender` has signed it."""
+        try:
+            key = Ed25519PublicKey.from_public_bytes(_halves(sender)[0])
+            key.verify(bytes.fromhex(self.signature), _signed(self.place, self.text, self.alike))
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can write it."""
+        return asdict(self)
+
+    @staticmethod
+    def read(told: Any) -> Said:
+        """Out of what JSON has read, which anybody may have written."""
+        try:
+            place, alike = ({str(k): str(v) for k, v in told[key].items()} for key in ("place", "alike"))
+            return Said(place, str(told["text"]), alike, str(told["signature"]))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise Refused("is no word of a site") from error
 
 
 @dataclass(frozen=True)
@@ -80,56 +117,54 @@ class Identity:
         """The signature of some bytes."""
         return Ed25519PrivateKey.from_private_bytes(self.signing).sign(data)
 
-    def seal(self, text: bytes, to: str, place: Place) -> bytes:
+    def say(self, text: bytes, place: Place, alike: Mapping[str, str] | None = None) -> Said:
+        """This text at this place, signed; `alike` are digests of the parts that all are told alike."""
+        digest, parts = hashlib.sha256(text).hexdigest(), dict(alike or {})
+        return Said(dict(place), digest, parts, self.sign(_signed(place, digest, parts)).hex())
+
+    def seal(self, text: bytes, to: str, place: Place, alike: Mapping[str, str] | None = None) -> bytes:
         """A letter that only the holder of the keys behind `to` can open."""
         _, sealing = _halves(to)
-        fresh, where = X25519PrivateKey.generate(), _place(place)
+        fresh, where, said = X25519PrivateKey.generate(), _place(place), self.say(text, place, alike)
         secret = fresh.exchange(X25519PublicKey.from_public_bytes(sealing))
         shown = fresh.public_key().public_bytes_raw()
-        signed = self.sign(_said(where, text)) + text
-        return shown + ChaCha20Poly1305(_derived(secret, shown, sealing)).encrypt(_NONCE, signed, where)
+        stub = json.dumps(said.plain()).encode()
+        inside = len(stub).to_bytes(4, "big") + stub + text
+        return shown + ChaCha20Poly1305(_derived(secret, shown, sealing)).encrypt(_NONCE, inside, where)
 
-    def open(self, letter: bytes, sender: str, place: Place) -> tuple[bytes, bytes]:
-        """(what it says, the signature); anything but a letter of this sender and place is refused."""
+    def open(self, letter: bytes, sender: str, place: Place) -> tuple[bytes, Said]:
+        """(what it says, what was signed); anything but a letter of this sender and place is refused."""
         mine, where = X25519PrivateKey.from_private_bytes(self.opening), _place(place)
         shown, own = letter[:_KEY], mine.public_key().public_bytes_raw()
         try:
             secret = mine.exchange(X25519PublicKey.from_public_bytes(shown))
-            signed = ChaCha20Poly1305(_derived(secret, shown, own)).decrypt(_NONCE, letter[_KEY:], where)
-        except (InvalidTag, ValueError) as error:
+            inside = ChaCha20Poly1305(_derived(secret, shown, own)).decrypt(_NONCE, letter[_KEY:], where)
+            size = int.from_bytes(inside[:4], "big")
+            said, text = Said.read(json.loads(inside[4 : 4 + size])), inside[4 + size :]
+        except (InvalidTag, ValueError, RecursionError) as error:
             raise Refused("not sealed for this place") from error
-        signature, text = signed[:_SIGNATURE], signed[_SIGNATURE:]
-        if not signed_by(sender, signature, text, place):
+        if said.place != place or said.text != hashlib.sha256(text).hexdigest() or not said.by(sender):
             raise Refused("not signed by its sender")
-        return text, signature
+        return text, said
 
 
-def signed_by(sender: str, signature: bytes, text: bytes, place: Place) -> bool:
-    """Whether the holder of the keys behind `sender` has said this at this place."""
-    try:
-        Ed25519PublicKey.from_public_bytes(_halves(sender)[0]).verify(signature, _said(_place(place), text))
-    except InvalidSignature:
-        return False
-    return True
-
-
-def contradict(sender: str, one: tuple[Place, bytes, bytes], other: tuple[Place, bytes, bytes]) -> bool:
-    """Whether two (place, text, signature) prove that a sender told two receivers different things.
+def contradict(sender: str, one: Said, other: Said) -> str:
+    """The part of which a sender told two receivers different things, as both prove; empty if they do not.
 
     Their places may differ in the receiver alone. Anybody who knows the sender's public keys can check it.
     """
-    places = [{key: value for key, value in place.items() if key != "to"} for place, _, _ in (one, other)]
-    real = all(signed_by(sender, signature, text, place) for place, text, signature in (one, other))
-    return real and places[0] == places[1] and one[1] != other[1]
+    places = [{key: value for key, value in said.place.items() if key != "to"} for said in (one, other)]
+    parts = sorted(set(one.alike) & set(other.alike))
+    differs = next((part for part in parts if one.alike[part] != other.alike[part]), "")
+    return differs if places[0] == places[1] and one.by(sender) and other.by(sender) else ""
 
 
 def _place(place: Place) -> bytes:
     return json.dumps(dict(place), sort_keys=True).encode()
 
 
-def _said(where: bytes, text: bytes) -> bytes:
-    """What is signed: where one ends and the other begins is part of it."""
-    return b"kinfolk letter" + len(where).to_bytes(8, "big") + where + text
+def _signed(place: Place, text: str, alike: Mapping[str, str]) -> bytes:
+    return b"kinfolk letter" + json.dumps([dict(place), text, dict(alike)], sort_keys=True).encode()
 
 
 def _derived(secret: bytes, shown: bytes, receiver: bytes) -> bytes:
@@ -153,32 +188,38 @@ class Trust:
     federation: str
     authority: str  # public keys
     bond: str
+    owner: str = ""  # of this site, which may own others; empty: it is its own
 
-    def holds(self, site: str, public: str, word: str) -> bool:
-        """Whether the authority has said that these keys are that site's."""
-        return bonded(self.authority, self.federation, site, public, word)
+    @property
+    def name(self) -> str:
+        """The federation's name, and a mark by which to tell it from another of this name."""
+        return f"{self.federation} ({self.authority[:8]})"
+
+    def holds(self, site: str, public: str, owner: str, word: str) -> bool:
+        """Whether the authority has said that these keys are that site's, and whose it is."""
+        return bonded(self.authority, self.federation, site, public, owner, word)
 
 
-def bond(authority: Identity, federation: str, site: str, public: str) -> str:
+def bond(authority: Identity, federation: str, site: str, public: str, owner: str = "") -> str:
     """The word of a federation's authority that these keys are this site's; given at provisioning.
 
     >>> authority, ann = Identity.new(), Identity.new()
-    >>> word = bond(authority, "lungs", "ann", ann.public)
-    >>> [bonded(authority.public, "lungs", who, ann.public, word) for who in ("ann", "bob")]
+    >>> word = bond(authority, "lungs", "ann", ann.public, "clinic")
+    >>> [bonded(authority.public, "lungs", "ann", ann.public, who, word) for who in ("clinic", "ann")]
     [True, False]
     """
-    return authority.sign(_bond(federation, site, public)).hex()
+    return authority.sign(_bond(federation, site, public, owner or site)).hex()
 
 
-def bonded(authority: str, federation: str, site: str, public: str, word: str) -> bool:
+def bonded(authority: str, federation: str, site: str, public: str, owner: str, word: str) -> bool:
     """Whether the authority with these public keys has given its word."""
     try:
         key = Ed25519PublicKey.from_public_bytes(_halves(authority)[0])
-        key.verify(bytes.fromhex(word), _bond(federation, site, public))
+        key.verify(bytes.fromhex(word), _bond(federation, site, public, owner or site))
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
-def _bond(federation: str, site: str, public: str) -> bytes:
-    return b"kinfolk site" + json.dumps([federation, site, public]).encode()
+def _bond(federation: str, site: str, public: str, owner: str) -> bytes:
+    return b"kinfolk site" + json.dumps([federation, site, public, owner]).encode()

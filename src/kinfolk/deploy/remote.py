@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,24 +18,28 @@ from torch import Tensor
 from kinfolk.codec import decode, encode, head
 from kinfolk.deploy.agreement import Agreement
 from kinfolk.deploy.carrier import Carrier, patiently
-from kinfolk.deploy.site import NOT_BEGUN
+from kinfolk.deploy.letters import Said, contradict
+from kinfolk.deploy.mail import proven
+from kinfolk.deploy.post import NONSENSE, Post
+from kinfolk.deploy.room import ANY, Rooms
+from kinfolk.deploy.site import NOT_BEGUN, TOO_LONG
 from kinfolk.deploy.store import TOLD, Course
 from kinfolk.engines import rpc
 from kinfolk.engines.loop import message_for
 from kinfolk.engines.memory import Memories, Sent
 from kinfolk.engines.rpc import Header
-from kinfolk.engines.wire import ROOM, checked, room_for, rows_of
+from kinfolk.engines.wire import LINE, ROOM, checked, room_for, rows_of
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.run import Watch
 from kinfolk.script import Ask
 from kinfolk.streams import RoundContext
 from kinfolk.task import PeerTask, Table, Task
-from kinfolk.types import Client, Message, Stack, nbytes
+from kinfolk.types import Client, Message, Stack
 
 # Seconds between two looks at sites that are away, and that such a look may take.
 LOOK, GLANCE = 5.0, 2.0
-# What reading a site's own words may raise.
-NONSENSE = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+# Bytes of the proof that somebody told two stories, at most.
+PROOF = 1 << 13
 
 
 class Remote:
@@ -52,6 +56,8 @@ class Remote:
         attempt: int = 0,
         seconds: float = 600.0,
         tell: Watch = lambda event, facts: None,
+        rooms: Rooms = ANY,
+        keep_proofs: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.carrier, self.agreement, self.table, self.memories = carrier, agreement, table, memories
         self.seconds, self.tell_people = seconds, tell
@@ -63,6 +69,8 @@ class Remote:
         self.away: dict[Client, float] = {}  # since when, and when they were looked for last
         self._saved: list[int] = [0, 0]  # marks of the last two checkpoints
         self._rejected: dict[Client, str] = {}
+        self.rooms, self.keep_proofs = rooms, keep_proofs
+        self.exposed: dict[Client, tuple[Said, Said]] = {}  # who told two stories, with the proof
         self._names = {id(task): name for name, task in table.items()}
         memories.far = self
 
@@ -71,6 +79,10 @@ class Remote:
     def claims(self, who: Sequence[Client]) -> Mapping[Client, int]:
         """How many training rows each site has said that it has."""
         return {c: self.agreement.rows[c]["train"] for c in who}
+
+    def owners(self) -> Mapping[Client, str]:
+        """Whose each site is that is not its own, as all sites have checked."""
+        return self.agreement.owners
 
     def replies(self, request: Ask[Any], context: RoundContext) -> Iterator[Stack]:
         """The replies to a request, one client each, in order of names whatever the order of arrival."""
@@ -87,38 +99,49 @@ class Remote:
 
     def swap(self, swap: PeerTask, among: tuple[Client, ...], context: RoundContext) -> Sent:
         """Pass sealed letters on from site to site; whoever has not written takes no part."""
-        name = self._names[id(swap)]
-        header = {"swap": name, **rpc.pack_context(context)}
-        letters: dict[Client, list[tuple[Client, Message]]] = {c: [] for c in among}
-        sent: Sent = {}
-        wrote, nothing = list[Client](), {c: Message() for c in among}
-        for who, data, back in self._in_order(nothing, {**header, "do": "send"}, None):
-            try:
-                sizes = {Client(to): int(size) for to, size in json.loads(back.get("sizes", "{}")).items()}
-                written = rpc.unpack_several(*decode(data))
-            except (KinfolkError, *NONSENSE) as error:
-                self._rejected[who] = f"sent no letters ({type(error).__name__})"
-                continue
-            wrote.append(who)
-            for to, what in written:
-                if to in letters:
-                    letters[to].append((who, what))
-                    sent[who, to] = min(max(sizes.get(to, 0), 0), nbytes(what))  # it is only told
-        header |= {"do": "receive", "letters": str(self._number)}
-        packed = {who: rpc.pack_several(letters[who]) for who in wrote}
-        for who, _, back in self._in_order(
-            {who: body for who, (body, _) in packed.items()},
-            header,
-            ROOM,
-            {who: own for who, (_, own) in packed.items()},
-        ):
+        header = {"swap": self._names[id(swap)], **rpc.pack_context(context)}
+        post = Post(among, self.rooms)
+        self._collect(post, {c: ({}, {}) for c in among}, {**header, "do": "send"})
+        header |= {"letters": str(self._number)}
+        if swap.alike:
+            told = {**header, "do": "echo", "among": json.dumps(post.wrote)}
+            self._collect(post, post.stubs(), told)
+        told = {**header, "do": "receive", "exposed": self._proofs()}
+        bodies, own = _parted(post.all())
+        for who, _, back in self._in_order(bodies, told, ROOM + PROOF * len(among), own):
+            self._hear_of_liars(back.get("exposed", "{}"))
             for peer, reason in _refused(back).items():
-                if peer not in letters:
+                if peer not in among:
                     continue
-                told = f"its letter to {who} is {reason}"
+                why = f"its letter to {who} is {reason}"
                 before = self._rejected.get(peer)
-                self._rejected[peer] = f"{before}; {told}" if before else told
-        return sent
+                self._rejected[peer] = f"{before}; {why}" if before else why
+        return post.sent
+
+    def _collect(self, post: Post, requests: Mapping[Client, rpc.Packed], header: Header) -> None:
+        room = self.rooms.letters + ROOM + 2 * LINE * len(post.among)
+        bodies, own = _parted(requests)
+        for who, data, back in self._in_order(bodies, header, room, own):
+            try:
+                post.take(who, data, back)
+            except KinfolkError as error:
+                self._rejected[who] = str(error)
+
+    def _hear_of_liars(self, proofs: str) -> None:
+        """Who told others two stories has no part in what follows: its own signatures prove it."""
+        for who, (one, other) in proven(proofs, self.agreement.keys).items():
+            if who in self.exposed or one.place.get("run") != self.agreement.run:
+                continue
+            self.exposed[who] = one, other
+            to = " and ".join(said.place["to"] for said in (one, other))
+            part, where = contradict(self.agreement.keys[who], one, other), one.place["swap"]
+            told = f"told {to} two stories ({part} in {where}), as its signatures prove; it is excluded"
+            self._rejected[who] = told
+            self.tell_people("warning", {"text": f"{who} {told}"})
+            self.keep_proofs(self._proofs())
+
+    def _proofs(self) -> str:
+        return json.dumps({who: [said.plain() for said in both] for who, both in self.exposed.items()})
 
     def take_rejected(self) -> dict[Client, str]:
         """Whose messages could not be used since the last call, and why."""
@@ -163,7 +186,7 @@ class Remote:
         self,
         bodies: Mapping[Client, Message],
         header: Header,
-        room: int | None,
+        room: int,
         own: Mapping[Client, Header] | None = None,
     ) -> Iterator[tuple[Client, bytes, Header]]:
         """Ask, and give what was answered in the order of `bodies`; what is no answer is noted."""
@@ -173,10 +196,12 @@ class Remote:
         requests = {
             who: encode(body, {**header, **(own or {}).get(who, {}), "to": who})
             for who, body in bodies.items()
+            if who not in self.exposed
         }
+        self._rejected.update(dict.fromkeys(set(bodies) - set(requests), "is excluded"))
         self._look_for_the_away()
         came: dict[Client, tuple[bytes, Header]] = {}
-        waiting = list(bodies)
+        waiting = list(requests)
         for who, data in self._asked(requests):
             if data is not None:
                 try:
@@ -190,7 +215,9 @@ class Remote:
                 first = waiting.pop(0)
                 yield first, *came.pop(first)
 
-    def _sound(self, data: bytes, expected: Header, room: int | None) -> Header:
+    def _sound(self, data: bytes, expected: Header, room: int) -> Header:
+        if head(data, room).get("error") == TOO_LONG:
+            raise KinfolkError("site", expected["from"], "does not take a request of this size")
         back = checked(data, expected, room)
         if "error" in back:
             kind = back["error"] if back["error"].isidentifier() else "an error"
@@ -235,6 +262,14 @@ class Remote:
             else:
                 del self.away[who]
                 self.tell_people("warning", {"text": f"{who} is back", "back": who})
+
+
+def _parted(
+    packed: Mapping[Client, rpc.Packed],
+) -> tuple[dict[Client, Message], dict[Client, Header]]:
+    """Messages, and what stands in the header of each."""
+    bodies = {who: body for who, (body, _) in packed.items()}
+    return bodies, {who: own for who, (_, own) in packed.items()}
 
 
 def _refused(back: Header) -> dict[Client, str]:

@@ -12,13 +12,13 @@ import logging
 from pathlib import Path
 from threading import Lock
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from kinfolk.codec import decode, encode
 from kinfolk.deploy.agreement import Agreement, Introduction, taken, versions
-from kinfolk.deploy.letters import Identity, Refused, Trust
+from kinfolk.deploy.letters import Identity, Trust
+from kinfolk.deploy.mail import Mail
+from kinfolk.deploy.room import AGREEMENT, Rooms
 from kinfolk.deploy.store import Course, Store
 from kinfolk.engines import one, rpc
 from kinfolk.engines.asked import declined
@@ -33,12 +33,13 @@ from kinfolk.federation.federation import Federation
 from kinfolk.script import Ask, Complains, Rehearses
 from kinfolk.streams import RoundContext
 from kinfolk.task import Peer, PeerTask, Task
-from kinfolk.types import Client, Message, nbytes
+from kinfolk.types import Client, Message
 
 log = logging.getLogger("kinfolk.site")
 CPU = torch.device("cpu")
 # A site that was started anew says this, and is sent the agreement once more.
 NOT_BEGUN = "not begun"
+TOO_LONG = "TooLong"
 
 
 class Site:
@@ -65,6 +66,8 @@ class Site:
         told: Header = {"from": self.who}
         with self._lock:
             try:
+                if (refused := self.refusal(len(data))) is not None:
+                    return refused
                 message, header = decode(data)
                 told |= {key: header[key] for key in ("token", "number") if key in header}
                 if header.get("to") != self.who:
@@ -76,13 +79,21 @@ class Site:
                 log.warning("a request was refused", exc_info=error)
                 return encode({}, {**told, "error": type(error).__name__})
 
+    def refusal(self, size: int) -> bytes | None:
+        """What is answered to a request of so many bytes instead of reading it, if it is too long."""
+        room = max(AGREEMENT, self.begun.rooms.request) if self.begun else AGREEMENT
+        if size <= room:
+            return None
+        log.warning("a request of %d bytes was refused unread: %d are allowed", size, room)
+        return encode({}, {"from": self.who, "error": TOO_LONG})
+
     def _met(self, header: Header) -> Header:
         """What sites and lead agree on is no secret, and whoever starts a run must know what to mend."""
         try:
             if header["do"] == "introduce":
                 rules = header.get("standardize", "none"), header.get("standardize_target", "none")
-                word = self.trust.bond if self.trust else ""
-                own = Introduction.of(self.who, self.rows, self.identity.public, word, *rules)
+                word, *of = (self.trust.bond, self.trust.owner, self.trust.name) if self.trust else ("",)
+                own = Introduction.of(self.who, self.rows, self.identity.public, word, *rules, *of)
                 return {"introduction": own.text()}
             if self.begun is None or self.begun.text != header["agreement"]:
                 self.begun = Begun(self, header["agreement"])
@@ -119,10 +130,12 @@ class Begun:
         self.parts: Parts = self._built(shell, site.network)
         self._check_secrets()
         self.clients, self.table = shell.clients, table_of(self.parts)
+        self.rooms = Rooms.of(self.parts)
         self.rows = taken(site.rows, self.agreement.outline)
         folder = site.folder / self.agreement.run if site.folder else None
         self.store = Store(self.who, make_memories(self.parts, CPU, folder), folder)
         self.store.load()
+        self.mail = Mail(self.who, self.identity, self.agreement.keys, self.rooms, folder)
 
     def _check(self, site: Site) -> None:
         """Refuse an agreement that is not about this site as it is."""
@@ -137,9 +150,10 @@ class Begun:
         if told.keys.get(self.who) != site.identity.public:
             raise KinfolkError("site", self.who, "is known by other keys than it has; provision it again")
         for peer, key in told.keys.items() if site.trust else ():
-            if not site.trust.holds(peer, key, told.bonds.get(peer, "")):  # type: ignore[union-attr]
+            owner, word = told.owners.get(peer, ""), told.bonds.get(peer, "")
+            if not site.trust.holds(peer, key, owner, word):  # type: ignore[union-attr]
                 raise KinfolkError(
-                    "site", peer, "has keys that the federation's authority does not vouch for"
+                    "site", peer, "has keys or an owner that the federation's authority does not vouch for"
                 )
         if dict(told.rows.get(self.who, {})) != dict(Introduction.of(self.who, site.rows, "").rows):
             raise KinfolkError("site", self.who, "has other rows than it had when the run was agreed on")
@@ -154,6 +168,10 @@ class Begun:
             return build_parts(spec, shell, network)
         except KinfolkError as error:
             log.warning("a run cannot be built here", exc_info=error)
+            cause = error.__cause__
+            if isinstance(cause, ImportError) and cause.name:
+                told = f"has no {cause.name}, which {error.field} needs; install it there"
+                raise KinfolkError("site", self.who, told) from None
             told = f"cannot build this run because of {error.field}; its own log tells why"
             raise KinfolkError("site", self.who, told) from None
 
@@ -175,10 +193,7 @@ class Begun:
         swap = self.table.get(header["swap"])
         if not isinstance(swap, PeerTask):
             raise KinfolkError("message.swap", header["swap"], "is no exchange of this run")
-        place = {"run": self.agreement.run, "round": header["round"], "swap": header["swap"]}
-        if header["do"] == "send":
-            return self._send(swap, {**place, "letters": header["number"]}, context)
-        return self._receive(swap, {**place, "letters": header["letters"]}, message, header, context)
+        return self._exchange(swap, message, header, context)
 
     def _ask(
         self, message: Message, name: str, context: RoundContext
@@ -192,41 +207,26 @@ class Begun:
         reply, kept = one.perform(task, message, self.store.memory, self.rows, self.who, context)
         return reply, facts, kept
 
-    def _send(
-        self, swap: PeerTask, place: Header, context: RoundContext
+    def _exchange(
+        self, swap: PeerTask, message: Message, header: Header, context: RoundContext
     ) -> tuple[Message, Header, Message | None]:
-        """What this client writes to others, sealed for each; the sizes are those of what is inside."""
-        written = swap.send(self.store.memory, Peer(self.who, context))
-        sealed = []
-        for to, what in written.items():
-            own = {**place, "from": self.who, "to": to}
-            data = self.identity.seal(encode(what), self.agreement.keys[to], own)
-            sealed.append((to, {"sealed": torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())}))
-        body, labels = rpc.pack_several(sealed)
-        sizes = json.dumps({to: nbytes(what) for to, what in written.items()})
-        return body, {**labels, "sizes": sizes}, None
-
-    def _receive(
-        self, swap: PeerTask, place: Header, message: Message, header: Header, context: RoundContext
-    ) -> tuple[Message, Header, Message | None]:
-        """Take in what others wrote for this round and place; what was tampered with does not arrive."""
-        if int(place["letters"]) < self.store.last:
-            raise KinfolkError("message.letters", place["letters"], "are letters of an exchange that is over")
-        inbox: dict[Client, Message] = {}
-        refused: dict[str, str] = {}
-        for sender, what in rpc.unpack_several(message, header):
-            sealed = what.get("sealed")
-            own = {**place, "from": sender, "to": self.who}
-            try:
-                if not isinstance(sealed, Tensor) or sender not in self.agreement.keys or sender in inbox:
-                    raise Refused("is no letter of a site of this run")
-                data = self.identity.open(bytes(sealed.numpy()), self.agreement.keys[Client(sender)], own)[0]
-                inbox[Client(sender)] = decode(data)[0]
-            except (Refused, KinfolkError) as error:
-                refused[str(sender)] = str(error) if isinstance(error, Refused) else "cannot be read"
+        """A step of an exchange: write letters, show signatures to one another, take in what came."""
+        number = header["number"] if header["do"] == "send" else header["letters"]
+        place = {
+            "run": self.agreement.run, "round": header["round"], "swap": header["swap"], "letters": number
+        }  # fmt: skip
+        if header["do"] == "send":
+            written = swap.send(self.store.memory, Peer(self.who, context))
+            return *self.mail.write(swap, written, place), None
+        arrived = rpc.unpack_several(message, header)
+        if header["do"] == "echo":
+            among = map(Client, json.loads(header["among"]))
+            return *self.mail.echo(arrived, among, place), None
+        self.mail.learn(header.get("exposed", "{}"))
+        inbox, refused = self.mail.read(swap, arrived, place)
         memory = swap.receive(inbox, self.store.memory, Peer(self.who, context))
         self._complain(memory)
-        return {}, {"refused": json.dumps(refused)}, memory
+        return {}, {"refused": json.dumps(refused), "exposed": self.mail.proofs()}, memory
 
     def _complain(self, memory: Message) -> None:
         """Whose messages the algorithm itself could not use: for this site's log."""

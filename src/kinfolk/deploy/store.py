@@ -97,7 +97,19 @@ class Store:
         self.told, self._mark = max(self.told, course.mark), course.mark
 
     def keep(self, memory: Message | None, request: int, reply: bytes) -> None:
-        """Remember what a request has left, and the reply to it; on the disk before anybody hears of it."""
+        """Remember what a request has left, and the reply to it; on the disk before anybody hears of it.
+
+        What cannot be written there has not been.
+        """
+        before = dict(self.before), self.memory, self.at, self.last, self.reply
+        try:
+            self._keep(memory, request, reply)
+        except KinfolkError:
+            self.before, held, self.at, self.last, self.reply = before
+            self.memories.restore({self.who: held})
+            raise
+
+    def _keep(self, memory: Message | None, request: int, reply: bytes) -> None:
         if memory is not None:
             if self._mark > self.at:
                 self.before[self._mark] = (self.at, self.memory)

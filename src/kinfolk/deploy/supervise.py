@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ from threading import Event
 
 from kinfolk.deploy.agent import VARIABLE as SITE
 from kinfolk.deploy.agent import Agent, socket_of
+from kinfolk.deploy.certificates import warning
 from kinfolk.deploy.kits import Kit
 from kinfolk.deploy.site import Site
 from kinfolk.errors import KinfolkError
@@ -34,14 +37,21 @@ Say = Callable[[str], None]
 
 def join(kit: Kit, rows: Federation, stop: Event, say: Say = print) -> None:
     """Take part with these rows until `stop`: the site's own process, and NVFlare's beside it."""
+    if told := warning(kit.folder, kit.site):
+        say(told)
     site = Site(kit.site, rows, kit.folder / "memory", kit.identity, trust=kit.trust)
-    with Agent(site.answer, socket_of(kit.folder)) as agent:
+    with Agent(site.answer, socket_of(kit.folder), site.refusal) as agent:
         say(f"{kit.site} of {kit.trust.federation}: {rows.rows} rows; taking part until stopped")
         keep_running(kit.folder, {SITE: str(agent.path)}, stop, say)
 
 
 def serve(kit: Path, runs: Path, stop: Event, say: Say = print, port: int = 0) -> None:
     """Serve a federation until `stop`; run folders are in `runs`, and runs are shown on `port`."""
+    free(served_port(kit), "server")
+    if port:
+        free(port, "status")
+    if told := warning(kit):
+        say(told)
     say(f"server {kit.name}: runs are in {runs}; serving until stopped")
     keep_running(kit, {RUNS: str(runs.absolute()), PORT: str(port)}, stop, say)
 
@@ -96,6 +106,27 @@ def _alone(kit: Path) -> Iterator[None]:
         except OSError as error:
             raise KinfolkError("kit", str(kit), "is running already; stop it first") from error
         yield
+
+
+def served_port(kit: Path) -> int:
+    """The port on which the server of a kit is reached."""
+    path = kit / "startup" / "fed_server.json"
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return int(str(told["servers"][0]["service"]["target"]).rpartition(":")[2])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise KinfolkError("kit", str(kit), "is no kit of a server; name the folder of the server") from error
+
+
+def free(port: int, what: str) -> None:
+    """Refuse a port that somebody has: the engine would try again and again, and say so in its log alone."""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("", port))
+        except OSError as error:
+            remedy = f"is in use on this machine; stop what has it, or give the {what} another"
+            raise KinfolkError("port", port, remedy) from error
 
 
 def end(running: subprocess.Popen[bytes]) -> None:

@@ -14,6 +14,7 @@ from kinfolk.engines.asked import check
 from kinfolk.engines.cohort import Cohort, GuardSpec, Limits, Usual
 from kinfolk.engines.guard import EXPLODED, LARGEST_COUNT, inspect
 from kinfolk.engines.memory import Memories
+from kinfolk.engines.owners import Owners
 from kinfolk.engines.sketched import Sketches
 from kinfolk.engines.work import Work, trained_by
 from kinfolk.federation.federation import Federation
@@ -78,6 +79,15 @@ class Registers(Protocol):
 
     def claims(self, who: Sequence[Client]) -> Mapping[Client, int]:
         """What each of these says; one that says nothing of use is left out."""
+        ...
+
+
+@runtime_checkable
+class Owned(Protocol):
+    """An engine whose clients may belong to somebody with several of them."""
+
+    def owners(self) -> Mapping[Client, str]:
+        """Who owns each client that is not its own."""
         ...
 
 
@@ -159,6 +169,7 @@ class Coordinator:
         self.usual, self._claims, self._most_rows = Usual(), dict[Client, int](), LARGEST_COUNT
         self.ledger, self.folding = Ledger(), 0.0
         self.sketches: Sketches | None = None  # who looks at the models that are replied, if anybody does
+        self.owners = Owners(engine.owners() if isinstance(engine, Owned) else {})
         self.excluded: set[Client] = set()  # who has no part in rounds any more, and is scored all the same
         self.begin()
 
@@ -186,6 +197,7 @@ class Coordinator:
 
         Without `rehearse` nobody is absent.
         """
+        self._hear_claims(context.clients, context.round)
         who = request.among if isinstance(request, Exchange) else request.to
         present = self._present(who, context, rehearse)
         began, self.folding = time.perf_counter(), 0.0
@@ -214,7 +226,6 @@ class Coordinator:
         sent = nbytes(request.shared) * len(present)
         sent += request.each.nbytes(present) if request.each else 0
         self.ledger.add_bytes(request.task, "down", sent)
-        self._hear_claims(context.clients, context.round)
         fold: Any = request.fold
         request = Ask(request.task, present, request.shared, request.each, fold)
         check(task, request)
@@ -285,6 +296,7 @@ class Coordinator:
             silent.difference_update(good.clients)
             if bool((good.size > cohort.limits.rows).any()):
                 good = replace(good, size=good.size.clamp(max=cohort.limits.rows))
+            good = self.owners.weighed(good)
             good = cohort.pass_on(good) if good.clients else good
             if good.clients:
                 yield good
@@ -322,6 +334,8 @@ class Coordinator:
             if rows > self._most_rows:
                 told = f"its {rows} rows count as {self._most_rows}, {times:g} times the median"
                 self.log("capped", round=round, client=client, reason=told)
+        for client, told in self.owners.hear(self._claims, self.guard).items():
+            self.log("capped", round=round, client=client, reason=told)
 
     def _unlike_claims(self, chunk: Stack) -> dict[Client, str]:
         """Whose row count is not what it said at first."""
@@ -356,6 +370,8 @@ class Coordinator:
         self.ledger.add_bytes(request.swap, "across", sum(sent.values()))
 
     def _present(self, who: tuple[Client, ...], context: RoundContext, rehearse: bool) -> tuple[Client, ...]:
+        if rehearse:
+            who = self.owners.sent(who, context.round)
         self.asked.update(who)
         if rehearse and self.excluded:
             who = tuple(c for c in who if c not in self.excluded)

@@ -21,7 +21,7 @@ from kinfolk.experiment.fitting import fitted
 from kinfolk.experiment.left_out import left_out
 from kinfolk.experiment.private_training import private_training
 from kinfolk.experiment.sections import Experiment
-from kinfolk.experiment.secure_sums import check_method
+from kinfolk.experiment.secure_sums import check_method, is_on
 from kinfolk.experiment.targets import Target, check_loss, settled, wanted
 from kinfolk.federation.federation import Federation
 from kinfolk.federation.scaling import Scaling, standardized
@@ -120,6 +120,7 @@ def build_parts(
     learner = _learner(spec, module, loss, target.outputs, augment, extra, federation.scaling)
     learner = accelerated(learner, first_rows(federation, 2)[0])
     _check_training(spec, learner)
+    _check_scores(spec)
     for name, known in (("run.target_score", spec.run.target), ("run.monitor", spec.run.monitor != "auto")):
         score = getattr(spec.run, name.removeprefix("run."))
         if known and score not in learner.scoring.names:
@@ -178,6 +179,7 @@ def _learner(
         tune_lr=local.tune_lr,
         tune_epochs=local.tune_epochs,
         score_split=spec.run.split,
+        by_class=spec.run.reveal == "auto" and not is_on(spec.secure_sums) and spec.privacy.mode == "none",
         half=spec.engine.precision == "bf16",
         by_round=by_round and (lambda round: factor("local.schedule", by_round, round, rounds)),
         by_step=by_step and (lambda at, of: factor("local.step_schedule", by_step, at, of)),
@@ -258,6 +260,15 @@ def _check_training(spec: Experiment, learner: Learner) -> None:
         )
     if learner.plan.drop_single and spec.local.batch == 1:
         raise KinfolkError("local.batch", 1, "this network has BatchNorm, which needs batches of 2 or more")
+
+
+def _check_scores(spec: Experiment) -> None:
+    """Refuse what goes by scores where clients tell none."""
+    run = spec.run
+    by_scores = {"target": run.target, "patience": run.patience, "keep": run.keep == "best"}
+    wants = next((name for name, wanted in by_scores.items() if wanted), "")
+    if run.reveal == "none" and wants:
+        raise KinfolkError("run.reveal", "none", f"run.{wants} goes by scores; give 'sums', or leave it out")
 
 
 def first_rows(federation: Federation, count: int) -> tuple[Rows, Rows]:

@@ -46,7 +46,7 @@ from kinfolk.experiment.ranks import follow, table_of
 from kinfolk.experiment.record import Records, check_place, read_rounds, write_json, write_text
 from kinfolk.experiment.result_text import result_html, result_line
 from kinfolk.experiment.saving import stand, told, write_checkpoint
-from kinfolk.experiment.score import Columns, reached, score_everyone, score_groups, try_metrics
+from kinfolk.experiment.score import COLUMNS, Columns, reached, score_everyone, score_groups, try_metrics
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.secure_sums import asking
 from kinfolk.experiment.segments import Segments
@@ -430,6 +430,8 @@ class Running:
         seen: dict[str, Evaluation] | None = None,
         lost: dict[str, list[Client]] | None = None,
     ) -> tuple[Columns, dict[str, Any]]:
+        if self.spec.run.reveal == "none":
+            return {name: [] for name in COLUMNS}, {}
         rows, context = self.parts.federation.splits[split], self.context()
         by = self.algorithm, self.served, self.coordinator, context, split, self.attackers, models, rows
         return score_everyone(*by, tasks=self.scored, suffix=suffix, seen=seen, lost=lost)

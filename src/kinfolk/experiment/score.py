@@ -26,6 +26,7 @@ from kinfolk.types import Client, Message, PerClient, Stack, map_leaves, tensor_
 # Rows that a user's metric is tried on.
 FEW = 256
 Columns = dict[str, list[Any]]
+COLUMNS = ("client", "model", "split", "score", "value", "rows")
 Groupings = dict[str, Any]
 
 
@@ -75,7 +76,7 @@ def score_everyone(
     go over the rows of another split. What the watch on training needs of every kind of model goes into
     `seen`; whose scores could not be used, as of a model that is no number, into `lost`.
     """
-    columns: Columns = {name: [] for name in ("client", "model", "split", "score", "value", "rows")}
+    columns: Columns = {name: [] for name in COLUMNS}
     over_all: dict[str, Any] = {}
     who = tuple(c for c in context.clients if c not in without)
     shared, each = algorithm.eval_inputs(state, who)

@@ -136,6 +136,9 @@ class RunSpec:
     split: str = "test"
     # Whose scores are taken: of "all" models that an algorithm has for a client, or of the "first" alone.
     models: str = "all"
+    # What clients tell of their scores: "auto" (counts by class, unless the method or privacy keeps labels to
+    # the client), "sums" (never counts by class) or "none" (nothing: nobody is scored).
+    reveal: str = "auto"
     # Stop once the score reaches this; 0: never.
     target: float = 0.0
     # The score that `target` is about.
@@ -189,6 +192,7 @@ CHOICES: dict[str, Collection[str]] = {
     "run.keep": ("last", "best", "all"),
     "run.split": ("test", "valid"),
     "run.models": ("all", "first"),
+    "run.reveal": ("auto", "sums", "none"),
     "run.pictures": ("none", "models", "rows"),
     "run.on_divergence": ("warn", "stop", "rollback", "exclude"),
     "run.attack": ("none", *ATTACKS),

@@ -113,6 +113,7 @@ class Learner:
     tune_lr: float = 0.0  # the learning rate of fine-tuning; 0: that of the round
     tune_epochs: int = 0  # epochs of fine-tuning; 0: what the method asks for
     score_split: str = "test"
+    by_class: bool = True  # whether clients may tell counts by class when they are scored
     score_batch: int = 256
     metrics: tuple[Metric, ...] = ()  # what is scored besides
     score_rows: int = (
@@ -295,7 +296,7 @@ class Learner:
             return scoring.count(carry, self.in_units(out), self.batch_in_units(batch), loss)
 
         def told(reply: Message) -> Message:
-            return reply if by_class else without_classes(reply)
+            return reply if by_class and self.by_class else without_classes(reply)
 
         plan = Plan(self.score_batch, shuffle=False, split=self.score_split)
         passes = (*((tune,) if tune else ()), Scan(count, plan))

@@ -70,7 +70,10 @@ def exchanges(spec: SecureSumsSpec) -> dict[str, PeerTask]:
     return {
         "sums.open": alone(_opened),
         "sums.share": PeerTask(
-            _shares, lambda inbox, memory, me: _responded(scheme, inbox, memory, me), gives=(HELD,)
+            _shares,
+            lambda inbox, memory, me: _responded(scheme, inbox, memory, me),
+            gives=(HELD,),
+            alike=("commitments",),
         ),
         "sums.note": alone(lambda scheme, memory, me: _noted(memory, me)),
         "sums.end": alone(lambda scheme, memory, me: cleared(memory)),

@@ -7,6 +7,7 @@ clients lie side by side, a book of many peers is closed: its rows of zeros are 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -39,7 +40,7 @@ def booked(task: PeerTask, keys: Collection[str]) -> PeerTask:
         same = {key: memory[key] for key in keys if key in after and after[key] is before.get(key)}
         return closed({**after, **same}, keys, peers)
 
-    return PeerTask(send, receive, task.gives)
+    return replace(task, send=send, receive=receive)
 
 
 def closed(memory: Message, keys: Collection[str], peers: int) -> Message:

@@ -68,15 +68,16 @@ class SecureSum:
     def tasks(self) -> Table:
         """What clients write to one another, by the names of `steps`."""
         session = SecureSumSession
+        committed = ("commitments",) if self.options.limits.hides else ()
         return {
             "requests": self._step("asked", session.ask, session.accept),
             "accepts": self._step("open", session.agree, session.settle),
             # Models leave where shares are made of them.
             "confirm": self._step("open", session.confirm, session.take_up, gives=True),
-            "shares": self._step("wave", session.deal, session.respond),
+            "shares": self._step("wave", session.deal, session.respond, alike=committed),
             "ready": self._step("wave", session.ready, session.judge),
             "verdict": self._step("wave", session.judged, session.take_back, gives=True),
-            "again": self._step("wave", session.deal, session.respond_at_last),
+            "again": self._step("wave", session.deal, session.respond_at_last, alike=committed),
             "responses": self._step("wave", session.answer, session.sum_up),
             "results": self._step("wave", session.pass_on, session.take_over),
             "next": self._step("wave", lambda session, memory: {}, session.next_wave, gives=True),
@@ -88,6 +89,7 @@ class SecureSum:
         send: Callable[[SecureSumSession, Message], Outbox],
         receive: Callable[[SecureSumSession, Inbox, Message], Message],
         gives: bool = False,
+        alike: tuple[str, ...] = (),
     ) -> PeerTask:
         def write(memory: Message, me: Peer) -> dict[Client, Message]:
             return send(self.session(me, Rejections(me.context.clients, memory)), memory)
@@ -96,7 +98,7 @@ class SecureSum:
             rejections = Rejections(me.context.clients, memory)
             return {**receive(self.session(me, rejections), inbox, memory), **rejections.noted()}
 
-        return peer_step(needs, write, read, ("model",) if gives else ())
+        return peer_step(needs, write, read, ("model",) if gives else (), alike)
 
     def session(self, me: Peer, rejections: Rejections) -> SecureSumSession:
         """One client's part in the sums of a round."""

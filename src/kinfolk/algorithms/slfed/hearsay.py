@@ -23,7 +23,7 @@ class HearsayExchange:
 
     def tasks(self) -> Table:
         """The exchange of opinions."""
-        return {"opinions": peer_step("lately", self._tell, self._hear)}
+        return {"opinions": peer_step("lately", self._tell, self._hear, alike=("opinions",))}
 
     def _tell(self, memory: Message, me: Peer) -> dict[Client, Message]:
         """The opinions of everybody to those met in this round."""

@@ -99,6 +99,10 @@ class SLFed:
         public = self.shares.entropy == "stream" and self.shares.limits.hides
         return "algorithm.shares.entropy=stream" if public else ""
 
+    def rows_shown(self) -> int:
+        """The images, and the lowest and highest value of each of their columns."""
+        return self.images.count + 2
+
     def init(self, first: Tree, clients: tuple[Client, ...], seed: Seed) -> State:
         """Nobody has joined."""
         return State(torch.zeros(len(clients), dtype=torch.int64))
@@ -163,7 +167,11 @@ class SLFed:
 
     def eval_tasks(self) -> Mapping[str, Task]:
         """The PAM as it was put together ("centre"), and the model after training on top of it."""
-        return {"centre": self.learner.score(start=_pam), "personal": self.learner.score(start=own_model)}
+        # Nobody learns whose labels these are in the rounds; scores are not to tell.
+        return {
+            "centre": self.learner.score(start=_pam, by_class=False),
+            "personal": self.learner.score(start=own_model, by_class=False),
+        }
 
     def complaints(self, memory: Message, clients: Sequence[Client]) -> dict[Client, str]:
         """Whose messages a client could not use in this round, and why, out of its memory."""

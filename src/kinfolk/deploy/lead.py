@@ -12,6 +12,7 @@ from typing import Any
 from kinfolk.codec import encode
 from kinfolk.deploy.agreement import Agreement, Introduction, agree
 from kinfolk.deploy.carrier import Carrier, patiently
+from kinfolk.deploy.delivery import deliver
 from kinfolk.deploy.remote import Remote, begin
 from kinfolk.engines.coordinator import Engine
 from kinfolk.engines.memory import Memories
@@ -64,15 +65,20 @@ def lead(
     lost = begin(carrier, agreement, agreement.outline.clients, seconds)
     for who, why in lost.items():
         raise KinfolkError("site", who, f"cannot take part: {why}")
-    attempt = _attempt(folder)
+    attempt, made = _attempt(folder), list[tuple[Remote, Parts]]()
 
     def deployed(parts: Parts, memories: Memories) -> Engine:
         write_text(folder / FILE, agreement.text())
         write_json(folder / COURSE, {"run": agreement.run, "attempt": attempt})
-        return Remote(carrier, agreement, table_of(parts), memories, attempt, seconds, watch)
+        remote = Remote(carrier, agreement, table_of(parts), memories, attempt, seconds, watch)
+        made.append((remote, parts))
+        return remote
 
     resume = resume and (folder / COURSE).exists()
-    return run(spec, folder, federation=rows, network=network, resume=resume, watch=watch, deployed=deployed)
+    done = run(spec, folder, federation=rows, network=network, resume=resume, watch=watch, deployed=deployed)
+    have = deliver(*made[-1], done)
+    watch("delivered", {"sites": have})
+    return done
 
 
 def introductions(

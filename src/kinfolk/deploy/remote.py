@@ -120,6 +120,13 @@ class Remote:
                 self._rejected[peer] = f"{before}; {told}" if before else told
         return sent
 
+    def hand_over(
+        self, word: str, bodies: Mapping[Client, Message], own: Mapping[Client, Header], context: RoundContext
+    ) -> dict[Client, Header]:
+        """Send each site something to keep; what those who have taken it say of it."""
+        header = {"do": word, **rpc.pack_context(context)}
+        return {who: back for who, _, back in self._in_order(bodies, header, ROOM, own) if "taken" in back}
+
     def take_rejected(self) -> dict[Client, str]:
         """Whose messages could not be used since the last call, and why."""
         found, self._rejected = self._rejected, {}

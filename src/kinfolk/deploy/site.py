@@ -19,6 +19,7 @@ from torch import Tensor
 from kinfolk.codec import decode, encode
 from kinfolk.deploy.agreement import Agreement, Introduction, taken, versions
 from kinfolk.deploy.letters import Identity, Refused, Trust
+from kinfolk.deploy.own_model import keep_own
 from kinfolk.deploy.store import Course, Store
 from kinfolk.engines import one, rpc
 from kinfolk.engines.asked import declined
@@ -120,8 +121,8 @@ class Begun:
         self._check_secrets()
         self.clients, self.table = shell.clients, table_of(self.parts)
         self.rows = taken(site.rows, self.agreement.outline)
-        folder = site.folder / self.agreement.run if site.folder else None
-        self.store = Store(self.who, make_memories(self.parts, CPU, folder), folder)
+        self.folder = site.folder / self.agreement.run if site.folder else None
+        self.store = Store(self.who, make_memories(self.parts, CPU, self.folder), self.folder)
         self.store.load()
 
     def _check(self, site: Site) -> None:
@@ -172,6 +173,10 @@ class Begun:
         context = rpc.unpack_context(header, self.clients)
         if header["do"] == "ask":
             return self._ask(message, header["task"], context)
+        if header["do"] == "deliver":
+            if self.folder:
+                keep_own(self, self.folder, message, header["facts"], context)
+            return {}, {"taken": "yes"}, None
         swap = self.table.get(header["swap"])
         if not isinstance(swap, PeerTask):
             raise KinfolkError("message.swap", header["swap"], "is no exchange of this run")

@@ -65,9 +65,13 @@ class KeptModels:
         tasks = self._parts.algorithm.eval_tasks()
         return {kind: task for kind, task in tasks.items() if isinstance(task, ScoreTask) and task.network}
 
+    def kinds(self) -> tuple[str, ...]:
+        """All kinds of models that there are, the main one first."""
+        return tuple(self._tasks)
+
     def kind(self, name: str | None) -> str:
         """The kind of model that is meant; the main one if none is named."""
-        known = tuple(self._tasks)
+        known = self.kinds()
         if not known:
             remedy = "scores by tasks of its own, which do not say what model it is; use Learner.score"
             raise KinfolkError("algorithm.name", self.spec.algorithm.name, remedy)

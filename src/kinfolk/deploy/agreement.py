@@ -168,7 +168,7 @@ def agree(introductions: Sequence[Introduction], text: str, run: str) -> Agreeme
         if not one.rows["train"]:
             raise KinfolkError("site", one.who, "has no training rows; give it some, or leave it out")
         _check_moments(one)
-    outline = _common([one.outline for one in known], tuple(names))
+    outline = common([one.outline for one in known], tuple(names))
     shell = replace(outline.without_rows(), scale=outline.scale)
     scaling = scaling_of([one.told for one in known], shell)
     outline = replace(outline, scaling=scaling, scale=None if scaling and scaling.pixels else outline.scale)
@@ -207,7 +207,7 @@ def _with_classes(rows: Federation, outline: Outline) -> Federation:
     return replace(rows, y=y, classes=outline.classes, class_names=outline.class_names)
 
 
-def _common(outlines: Sequence[Outline], clients: tuple[Client, ...]) -> Outline:
+def common(outlines: Sequence[Outline], clients: tuple[Client, ...]) -> Outline:
     """The outline of all sites together: columns and forms are the same, classes are those of any."""
     first, kinds = outlines[0], {bool(o.classes) for o in outlines}
     for other, who in zip(outlines, clients, strict=True):

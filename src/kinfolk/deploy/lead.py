@@ -55,7 +55,7 @@ def lead(
     # Pictures show what clients hold, which nobody sees here.
     spec = replace(spec, run=replace(spec.run, pictures="none"))
     if resume and (folder / FILE).exists():  # a job may have ended before the run began
-        agreement = Agreement.read(_kept(folder))
+        agreement = agreed(folder)
     else:
         met = introductions(carrier, sites, spec, seconds)
         agreement = agree(met, dump(spec), secrets.token_hex(8))
@@ -107,9 +107,15 @@ def introductions(
     return [found[who] for who in sites]
 
 
-def _kept(folder: Path) -> str:
+def agreed(folder: Path) -> Agreement:
+    """What the sites of the run in a folder have agreed on.
+
+    >>> agreed(Path("nowhere"))
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: run = 'nowhere': was not deployed, or did not begin; submit it
+    """
     try:
-        return (folder / FILE).read_text(encoding="utf-8")
+        return Agreement.read((folder / FILE).read_text(encoding="utf-8"))
     except OSError as error:
         raise KinfolkError("run", str(folder), "was not deployed, or did not begin; submit it") from error
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kinfolk.codec import decode, encode
 from kinfolk.deploy.agreement import Agreement, Introduction, taken, versions
+from kinfolk.deploy.choosing import chosen
 from kinfolk.deploy.letters import Identity, Refused, Trust
 from kinfolk.deploy.own_model import keep_own
 from kinfolk.deploy.store import Course, Store
@@ -173,10 +174,8 @@ class Begun:
         context = rpc.unpack_context(header, self.clients)
         if header["do"] == "ask":
             return self._ask(message, header["task"], context)
-        if header["do"] == "deliver":
-            if self.folder:
-                keep_own(self, self.folder, message, header["facts"], context)
-            return {}, {"taken": "yes"}, None
+        if header["do"] in ("deliver", "choose"):
+            return self._take(message, header, context)
         swap = self.table.get(header["swap"])
         if not isinstance(swap, PeerTask):
             raise KinfolkError("message.swap", header["swap"], "is no exchange of this run")
@@ -196,6 +195,20 @@ class Begun:
             return {}, {**facts, "declined": "yes"}, None  # why is nobody else's concern
         reply, kept = one.perform(task, message, self.store.memory, self.rows, self.who, context)
         return reply, facts, kept
+
+    def _take(
+        self, message: Message, header: Header, context: RoundContext
+    ) -> tuple[Message, Header, Message | None]:
+        """Keep this client's own models; a newcomer chooses among those of all groups first."""
+        told, new = {"taken": "yes"}, header["do"] == "choose"
+        if new:
+            best = chosen(self, message["centres"], context)
+            message = {"model": {name: t[best] for name, t in message["centres"].items()}}
+            # Which group it is says something of the rows, and no noise is in it.
+            told |= {} if self.parts.privacy else {"group": str(best)}
+        if self.folder:
+            keep_own(self, self.folder, message, header["facts"], context, alone=new)
+        return {}, told, None
 
     def _send(
         self, swap: PeerTask, place: Header, context: RoundContext

@@ -44,7 +44,8 @@ def lead(
     """Run an experiment over sites into its folder; `seconds` is how long one request may take.
 
     With `resume` it goes on from the last checkpoint with the sites of the run, each of which goes back to
-    the memory it had then.
+    the memory it had then; those that are not there are taken back when they are. A watch that answers
+    "pause" ends it after the round as a signal would (`Stopped`), to be resumed.
     """
     if spec.run.attack != "none" or spec.run.absent:
         key, value = ("absent", spec.run.absent) if spec.run.absent else ("attack", spec.run.attack)
@@ -63,14 +64,17 @@ def lead(
     if network is None:
         build_parts(spec, rows)  # what nobody can build is told here: sites do not say why they cannot
     lost = begin(carrier, agreement, agreement.outline.clients, seconds)
-    for who, why in lost.items():
-        raise KinfolkError("site", who, f"cannot take part: {why}")
+    if lost and (not resume or len(lost) == len(agreement.rows)):
+        who = min(lost)
+        raise KinfolkError("site", who, f"cannot take part: {lost[who]}")
     attempt, made = _attempt(folder), list[tuple[Remote, Parts]]()
 
     def deployed(parts: Parts, memories: Memories) -> Engine:
         write_text(folder / FILE, agreement.text())
         write_json(folder / COURSE, {"run": agreement.run, "attempt": attempt})
         remote = Remote(carrier, agreement, table_of(parts), memories, attempt, seconds, watch)
+        for who, why in lost.items():  # a run that goes on does so without those who are not back yet
+            remote.missed(who, why, "late")
         made.append((remote, parts))
         return remote
 

@@ -40,7 +40,7 @@ class Observed:
         }
         self._bytes: dict[tuple[str, str], int] = {}
         self._seconds: dict[str, float] = {}
-        self._away: set[str] = set()
+        self._away, self._left = set[str](), set[str]()
         self._late: dict[str, int] = {}
 
     def watch(self, event: str, facts: dict[str, Any]) -> Any:
@@ -59,8 +59,11 @@ class Observed:
             elif "late" in facts:  # a site has missed a deadline
                 self._away.add(facts["late"])
                 self._late[facts["late"]] = self._late.get(facts["late"], 0) + 1
+            elif "left" in facts:
+                self._left.add(facts["left"])
             elif "back" in facts:
                 self._away.discard(facts["back"])
+                self._left.discard(facts["back"])
             elif event == "end":
                 self._facts["state"] = str(facts.get("status", "finished"))
         return self.then(event, facts)
@@ -69,7 +72,8 @@ class Observed:
         """How the run stands."""
         with self._lock:
             now = time.monotonic()
-            sites = {site: "away" if site in self._away else "here" for site in sorted(self.sites)}
+            gone = {**dict.fromkeys(self._away, "away"), **dict.fromkeys(self._left, "left")}
+            sites = {site: gone.get(site, "here") for site in sorted(self.sites)}
             spent = {"seconds": self._seconds.copy(), "late": self._late.copy()}
             sent = {f"{kind}.{way}": count for (kind, way), count in self._bytes.items()}
             times = {"running_for": now - self._began, "heard_of": now - self._heard}

@@ -18,7 +18,7 @@ from torch import Tensor
 from kinfolk.codec import decode, encode, head
 from kinfolk.deploy.agreement import Agreement
 from kinfolk.deploy.carrier import Carrier, patiently
-from kinfolk.deploy.site import NOT_BEGUN
+from kinfolk.deploy.site import LEFT, NOT_BEGUN
 from kinfolk.deploy.store import TOLD, Course
 from kinfolk.engines import rpc
 from kinfolk.engines.loop import message_for
@@ -213,18 +213,22 @@ class Remote:
                 yield who, None
         for who, answer in patiently(self.carrier, there, self.seconds, self._begins_anew):
             if answer is None:
-                self.away[who] = time.monotonic()
-                self._rejected[who] = f"has not answered within {self.seconds:g} s"
-                told = f"{who} {self._rejected[who]}; the run goes on without it until it is back"
-                self.tell_people("warning", {"text": told, "late": who})
+                self.missed(who, f"has not answered within {self.seconds:g} s", "late")
+            elif _error(answer) == LEFT:
+                self.missed(who, LEFT, "left")
+                answer = None
             yield who, answer
+
+    def missed(self, who: Client, why: str, how: str) -> None:
+        """Nobody waits for a site any more, which is "late" or has "left", until it is back."""
+        self.away[who] = time.monotonic()
+        self._rejected[who] = why
+        told = f"{who} {why}; the run goes on without it until it is back"
+        self.tell_people("warning", {"text": told, how: who})
 
     def _begins_anew(self, who: Client, answer: bytes, seconds: float) -> bool:
         """Whether a site was started anew; it is sent the agreement, and is to be asked once more."""
-        try:
-            anew = len(answer) <= ROOM and head(answer).get("error") == NOT_BEGUN
-        except KinfolkError:
-            return False
+        anew = _error(answer) == NOT_BEGUN
         if anew:
             begin(self.carrier, self.agreement, [who], seconds)
         return anew
@@ -242,6 +246,14 @@ class Remote:
             else:
                 del self.away[who]
                 self.tell_people("warning", {"text": f"{who} is back", "back": who})
+
+
+def _error(answer: bytes) -> str:
+    """What a site says is wrong, in a word; empty if it says nothing of the kind."""
+    try:
+        return head(answer).get("error", "") if len(answer) <= ROOM else ""
+    except KinfolkError:
+        return ""
 
 
 def _refused(back: Header) -> dict[Client, str]:

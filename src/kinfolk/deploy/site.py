@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ log = logging.getLogger("kinfolk.site")
 CPU = torch.device("cpu")
 # A site that was started anew says this, and is sent the agreement once more.
 NOT_BEGUN = "not begun"
+# A site that is about to end says this to whatever is new, so that nobody waits for it.
+LEFT = "has left"
 
 
 class Site:
@@ -61,6 +63,15 @@ class Site:
         self.identity, self.trust = identity or Identity.new(), trust
         self.begun: Begun | None = None
         self._lock = Lock()  # carriers call whenever they like
+        self._leaving, self._goodbye = Event(), Event()
+
+    def leave(self, seconds: float) -> bool:
+        """Begin nothing new, and wait until the lead was told so; whether there was somebody to tell in time.
+
+        What is being answered is finished, and what was answered is given again.
+        """
+        self._leaving.set()
+        return self.begun is None or self.begun.over or self._goodbye.wait(seconds)
 
     def answer(self, data: bytes) -> bytes:
         """Do what a request says, once, and reply; whatever goes wrong is a reply too."""
@@ -71,12 +82,20 @@ class Site:
                 told |= {key: header[key] for key in ("token", "number") if key in header}
                 if header.get("to") != self.who:
                     raise KinfolkError("message.to", header.get("to"), f"this is {self.who}")
+                if self._leaving.is_set() and self._is_new(header):
+                    self._goodbye.set()
+                    return encode({}, {**told, "error": LEFT})
                 if header["do"] in ("introduce", "begin"):
                     return encode({}, {**told, **self._met(header)})
                 return self._answered(message, header, told)
             except Exception as error:
                 log.warning("a request was refused", exc_info=error)
                 return encode({}, {**told, "error": type(error).__name__})
+
+    def _is_new(self, header: Header) -> bool:
+        """Whether a request asks for more than was asked before; a run's models are taken all the same."""
+        known = self.begun is not None and header.get("number") == str(self.begun.store.last)
+        return not known and header["do"] != "deliver"
 
     def _met(self, header: Header) -> Header:
         """What sites and lead agree on is no secret, and whoever starts a run must know what to mend."""
@@ -125,6 +144,7 @@ class Begun:
         self.folder = site.folder / self.agreement.run if site.folder else None
         self.store = Store(self.who, make_memories(self.parts, CPU, self.folder), self.folder)
         self.store.load()
+        self.over = False  # whether the lead has said that the run has ended
 
     def _check(self, site: Site) -> None:
         """Refuse an agreement that is not about this site as it is."""
@@ -208,6 +228,7 @@ class Begun:
             told |= {} if self.parts.privacy else {"group": str(best)}
         if self.folder:
             keep_own(self, self.folder, message, header["facts"], context, alone=new)
+        self.over = True
         return {}, told, None
 
     def _send(

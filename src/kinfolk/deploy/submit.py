@@ -45,20 +45,30 @@ def connected(opened: Any) -> dict[Client, float]:
 
 def submit(
     opened: Any,
-    spec: Experiment,
+    spec: Experiment | None,
     run: str,
     sites: Sequence[Client],
     resume: bool = False,
     seconds: float = 600.0,
+    newcomers: bool = False,
 ) -> str:
-    """Submit a run over these sites; the job's id. With `resume` the run's folder is gone on with."""
+    """Submit a run over these sites; the job's id. With `resume` the run's folder is gone on with.
+
+    Without a spec it is that of the run's folder; with `newcomers` the sites get a model of the run, no more.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        job = write_job(Path(folder), spec, run, sites, resume, seconds)
+        job = write_job(Path(folder), spec, run, sites, resume, seconds, newcomers)
         return str(opened.submit_job(str(job)))
 
 
 def write_job(
-    folder: Path, spec: Experiment, run: str, sites: Sequence[Client], resume: bool, seconds: float
+    folder: Path,
+    spec: Experiment | None,
+    run: str,
+    sites: Sequence[Client],
+    resume: bool,
+    seconds: float,
+    newcomers: bool = False,
 ) -> Path:
     """The folder of a job: names of installed classes and their plain arguments, and nothing to run."""
     from nvflare.collab import CollabRecipe
@@ -66,7 +76,7 @@ def write_job(
     from kinfolk.deploy.nvflare_lead import Lead
     from kinfolk.deploy.nvflare_site import Pipe
 
-    lead = Lead(run, dump(spec), list(map(str, sites)), resume, seconds)
+    lead = Lead(run, dump(spec) if spec else "", list(map(str, sites)), resume, seconds, newcomers)
     recipe = CollabRecipe(run, server=lead, client=Pipe(), min_clients=len(sites))
     recipe.export(str(folder))
     for code in folder.rglob("custom"):  # what it ships by itself: the files of the two classes
@@ -75,4 +85,9 @@ def write_job(
         told = json.loads(config.read_text())
         told["components"] = [one for one in told["components"] if ".logging." not in one["path"]]
         config.write_text(json.dumps(told))
+    if newcomers:  # the others are in a job of their own, and may stay there
+        about = folder / run / "meta.json"
+        told = json.loads(about.read_text())
+        told["deploy_map"] = {app: ["server", *map(str, sites)] for app in told["deploy_map"]}
+        about.write_text(json.dumps(told))
     return folder / run

@@ -15,6 +15,8 @@ from threading import Event
 from kinfolk.deploy.agent import VARIABLE as SITE
 from kinfolk.deploy.agent import Agent, socket_of
 from kinfolk.deploy.kits import Kit
+from kinfolk.deploy.logs import VARIABLE as LOG
+from kinfolk.deploy.logs import Log, log_to, logged, no_log
 from kinfolk.deploy.site import Site
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
@@ -25,25 +27,80 @@ SOON, LATE = 1.0, 60.0
 # Seconds that a process has to end by itself.
 GRACE = 10.0
 
+# Seconds that a site waits for the lead to hear its goodbye, and after it until the engine has carried it.
+FAREWELL, CARRIED = 30.0, 2.0
+# In a kit's folder: asks its process to leave (`kinfolk site leave`).
+LEAVE = "leave"
+
 Say = Callable[[str], None]
 
 
-def join(kit: Kit, rows: Federation, stop: Event, say: Say = print) -> None:
-    """Take part with these rows until `stop`: the site's own process, and NVFlare's beside it."""
+def join(
+    kit: Kit,
+    rows: Federation,
+    stop: Event,
+    say: Say = print,
+    farewell: float = FAREWELL,
+    log: Log = no_log,
+) -> None:
+    """Take part with these rows until `stop`: the site's own process, and NVFlare's beside it.
+
+    Then it says goodbye, for which it waits `farewell` seconds, so that nobody waits for it.
+    """
     site = Site(kit.site, rows, kit.folder / "memory", kit.identity, trust=kit.trust)
-    with Agent(site.answer, socket_of(kit.folder)) as agent:
+    (kit.folder / LEAVE).unlink(missing_ok=True)
+
+    def leave() -> None:
+        say(f"{kit.site} leaves")
+        heard = site.leave(farewell)
+        log("leaving", heard=heard)
+        time.sleep(CARRIED if heard and site.begun else 0)
+
+    with Agent(logged(site.answer, log), socket_of(kit.folder)) as agent:
         say(f"{kit.site} of {kit.trust.federation}: {rows.rows} rows; taking part until stopped")
-        keep_running(kit.folder, {SITE: str(agent.path)}, stop, say)
+        log("joined", site=kit.site)
+        keep_running(kit.folder, {SITE: str(agent.path)}, stop, say, log, leave)
+    (kit.folder / LEAVE).unlink(missing_ok=True)
+    log("left", site=kit.site)
 
 
-def serve(kit: Path, runs: Path, stop: Event, say: Say = print, port: int = 0) -> None:
-    """Serve a federation until `stop`; run folders are in `runs`, and runs are shown on `port`."""
+def leave(kit: Path, seconds: float) -> None:
+    """Ask the site of a kit to say goodbye and end, and wait until it has."""
+    door, until = socket_of(kit), time.monotonic() + seconds
+    if not door.exists():
+        raise KinfolkError("kit", str(kit), "its site is not running here; nothing to leave")
+    (kit / LEAVE).touch()
+    while door.exists():
+        if time.monotonic() > until:
+            remedy = f"the site has not ended within {seconds:g} s: it finishes what it was asked first"
+            raise KinfolkError("kit", str(kit), remedy)
+        time.sleep(0.1)
+
+
+def serve(
+    kit: Path, runs: Path, stop: Event, say: Say = print, port: int = 0, log_file: Path | None = None
+) -> None:
+    """Serve a federation until `stop`; run folders are in `runs`, and runs are shown on `port`.
+
+    What happens is written to `log_file`, by the lead of a run as well.
+    """
     say(f"server {kit.name}: runs are in {runs}; serving until stopped")
-    keep_running(kit, {RUNS: str(runs.absolute()), PORT: str(port)}, stop, say)
+    log = log_to(log_file)
+    told = {LOG: str(log_file.absolute())} if log_file else {}
+    log("serving")
+    keep_running(kit, {RUNS: str(runs.absolute()), PORT: str(port), **told}, stop, say, log)
+    log("stopped")
 
 
-def keep_running(kit: Path, variables: Mapping[str, str], stop: Event, say: Say) -> None:
-    """NVFlare's start script of a kit, again whenever it ends, until `stop`."""
+def keep_running(
+    kit: Path,
+    variables: Mapping[str, str],
+    stop: Event,
+    say: Say,
+    log: Log = no_log,
+    last: Callable[[], None] = lambda: None,
+) -> None:
+    """NVFlare's start script of a kit, again whenever it ends, until `stop`; before it is ended, `last`."""
     script = kit.absolute() / "startup" / "sub_start.sh"
     if not script.exists():
         raise KinfolkError("kit", str(kit), "has no start script; is it a kit of a server or site?")
@@ -54,23 +111,27 @@ def keep_running(kit: Path, variables: Mapping[str, str], stop: Event, say: Say)
     environment, pause = {**os.environ, **variables, "PATH": path}, SOON
     while not stop.is_set():
         began = time.monotonic()
-        with open(kit / "engine.log", "ab") as log:
+        with open(kit / "engine.log", "ab") as engine_log:
             running = subprocess.Popen(
                 [bash, str(script), "--once"],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=engine_log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         try:
             while running.poll() is None and not stop.wait(0.2):
-                pass
+                if (kit / LEAVE).exists():
+                    stop.set()
+            if stop.is_set():
+                last()
         finally:
             end(running)
         if stop.is_set():
             return
         pause = SOON if time.monotonic() - began > LATE else min(2 * pause, LATE)
+        log("engine ended", code=running.returncode)
         say(f"NVFlare's process has ended with {running.returncode}; it starts again in {pause:g} s")
         stop.wait(pause)
 

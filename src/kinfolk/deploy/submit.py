@@ -77,7 +77,8 @@ def write_job(
     from kinfolk.deploy.nvflare_site import Pipe
 
     lead = Lead(run, dump(spec) if spec else "", list(map(str, sites)), resume, seconds, newcomers)
-    recipe = CollabRecipe(run, server=lead, client=Pipe(), min_clients=len(sites))
+    name = f"{run}-newcomers" if newcomers else run
+    recipe = CollabRecipe(name, server=lead, client=Pipe(), min_clients=len(sites))
     recipe.export(str(folder))
     for code in folder.rglob("custom"):  # what it ships by itself: the files of the two classes
         shutil.rmtree(code)
@@ -86,8 +87,8 @@ def write_job(
         told["components"] = [one for one in told["components"] if ".logging." not in one["path"]]
         config.write_text(json.dumps(told))
     if newcomers:  # the others are in a job of their own, and may stay there
-        about = folder / run / "meta.json"
+        about = folder / name / "meta.json"
         told = json.loads(about.read_text())
         told["deploy_map"] = {app: ["server", *map(str, sites)] for app in told["deploy_map"]}
         about.write_text(json.dumps(told))
-    return folder / run
+    return folder / name

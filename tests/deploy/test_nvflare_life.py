@@ -43,7 +43,7 @@ class Life:
         self.folder, self.stack, self.spec = (
             folder,
             stack,
-            override(spec_of("fedavg"), [f"run.rounds={ROUNDS}", "data.clients=3"]),
+            override(spec_of("fedavg"), [f"run.rounds={ROUNDS}", "data.clients=3", "data.groups=2"]),
         )
         self.names = [str(who) for who in build(self.spec.data, Seed(3)).clients]
         project = Project("trial", "localhost", free_port(), tuple(self.names[:2]), ("lead@trial.org",))
@@ -136,7 +136,7 @@ def test_a_run_is_looked_at_joined_left_drained_and_resumed_to_the_bits_of_the_l
             life.kits[name] / "memory", Kit.open(life.kits[name]).site, "first", tmp_path / name
         )
     events = [json.loads(line)["event"] for line in life.log.read_text().splitlines()]
-    assert {"serving", "round", "welcomed", "delivered", "end"} <= set(events)
+    assert {"engine started", "round", "welcomed", "delivered", "end"} <= set(events)
 
 
 def test_a_site_that_leaves_is_known_to_have_left_at_once(life: Life):

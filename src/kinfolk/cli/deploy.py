@@ -48,13 +48,17 @@ def serve(
         int,
         typer.Option("--status-port", help="/health, /status, /metrics of the run, on this machine alone."),
     ] = 0,
+    health: Annotated[
+        int,
+        typer.Option("--health-port", help="/health while the engine is up, on this machine alone."),
+    ] = 0,
     log_json: LogJson = None,
 ) -> None:
     """Run the server until it is stopped."""
     from kinfolk.deploy.supervise import serve as keep_serving
     from kinfolk.deploy.supervise import until_told
 
-    keep_serving(kit, runs, until_told(), say, port, log_json)
+    keep_serving(kit, runs, until_told(), say, port, log_json, health)
 
 
 @deploy.command(epilog=examples("kinfolk deploy submit fesem.toml --kit kits/lead@hub.org --name first"))

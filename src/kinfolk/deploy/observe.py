@@ -16,6 +16,8 @@ from kinfolk.experiment.run import Watch
 from kinfolk.types import Client
 
 PREFIX = "kinfolk_"
+# What stands on a page: (its type, the text).
+Page = Callable[[], tuple[str, str]]
 
 
 class Observed:
@@ -115,8 +117,9 @@ def _escaped(text: str) -> str:
 
 
 class Endpoint:
-    """Serves /health, /status and /metrics of a run on one port until it is closed; on this machine alone
-    unless `host` says otherwise.
+    """Serves pages on one port until it is closed: /health, /status and /metrics of a run, or those given.
+
+    On this machine alone, unless `host` says otherwise. A page without a text is not to be had at the moment.
 
     >>> from urllib.request import urlopen
     >>> with Endpoint(Observed("first", [Client("north")]), 0) as endpoint:
@@ -124,18 +127,26 @@ class Endpoint:
     {'north': 'here'}
     """
 
-    def __init__(self, seen: Observed, port: int, host: str = "127.0.0.1") -> None:
-        pages: dict[str, Callable[[], tuple[str, str]]] = {
-            "/health": lambda: ("text/plain", "ok\n"),
-            "/status": lambda: ("application/json", json.dumps(seen.status())),
-            "/metrics": lambda: ("text/plain; version=0.0.4", seen.metrics()),
-        }
+    def __init__(
+        self,
+        seen: Observed | None,
+        port: int,
+        host: str = "127.0.0.1",
+        given: Mapping[str, Page] | None = None,
+    ) -> None:
+        pages: dict[str, Page] = dict(given or {})
+        if seen is not None:
+            pages |= {
+                "/health": lambda: ("text/plain", "ok\n"),
+                "/status": lambda: ("application/json", json.dumps(seen.status())),
+                "/metrics": lambda: ("text/plain; version=0.0.4", seen.metrics()),
+            }
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:  # the name that http.server looks for
                 page = pages.get(self.path)
                 kind, text = page() if page else ("text/plain", "no such page\n")
-                self.send_response(200 if page else 404)
+                self.send_response(404 if page is None else 200 if text else 503)
                 self.send_header("Content-Type", kind)
                 self.end_headers()
                 self.wfile.write(text.encode())

@@ -9,14 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from kinfolk.deploy.agent import VARIABLE as SITE
 from kinfolk.deploy.agent import Agent, socket_of
 from kinfolk.deploy.kits import Kit
 from kinfolk.deploy.logs import VARIABLE as LOG
 from kinfolk.deploy.logs import Log, log_to, logged, no_log
+from kinfolk.deploy.observe import Endpoint, Page
 from kinfolk.deploy.site import Site
 from kinfolk.errors import KinfolkError
 from kinfolk.federation.federation import Federation
@@ -78,17 +81,31 @@ def leave(kit: Path, seconds: float) -> None:
 
 
 def serve(
-    kit: Path, runs: Path, stop: Event, say: Say = print, port: int = 0, log_file: Path | None = None
+    kit: Path,
+    runs: Path,
+    stop: Event,
+    say: Say = print,
+    port: int = 0,
+    log_file: Path | None = None,
+    health_port: int = 0,
 ) -> None:
     """Serve a federation until `stop`; run folders are in `runs`, and runs are shown on `port`.
 
-    What happens is written to `log_file`, by the lead of a run as well.
+    What happens is written to `log_file`, by the lead of a run as well. On `health_port` /health says whether
+    the engine is up, also between runs.
     """
     say(f"server {kit.name}: runs are in {runs}; serving until stopped")
-    log = log_to(log_file)
+    log, up = log_to(log_file), Event()
     told = {LOG: str(log_file.absolute())} if log_file else {}
-    log("serving")
-    keep_running(kit, {RUNS: str(runs.absolute()), PORT: str(port), **told}, stop, say, log)
+
+    def heard(event: str, **facts: Any) -> None:
+        if event in ("engine started", "engine ended"):
+            (up.set if event == "engine started" else up.clear)()
+        log(event, **facts)
+
+    pages: dict[str, Page] = {"/health": lambda: ("text/plain", "ok\n" if up.is_set() else "")}
+    with Endpoint(None, health_port, given=pages) if health_port else nullcontext():
+        keep_running(kit, {RUNS: str(runs.absolute()), PORT: str(port), **told}, stop, say, heard)
     log("stopped")
 
 
@@ -120,6 +137,7 @@ def keep_running(
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        log("engine started")
         try:
             while running.poll() is None and not stop.wait(0.2):
                 if (kit / LEAVE).exists():

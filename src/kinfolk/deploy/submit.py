@@ -6,7 +6,8 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def session(kit: Path) -> Iterator[Any]:
     if not (kit / "startup").is_dir():
         raise KinfolkError("kit", str(kit), "is no kit of a person; name the folder of an admin's kit")
     try:
-        opened = new_secure_session(kit.name, str(kit.absolute()))
+        with redirect_stdout(StringIO()):  # it says that it connects, between the lines of JSON that we print
+            opened = new_secure_session(kit.name, str(kit.absolute()))
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise KinfolkError(

@@ -13,7 +13,7 @@ from rich.table import Table
 from kinfolk.cli.advise import advising
 from kinfolk.cli.attack import attacking
 from kinfolk.cli.data import data
-from kinfolk.cli.deploy import deploy, site
+from kinfolk.cli.deployed import deploy, site
 from kinfolk.cli.groups import groups
 from kinfolk.cli.infer import inferring
 from kinfolk.cli.models import models

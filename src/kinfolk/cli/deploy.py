@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,10 @@ KitFolder = Annotated[Path, typer.Argument(metavar="KIT", help="A folder that `k
 AdminKit = Annotated[Path, typer.Option("--kit", help="The kit of the person who submits or looks.")]
 Label = Annotated[str | None, typer.Option("--label", help="The label column or array.")]
 Fraction = Annotated[float, typer.Option("--test-fraction", help="Share of the rows that are held out.")]
+LogJson = Annotated[
+    Path | None,
+    typer.Option("--log-json", metavar="FILE", help="Add a line of JSON for each event; nothing private."),
+]
 Seconds = Annotated[float, typer.Option("--deadline", help="Seconds that one request to the sites may take.")]
 
 
@@ -68,12 +71,17 @@ def serve(
         int,
         typer.Option("--status-port", help="/health, /status, /metrics of the run, on this machine alone."),
     ] = 0,
+    health: Annotated[
+        int,
+        typer.Option("--health-port", help="/health while the engine is up, on this machine alone."),
+    ] = 0,
+    log_json: LogJson = None,
 ) -> None:
     """Run the server until it is stopped."""
     from kinfolk.deploy.supervise import serve as keep_serving
     from kinfolk.deploy.supervise import until_told
 
-    keep_serving(kit, runs, until_told(), say, port)
+    keep_serving(kit, runs, until_told(), say, port, log_json, health)
 
 
 @deploy.command(epilog=examples("kinfolk deploy submit fesem.toml --kit kits/lead@hub.org --name first"))
@@ -90,6 +98,7 @@ def submit(
     allow_import: AllowImport = None,
 ) -> None:
     """Submit a run over all sites that are connected."""
+    from kinfolk.deploy.arrivals import Arrivals
     from kinfolk.deploy.keep import Keeper
     from kinfolk.deploy.submit import connected, session
     from kinfolk.deploy.submit import submit as send
@@ -102,22 +111,8 @@ def submit(
         if not keep:
             print(f"job {send(opened, experiment, name, sites, resume, seconds)} over {len(sites)} sites")
             return
-    Keeper(kit, experiment, name, sites, seconds, say).keep(resume)
-
-
-@deploy.command(epilog=examples("kinfolk deploy status --kit kits/lead@hub.org"))
-def status(kit: AdminKit, json_: AsJson = False) -> None:
-    """Show which sites are connected, and how jobs stand."""
-    from kinfolk.deploy.submit import connected, session
-
-    with session(kit) as opened:
-        sites, jobs = connected(opened), opened.list_jobs()
-    if json_:
-        print_json({"sites": sites, "jobs": jobs})
-        return
-    ago = [(str(name), f"{max(time.time() - last, 0):.0f} s ago") for name, last in sorted(sites.items())]
-    _table("site", "heard of", ago)
-    _table("job", "status", [(str(job["job_id"]), str(job["status"])) for job in jobs])
+    late = Arrivals(kit, name, sites, seconds, say)
+    Keeper(kit, experiment, name, sites, seconds, say, late.look).keep(resume)
 
 
 @deploy.command(epilog=examples("kinfolk deploy local --sites 8 --out trial"))
@@ -186,10 +181,15 @@ def join(
     ] = None,
     label: Label = None,
     test_fraction: Fraction = 0.2,
+    farewell: Annotated[
+        float, typer.Option("--farewell", help="Seconds to wait, when stopped, for the lead to hear of it.")
+    ] = 30.0,
+    log_json: LogJson = None,
     allow_import: AllowImport = None,
 ) -> None:
     """Take part with the rows here until stopped; the process may be killed and started again."""
     from kinfolk.deploy.kits import Kit
+    from kinfolk.deploy.logs import log_to
     from kinfolk.deploy.own_rows import own_rows, simulated_rows
     from kinfolk.deploy.supervise import join as take_part
     from kinfolk.deploy.supervise import until_told
@@ -201,7 +201,7 @@ def join(
         rows = own_rows(data, own.site, label=label, test_fraction=test_fraction)
     else:
         rows = simulated_rows(read_spec(simulated, None), own.site)
-    take_part(own, rows, until_told(), say)
+    take_part(own, rows, until_told(), say, farewell, log_to(log_json))
 
 
 def say(text: str) -> None:

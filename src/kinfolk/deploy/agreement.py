@@ -203,7 +203,7 @@ def agree(introductions: Sequence[Introduction], text: str, run: str) -> Agreeme
             raise KinfolkError("site", one.who, "has no training rows; give it some, or leave it out")
         _check_moments(one)
     _one_federation(known)
-    outline = _common([one.outline for one in known], tuple(names))
+    outline = common([one.outline for one in known], tuple(names))
     shell = replace(outline.without_rows(), scale=outline.scale)
     scaling = scaling_of([one.told for one in known], shell)
     outline = replace(outline, scaling=scaling, scale=None if scaling and scaling.pixels else outline.scale)
@@ -257,7 +257,7 @@ def _with_classes(rows: Federation, outline: Outline) -> Federation:
     return replace(rows, y=y, classes=outline.classes, class_names=outline.class_names)
 
 
-def _common(outlines: Sequence[Outline], clients: tuple[Client, ...]) -> Outline:
+def common(outlines: Sequence[Outline], clients: tuple[Client, ...]) -> Outline:
     """The outline of all sites together: columns and forms are the same, classes are those of any."""
     forms = [tuple(getattr(o, what) for what in FORM) for o in outlines]
     like = forms.index(_usual(forms))

@@ -43,7 +43,7 @@ class Keeper:
     """One run, in as many jobs as it takes."""
 
     kit: Path  # of the person who submits
-    spec: Experiment
+    spec: Experiment | None  # None: what lies in the run's folder
     run: str
     sites: Sequence[Client]
     seconds: float = 600.0

@@ -90,7 +90,7 @@ class Project:
             "org": "server",
             "fed_learn_port": self.port,
         }
-        orgs = {site: re.sub("[^A-Za-z0-9_]", "_", self.owners.get(site, site)) for site in self.sites}
+        orgs = {site: _org(self.owners.get(site, site)) for site in self.sites}
         clients = [{"name": site, "type": "client", "org": orgs[site]} for site in self.sites]
         people = [
             {"name": who, "type": "admin", "org": "server", "role": "project_admin"} for who in self.admins
@@ -134,14 +134,55 @@ def provision(project: Project, out: Path) -> dict[str, Path]:
     for name in (project.host, *project.sites):
         _lock_down(kits[name])
     for site in project.sites:
-        own = Identity.new()
-        own.save(kits[site] / KEY)
-        owner = project.owners.get(site, "")
-        word = bond(authority, project.name, site, own.public, owner)
-        card = {"federation": project.name, "site": site, "authority": authority.public, "bond": word}
-        card |= {"owner": owner}
-        write_text(kits[site] / CARD, json.dumps(card, indent=1))
+        _vouched(kits[site], authority, project.name, site, project.owners.get(site, ""))
     return kits
+
+
+def add_site(out: Path, site: str, owner: str = "") -> Path:
+    """A kit for one more site, by the authority whose kits are in a folder; its server knows it at once.
+
+    >>> add_site(Path("nowhere"), "west")
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: kits = 'nowhere': holds no authority; name the folder that deploy init made
+    """
+    work = out / "authority"
+    try:
+        told = json.loads((work / "project.json").read_text(encoding="utf-8"))
+        federation, known = str(told["name"]), {one["name"] for one in told["participants"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        remedy = "holds no authority; name the folder that deploy init made"
+        raise KinfolkError("kits", str(out), remedy) from error
+    _word("sites", site, _NAME)
+    if site in known or (out / site).exists():
+        raise KinfolkError("site", site, "has a kit already; give the new one another name")
+    client = {"name": site, "type": "client", "org": _org(owner or site)}
+    write_text(work / "added.json", json.dumps(client))
+    told_by = ("-p", str(work / "project.json"), "-w", str(work), "--add-client", str(work / "added.json"))
+    _nvflare("provision", *told_by, "--force")
+    newest = max((work / federation).glob("prod_*"))
+    shutil.move(newest / site, out / site)
+    shutil.rmtree(newest)  # certificates of the others once more, which nobody needs
+    os.chmod(out / site, 0o700)
+    _lock_down(out / site)
+    _vouched(out / site, Identity.load(work / "authority.key"), federation, site, owner)
+    # Last: what is in the project has its kit. The next one is added to this one.
+    write_text(work / "project.json", json.dumps({**told, "participants": [*told["participants"], client]}))
+    return out / site
+
+
+def _org(owner: str) -> str:
+    """An owner as NVFlare names organisations."""
+    return re.sub("[^A-Za-z0-9_]", "_", owner)
+
+
+def _vouched(kit: Path, authority: Identity, federation: str, site: str, owner: str = "") -> None:
+    """The keys of a site's letters, with the authority's word whose they are."""
+    own = Identity.new()
+    own.save(kit / KEY)
+    word = bond(authority, federation, site, own.public, owner)
+    card = {"federation": federation, "site": site, "authority": authority.public, "bond": word}
+    card |= {"owner": owner}
+    write_text(kit / CARD, json.dumps(card, indent=1))
 
 
 @dataclass(frozen=True)

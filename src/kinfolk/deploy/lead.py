@@ -11,6 +11,7 @@ from typing import Any
 from kinfolk.codec import encode
 from kinfolk.deploy.agreement import Agreement, Introduction
 from kinfolk.deploy.carrier import Carrier, patiently
+from kinfolk.deploy.delivery import deliver
 from kinfolk.deploy.meeting import Meeting
 from kinfolk.deploy.remote import Remote, begin
 from kinfolk.deploy.room import INTRODUCTION, Rooms
@@ -45,7 +46,8 @@ def lead(
     """Run an experiment over sites into its folder; `seconds` is how long one request may take.
 
     With `resume` it goes on from the last checkpoint with the sites of the run, each of which goes back to
-    the memory it had then.
+    the memory it had then; those that are not there are taken back when they are. A watch that answers
+    "pause" ends it after the round as a signal would (`Stopped`), to be resumed.
     """
     if spec.run.attack != "none" or spec.run.absent:
         key, value = ("absent", spec.run.absent) if spec.run.absent else ("attack", spec.run.attack)
@@ -57,7 +59,7 @@ def lead(
     spec = replace(spec, run=replace(spec.run, pictures="none"))
     lost: dict[Client, str] = {}
     if resume and (folder / FILE).exists():  # a job may have ended before the run began
-        agreement = Agreement.read(_kept(folder))
+        agreement = agreed(folder)
         lost = begin(carrier, agreement, agreement.outline.clients, seconds)
     else:
         met, missing = introduced(carrier, sites, spec, seconds)
@@ -65,20 +67,27 @@ def lead(
         # What nobody can build is told here: sites do not say why they cannot.
         agreement = meeting.meet(met, missing, lambda rows: network or build_parts(spec, rows))
     rows = agreement.federation()
-    for who, why in lost.items():
-        raise KinfolkError("site", who, f"cannot take part: {why}")
-    attempt = _attempt(folder)
+    if len(lost) == len(agreement.rows):  # who is not back yet is taken back later, if anybody is there
+        raise KinfolkError("site", min(lost), f"cannot take part: {lost[min(lost)]}")
+    attempt, made = _attempt(folder), list[tuple[Remote, Parts]]()
 
     def deployed(parts: Parts, memories: Memories) -> Engine:
         write_text(folder / FILE, agreement.text())
         write_json(folder / COURSE, {"run": agreement.run, "attempt": attempt})
-        return Remote(
+        remote = Remote(
             carrier, agreement, table_of(parts), memories, attempt, seconds, watch,
             Rooms.of(parts), lambda proofs: write_text(folder / PROOFS, proofs),
         )  # fmt: skip
+        for who, why in lost.items():
+            remote.missed(who, why, "late")
+        made.append((remote, parts))
+        return remote
 
     resume = resume and (folder / COURSE).exists()
-    return run(spec, folder, federation=rows, network=network, resume=resume, watch=watch, deployed=deployed)
+    done = run(spec, folder, federation=rows, network=network, resume=resume, watch=watch, deployed=deployed)
+    have = deliver(*made[-1], done)
+    watch("delivered", {"sites": have})
+    return done
 
 
 def introductions(
@@ -116,9 +125,15 @@ def introduced(
     return here, {who: why[who] for who in sites if who not in found}
 
 
-def _kept(folder: Path) -> str:
+def agreed(folder: Path) -> Agreement:
+    """What the sites of the run in a folder have agreed on.
+
+    >>> agreed(Path("nowhere"))
+    Traceback (most recent call last):
+    kinfolk.errors.KinfolkError: run = 'nowhere': was not deployed, or did not begin; submit it
+    """
     try:
-        return (folder / FILE).read_text(encoding="utf-8")
+        return Agreement.read((folder / FILE).read_text(encoding="utf-8"))
     except OSError as error:
         raise KinfolkError("run", str(folder), "was not deployed, or did not begin; submit it") from error
 

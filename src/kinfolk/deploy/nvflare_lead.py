@@ -15,10 +15,15 @@ from typing import Any
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import RunAborted
 
+from kinfolk.deploy.control import TOPIC, Control
 from kinfolk.deploy.lead import lead
+from kinfolk.deploy.logs import VARIABLE as LOG
+from kinfolk.deploy.logs import events, log_to
+from kinfolk.deploy.newcomers import welcome
 from kinfolk.deploy.observe import Endpoint, Observed
 from kinfolk.errors import KinfolkError
-from kinfolk.experiment.spec import parse
+from kinfolk.experiment.spec import load, parse
+from kinfolk.experiment.stopping import Stopped
 from kinfolk.types import Client
 
 # Where run folders are: in the environment of the server's start script.
@@ -29,22 +34,42 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class Lead:
-    """Plays one run. Its arguments stand in the job, as NVFlare wants them: plain values."""
+    """Plays one run. Its arguments stand in the job, as NVFlare wants them: plain values.
 
-    def __init__(self, run: str, spec: str, sites: list[str], resume: bool = False, seconds: float = 600.0):
+    Without a spec it is that of the run's folder; with `newcomers` its sites get a model of the run, no more.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        spec: str,
+        sites: list[str],
+        resume: bool = False,
+        seconds: float = 600.0,
+        newcomers: bool = False,
+    ):
         self.run, self.spec, self.sites = run, spec, sites
-        self.resume, self.seconds = resume, seconds
+        self.resume, self.seconds, self.newcomers = resume, seconds, newcomers
 
     @collab.main
     def play(self) -> str:
         """The run, from its first round or its last checkpoint to its end; why it ended."""
-        folder = run_folder(self.run)
+        folder, log = run_folder(self.run), log_to(os.environ.get(LOG))
         sites = [Client(site) for site in self.sites]
-        seen, port = Observed(self.run, sites), int(os.environ.get(PORT, "0"))
+        if self.newcomers:
+            found = welcome(folder, Calls(), sites, self.seconds)
+            log("welcomed", run=self.run, sites=sorted(found))
+            return f"{len(found)} newcomers have a model"
+        seen, port = Observed(self.run, sites, events(self.run, log)), int(os.environ.get(PORT, "0"))
+        control = Control(seen, folder)
+        collab.fl_ctx.get_engine().register_app_command(TOPIC, lambda topic, asked, _: control.answer(asked))
         with Endpoint(seen, port) if port else nullcontext():
-            spec, resume, seconds = parse(self.spec), self.resume, self.seconds
-            done = lead(spec, folder, Calls(), sites, resume=resume, seconds=seconds, watch=seen.watch)
-        return done.reason
+            spec = parse(self.spec) if self.spec else load(folder / "spec.toml")
+            how: dict[str, Any] = {"resume": self.resume, "seconds": self.seconds, "watch": control.watch}
+            try:
+                return lead(spec, folder, Calls(), sites, **how).reason
+            except Stopped as stopped:
+                return str(stopped)
 
 
 class Calls:

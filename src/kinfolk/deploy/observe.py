@@ -16,6 +16,8 @@ from kinfolk.experiment.run import Watch
 from kinfolk.types import Client
 
 PREFIX = "kinfolk_"
+# What stands on a page: (its type, the text).
+Page = Callable[[], tuple[str, str]]
 
 
 class Observed:
@@ -40,7 +42,7 @@ class Observed:
         }
         self._bytes: dict[tuple[str, str], int] = {}
         self._seconds: dict[str, float] = {}
-        self._away: set[str] = set()
+        self._away, self._left = set[str](), set[str]()
         self._late: dict[str, int] = {}
 
     def watch(self, event: str, facts: dict[str, Any]) -> Any:
@@ -59,8 +61,11 @@ class Observed:
             elif "late" in facts:  # a site has missed a deadline
                 self._away.add(facts["late"])
                 self._late[facts["late"]] = self._late.get(facts["late"], 0) + 1
+            elif "left" in facts:
+                self._left.add(facts["left"])
             elif "back" in facts:
                 self._away.discard(facts["back"])
+                self._left.discard(facts["back"])
             elif event == "end":
                 self._facts["state"] = str(facts.get("status", "finished"))
         return self.then(event, facts)
@@ -69,7 +74,8 @@ class Observed:
         """How the run stands."""
         with self._lock:
             now = time.monotonic()
-            sites = {site: "away" if site in self._away else "here" for site in sorted(self.sites)}
+            gone = {**dict.fromkeys(self._away, "away"), **dict.fromkeys(self._left, "left")}
+            sites = {site: gone.get(site, "here") for site in sorted(self.sites)}
             spent = {"seconds": self._seconds.copy(), "late": self._late.copy()}
             sent = {f"{kind}.{way}": count for (kind, way), count in self._bytes.items()}
             times = {"running_for": now - self._began, "heard_of": now - self._heard}
@@ -111,8 +117,9 @@ def _escaped(text: str) -> str:
 
 
 class Endpoint:
-    """Serves /health, /status and /metrics of a run on one port until it is closed; on this machine alone
-    unless `host` says otherwise.
+    """Serves pages on one port until it is closed: /health, /status and /metrics of a run, or those given.
+
+    On this machine alone, unless `host` says otherwise. A page without a text is not to be had at the moment.
 
     >>> from urllib.request import urlopen
     >>> with Endpoint(Observed("first", [Client("north")]), 0) as endpoint:
@@ -120,18 +127,26 @@ class Endpoint:
     {'north': 'here'}
     """
 
-    def __init__(self, seen: Observed, port: int, host: str = "127.0.0.1") -> None:
-        pages: dict[str, Callable[[], tuple[str, str]]] = {
-            "/health": lambda: ("text/plain", "ok\n"),
-            "/status": lambda: ("application/json", json.dumps(seen.status())),
-            "/metrics": lambda: ("text/plain; version=0.0.4", seen.metrics()),
-        }
+    def __init__(
+        self,
+        seen: Observed | None,
+        port: int,
+        host: str = "127.0.0.1",
+        given: Mapping[str, Page] | None = None,
+    ) -> None:
+        pages: dict[str, Page] = dict(given or {})
+        if seen is not None:
+            pages |= {
+                "/health": lambda: ("text/plain", "ok\n"),
+                "/status": lambda: ("application/json", json.dumps(seen.status())),
+                "/metrics": lambda: ("text/plain; version=0.0.4", seen.metrics()),
+            }
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:  # the name that http.server looks for
                 page = pages.get(self.path)
                 kind, text = page() if page else ("text/plain", "no such page\n")
-                self.send_response(200 if page else 404)
+                self.send_response(404 if page is None else 200 if text else 503)
                 self.send_header("Content-Type", kind)
                 self.end_headers()
                 self.wfile.write(text.encode())

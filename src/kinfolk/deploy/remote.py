@@ -22,7 +22,7 @@ from kinfolk.deploy.letters import Said, contradict
 from kinfolk.deploy.mail import proven
 from kinfolk.deploy.post import NONSENSE, Post
 from kinfolk.deploy.room import ANY, Rooms
-from kinfolk.deploy.site import NOT_BEGUN, TOO_LONG
+from kinfolk.deploy.site import LEFT, NOT_BEGUN, TOO_LONG
 from kinfolk.deploy.store import TOLD, Course
 from kinfolk.engines import rpc
 from kinfolk.engines.loop import message_for
@@ -143,6 +143,13 @@ class Remote:
     def _proofs(self) -> str:
         return json.dumps({who: [said.plain() for said in both] for who, both in self.exposed.items()})
 
+    def hand_over(
+        self, word: str, bodies: Mapping[Client, Message], own: Mapping[Client, Header], context: RoundContext
+    ) -> dict[Client, Header]:
+        """Send each site something to keep; what those who have taken it say of it."""
+        header = {"do": word, **rpc.pack_context(context)}
+        return {who: back for who, _, back in self._in_order(bodies, header, ROOM, own) if "taken" in back}
+
     def take_rejected(self) -> dict[Client, str]:
         """Whose messages could not be used since the last call, and why."""
         found, self._rejected = self._rejected, {}
@@ -233,18 +240,22 @@ class Remote:
                 yield who, None
         for who, answer in patiently(self.carrier, there, self.seconds, self._begins_anew):
             if answer is None:
-                self.away[who] = time.monotonic()
-                self._rejected[who] = f"has not answered within {self.seconds:g} s"
-                told = f"{who} {self._rejected[who]}; the run goes on without it until it is back"
-                self.tell_people("warning", {"text": told, "late": who})
+                self.missed(who, f"has not answered within {self.seconds:g} s", "late")
+            elif _error(answer) == LEFT:
+                self.missed(who, LEFT, "left")
+                answer = None
             yield who, answer
+
+    def missed(self, who: Client, why: str, how: str) -> None:
+        """Nobody waits for a site any more, which is "late" or has "left", until it is back."""
+        self.away[who] = time.monotonic()
+        self._rejected[who] = why
+        told = f"{who} {why}; the run goes on without it until it is back"
+        self.tell_people("warning", {"text": told, how: who})
 
     def _begins_anew(self, who: Client, answer: bytes, seconds: float) -> bool:
         """Whether a site was started anew; it is sent the agreement, and is to be asked once more."""
-        try:
-            anew = len(answer) <= ROOM and head(answer).get("error") == NOT_BEGUN
-        except KinfolkError:
-            return False
+        anew = _error(answer) == NOT_BEGUN
         if anew:
             begin(self.carrier, self.agreement, [who], seconds)
         return anew
@@ -270,6 +281,14 @@ def _parted(
     """Messages, and what stands in the header of each."""
     bodies = {who: body for who, (body, _) in packed.items()}
     return bodies, {who: own for who, (_, own) in packed.items()}
+
+
+def _error(answer: bytes) -> str:
+    """What a site says is wrong, in a word; empty if it says nothing of the kind."""
+    try:
+        return head(answer).get("error", "") if len(answer) <= ROOM else ""
+    except KinfolkError:
+        return ""
 
 
 def _refused(back: Header) -> dict[Client, str]:

@@ -10,14 +10,16 @@ import hashlib
 import json
 import logging
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 
 import torch
 
 from kinfolk.codec import decode, encode
 from kinfolk.deploy.agreement import Agreement, Introduction, taken, versions
+from kinfolk.deploy.choosing import chosen
 from kinfolk.deploy.letters import Identity, Trust
 from kinfolk.deploy.mail import Mail
+from kinfolk.deploy.own_model import keep_own
 from kinfolk.deploy.room import AGREEMENT, Rooms
 from kinfolk.deploy.store import Course, Store
 from kinfolk.engines import one, rpc
@@ -40,6 +42,8 @@ CPU = torch.device("cpu")
 # A site that was started anew says this, and is sent the agreement once more.
 NOT_BEGUN = "not begun"
 TOO_LONG = "TooLong"
+# A site that is about to end says this to whatever is new, so that nobody waits for it.
+LEFT = "has left"
 
 
 class Site:
@@ -60,6 +64,15 @@ class Site:
         self.identity, self.trust = identity or Identity.new(), trust
         self.begun: Begun | None = None
         self._lock = Lock()  # carriers call whenever they like
+        self._leaving, self._goodbye = Event(), Event()
+
+    def leave(self, seconds: float) -> bool:
+        """Begin nothing new, and wait until the lead was told so; whether there was somebody to tell in time.
+
+        What is being answered is finished, and what was answered is given again.
+        """
+        self._leaving.set()
+        return self.begun is None or self.begun.over or self._goodbye.wait(seconds)
 
     def answer(self, data: bytes) -> bytes:
         """Do what a request says, once, and reply; whatever goes wrong is a reply too."""
@@ -72,6 +85,9 @@ class Site:
                 told |= {key: header[key] for key in ("token", "number") if key in header}
                 if header.get("to") != self.who:
                     raise KinfolkError("message.to", header.get("to"), f"this is {self.who}")
+                if self._leaving.is_set() and self._is_new(header):
+                    self._goodbye.set()
+                    return encode({}, {**told, "error": LEFT})
                 if header["do"] in ("introduce", "begin"):
                     return encode({}, {**told, **self._met(header)})
                 return self._answered(message, header, told)
@@ -86,6 +102,11 @@ class Site:
             return None
         log.warning("a request of %d bytes was refused unread: %d are allowed", size, room)
         return encode({}, {"from": self.who, "error": TOO_LONG})
+
+    def _is_new(self, header: Header) -> bool:
+        """Whether a request asks for more than was asked before; a run's models are taken all the same."""
+        known = self.begun is not None and header.get("number") == str(self.begun.store.last)
+        return not known and header["do"] != "deliver"
 
     def _met(self, header: Header) -> Header:
         """What sites and lead agree on is no secret, and whoever starts a run must know what to mend."""
@@ -132,10 +153,11 @@ class Begun:
         self.clients, self.table = shell.clients, table_of(self.parts)
         self.rooms = Rooms.of(self.parts)
         self.rows = taken(site.rows, self.agreement.outline)
-        folder = site.folder / self.agreement.run if site.folder else None
-        self.store = Store(self.who, make_memories(self.parts, CPU, folder), folder)
+        self.folder = site.folder / self.agreement.run if site.folder else None
+        self.store = Store(self.who, make_memories(self.parts, CPU, self.folder), self.folder)
         self.store.load()
-        self.mail = Mail(self.who, self.identity, self.agreement.keys, self.rooms, folder)
+        self.mail = Mail(self.who, self.identity, self.agreement.keys, self.rooms, self.folder)
+        self.over = False  # whether the lead has said that the run has ended
 
     def _check(self, site: Site) -> None:
         """Refuse an agreement that is not about this site as it is."""
@@ -190,6 +212,8 @@ class Begun:
         context = rpc.unpack_context(header, self.clients)
         if header["do"] == "ask":
             return self._ask(message, header["task"], context)
+        if header["do"] in ("deliver", "choose"):
+            return self._take(message, header, context)
         swap = self.table.get(header["swap"])
         if not isinstance(swap, PeerTask):
             raise KinfolkError("message.swap", header["swap"], "is no exchange of this run")
@@ -206,6 +230,21 @@ class Begun:
             return {}, {**facts, "declined": "yes"}, None  # why is nobody else's concern
         reply, kept = one.perform(task, message, self.store.memory, self.rows, self.who, context)
         return reply, facts, kept
+
+    def _take(
+        self, message: Message, header: Header, context: RoundContext
+    ) -> tuple[Message, Header, Message | None]:
+        """Keep this client's own models; a newcomer chooses among those of all groups first."""
+        told, new = {"taken": "yes"}, header["do"] == "choose"
+        if new:
+            best = chosen(self, message["centres"], context)
+            message = {"model": {name: t[best] for name, t in message["centres"].items()}}
+            # Which group it is says something of the rows, and no noise is in it.
+            told |= {} if self.parts.privacy else {"group": str(best)}
+        if self.folder:
+            keep_own(self, self.folder, message, header["facts"], context, alone=new)
+        self.over = True
+        return {}, told, None
 
     def _exchange(
         self, swap: PeerTask, message: Message, header: Header, context: RoundContext

@@ -6,7 +6,8 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def session(kit: Path) -> Iterator[Any]:
     if not (kit / "startup").is_dir():
         raise KinfolkError("kit", str(kit), "is no kit of a person; name the folder of an admin's kit")
     try:
-        opened = new_secure_session(kit.name, str(kit.absolute()))
+        with redirect_stdout(StringIO()):  # it says that it connects, between the lines of JSON that we print
+            opened = new_secure_session(kit.name, str(kit.absolute()))
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise KinfolkError(
@@ -45,20 +47,30 @@ def connected(opened: Any) -> dict[Client, float]:
 
 def submit(
     opened: Any,
-    spec: Experiment,
+    spec: Experiment | None,
     run: str,
     sites: Sequence[Client],
     resume: bool = False,
     seconds: float = 600.0,
+    newcomers: bool = False,
 ) -> str:
-    """Submit a run over these sites; the job's id. With `resume` the run's folder is gone on with."""
+    """Submit a run over these sites; the job's id. With `resume` the run's folder is gone on with.
+
+    Without a spec it is that of the run's folder; with `newcomers` the sites get a model of the run, no more.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        job = write_job(Path(folder), spec, run, sites, resume, seconds)
+        job = write_job(Path(folder), spec, run, sites, resume, seconds, newcomers)
         return str(opened.submit_job(str(job)))
 
 
 def write_job(
-    folder: Path, spec: Experiment, run: str, sites: Sequence[Client], resume: bool, seconds: float
+    folder: Path,
+    spec: Experiment | None,
+    run: str,
+    sites: Sequence[Client],
+    resume: bool,
+    seconds: float,
+    newcomers: bool = False,
 ) -> Path:
     """The folder of a job: names of installed classes and their plain arguments, and nothing to run."""
     from nvflare.collab import CollabRecipe
@@ -66,8 +78,9 @@ def write_job(
     from kinfolk.deploy.nvflare_lead import Lead
     from kinfolk.deploy.nvflare_site import Pipe
 
-    lead = Lead(run, dump(spec), list(map(str, sites)), resume, seconds)
-    recipe = CollabRecipe(run, server=lead, client=Pipe(), min_clients=len(sites))
+    lead = Lead(run, dump(spec) if spec else "", list(map(str, sites)), resume, seconds, newcomers)
+    name = f"{run}-newcomers" if newcomers else run
+    recipe = CollabRecipe(name, server=lead, client=Pipe(), min_clients=len(sites))
     recipe.export(str(folder))
     for code in folder.rglob("custom"):  # what it ships by itself: the files of the two classes
         shutil.rmtree(code)
@@ -81,4 +94,9 @@ def write_job(
         ):  # a call that waits for a site has a thread; NVFlare has a hundred
             flow["args"]["max_outbound_call_threads"] = max(100, len(sites))
         config.write_text(json.dumps(told))
-    return folder / run
+    if newcomers:  # the others are in a job of their own, and may stay there
+        about = folder / name / "meta.json"
+        told = json.loads(about.read_text())
+        told["deploy_map"] = {app: ["server", *map(str, sites)] for app in told["deploy_map"]}
+        about.write_text(json.dumps(told))
+    return folder / name

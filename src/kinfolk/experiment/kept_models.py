@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kinfolk.algorithms.blocks.many_models import in_use
 from kinfolk.engines.choose import ENGINES, Choice, arithmetic, make, reply_room
 from kinfolk.engines.coordinator import Engine
 from kinfolk.engines.fast import KERNELS
@@ -65,9 +66,13 @@ class KeptModels:
         tasks = self._parts.algorithm.eval_tasks()
         return {kind: task for kind, task in tasks.items() if isinstance(task, ScoreTask) and task.network}
 
+    def kinds(self) -> tuple[str, ...]:
+        """All kinds of models that there are, the main one first."""
+        return tuple(self._tasks)
+
     def kind(self, name: str | None) -> str:
         """The kind of model that is meant; the main one if none is named."""
-        known = tuple(self._tasks)
+        known = self.kinds()
         if not known:
             remedy = "scores by tasks of its own, which do not say what model it is; use Learner.score"
             raise KinfolkError("algorithm.name", self.spec.algorithm.name, remedy)
@@ -153,6 +158,22 @@ class KeptModels:
             remedy = f"clients of {self._parts.title} have models of their own; say whose: client=...{groups}"
             raise KinfolkError("client", None, remedy)
         return self.outline.clients[0]
+
+    def common(self, round: int) -> tuple[Tree, tuple[int, ...]]:
+        """The models that somebody new may be served, every leaf [K, ...], and the numbers of their groups.
+
+        One that is everyone's has no number.
+        """
+        centres, groups = in_use(self._checkpoint(round).tensors["state"])
+        if groups:
+            return centres, groups
+        kind = next((name for name, task in self._tasks.items() if task.common), None)
+        state = self._state(self._parts, round, CPU)
+        if kind is None or self._parts.algorithm.eval_inputs(state, self.outline.clients)[1] is not None:
+            remedy = "has a model for each of its clients and none for others; begin a run with them"
+            raise KinfolkError("run", str(self.folder), remedy)
+        who = self.anybody(kind, round)
+        return {name: t[None] for name, t in self.trees([who], kind, round)[who].items()}, ()
 
     def owners(self, kind: str, round: int) -> dict[tuple[str | None, int | None], Client]:
         """Every model there is, as (client, group): somebody who has it. Both are None for everyone's."""

@@ -67,7 +67,7 @@ VOID_LIMIT = 3
 # What makes the engine of a run whose clients are elsewhere.
 Deployed = Callable[[Parts, Memories], Engine]
 
-# Told of events with their facts; one that answers "stop" ends the run after the round.
+# Told of events with their facts. "stop" for an answer ends a run after the round, "pause" as a signal does.
 Watch = Callable[[str, dict[str, Any]], Any]
 
 
@@ -258,7 +258,10 @@ class Running:
 
     def tell(self, event: str, **facts: Any) -> None:
         """Tell whoever watches, who may answer that it is enough."""
-        if self.watch(event, {"round": self.done, **facts}) == "stop":
+        answer = self.watch(event, {"round": self.done, **facts})
+        if answer == "pause":
+            self.stop.ask()
+        elif answer == "stop":
             self.ended = f"{self.done} rounds done; a callback said stop"
 
     def _round(self) -> None:

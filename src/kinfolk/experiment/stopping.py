@@ -67,6 +67,10 @@ class Stop:
         if again or self.now:
             raise KeyboardInterrupt
 
+    def ask(self) -> None:
+        """Stop at the next chance, as after a signal: between two rounds, that is when files are written."""
+        self.heard = signal.SIGTERM
+
     def check(self) -> None:
         """Stop here if a signal has asked for it."""
         if self.heard:

@@ -1,8 +1,8 @@
 """Kits: what every participant gets before it can take part, made by one command from one project file.
 
-A kit is NVFlare's own (certificates, start scripts, address of the server) and beside it, for a site, the two
-keys of its letters with the word of the federation's authority that they are this site's. The authority's key
-stays with whoever has made the kits; nothing signed by another is believed.
+A kit is its engine's own (certificates, start scripts, address of the server; for Flower see `flower_kits`)
+and beside it, for a site, the two keys of its letters with the word of the federation's authority that they are
+this site's. The authority's key stays with whoever has made the kits; nothing signed by another is believed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kinfolk.deploy import flower_kits
 from kinfolk.deploy.letters import Identity, Trust, bond
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import write_text
@@ -28,7 +29,8 @@ from kinfolk.types import Client
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
 _PERSON = re.compile(r"[A-Za-z0-9._-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
-_KEYS = ("name", "host", "port", "sites", "admins")
+_KEYS = ("name", "host", "port", "sites", "admins", "engine")
+ENGINES = ("nvflare", "flower")
 # All that a job may name at a site or the server: nothing of NVFlare's own examples, nothing of anybody else.
 ALLOWED = (
     "nvflare.collab.runtime.executor.CollabExecutor",
@@ -47,7 +49,7 @@ class Project:
     """A federation of organisations, as its project file describes it.
 
     >>> Project.of({"name": "lungs", "host": "localhost", "sites": ["north", "south"], "admins": ["a@b.org"]})
-    Project(name='lungs', host='localhost', port=8002, sites=('north', 'south'), admins=('a@b.org',))
+    Project(name='lungs', host='localhost', port=8002, sites=('north', 'south'), admins=('a@b.org',), engine='nvflare')
     """
 
     name: str
@@ -55,6 +57,7 @@ class Project:
     port: int
     sites: tuple[str, ...]
     admins: tuple[str, ...]
+    engine: str = "nvflare"
 
     @staticmethod
     def read(path: Path) -> Project:
@@ -66,7 +69,7 @@ class Project:
 
     @staticmethod
     def of(told: Mapping[str, Any]) -> Project:
-        """The project with these keys: name, host, port (8002), sites, admins."""
+        """The project with these keys: name, host, port (8002), sites, admins, engine."""
         for key in told:
             if key not in _KEYS:
                 raise KinfolkError(f"project.{key}", told[key], near(key, _KEYS))
@@ -79,7 +82,10 @@ class Project:
         )
         if host in sites:
             raise KinfolkError("project.sites", host, "is the name of the server; give the site another")
-        return Project(name, host, port, sites, admins)
+        engine = told.get("engine", ENGINES[0])
+        if engine not in ENGINES:
+            raise KinfolkError("project.engine", engine, near(str(engine), ENGINES))
+        return Project(name, host, port, sites, admins, engine)
 
     def for_nvflare(self) -> dict[str, Any]:
         """The project as NVFlare's provisioning reads it."""
@@ -119,18 +125,16 @@ def provision(project: Project, out: Path) -> dict[str, Path]:
     private_folder(out)
     work = out / "authority"  # with the keys that make kits: it stays where it is
     private_folder(work)
-    write_text(work / "project.json", json.dumps(project.for_nvflare()))  # JSON is YAML
-    _nvflare("provision", "-p", str(work / "project.json"), "-w", str(work))
     authority = Identity.new()
     authority.save(work / "authority.key")
-    made = work / project.name / "prod_00"
-    kits: dict[str, Path] = {}
-    for name in (project.host, *project.sites, *project.admins):
-        kits[name] = out / name
-        shutil.move(made / name, kits[name])
-        os.chmod(kits[name], 0o700)
-    for name in (project.host, *project.sites):
-        _lock_down(kits[name])
+    kits = {name: out / name for name in (project.host, *project.sites, *project.admins)}
+    if project.engine == "flower":
+        given = project.host, project.port, project.sites, project.admins
+        flower_kits.make(project.name, *given, authority, out)
+    else:
+        _by_nvflare(project, work, kits)
+    for kit in kits.values():
+        os.chmod(kit, 0o700)
     for site in project.sites:
         own = Identity.new()
         own.save(kits[site] / KEY)
@@ -138,6 +142,15 @@ def provision(project: Project, out: Path) -> dict[str, Path]:
         card = {"federation": project.name, "site": site, "authority": authority.public, "bond": word}
         write_text(kits[site] / CARD, json.dumps(card, indent=1))
     return kits
+
+
+def _by_nvflare(project: Project, work: Path, kits: Mapping[str, Path]) -> None:
+    write_text(work / "project.json", json.dumps(project.for_nvflare()))  # JSON is YAML
+    _nvflare("provision", "-p", str(work / "project.json"), "-w", str(work))
+    for name, kit in kits.items():
+        shutil.move(work / project.name / "prod_00" / name, kit)
+    for name in (project.host, *project.sites):
+        _lock_down(kits[name])
 
 
 @dataclass(frozen=True)

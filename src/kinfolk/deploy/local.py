@@ -23,10 +23,12 @@ ADMIN = "lead@trial.org"
 RUN = "run"
 
 
-def local(spec: Experiment, folder: Path, seconds: float, say: Say = print) -> Path:
+def local(
+    spec: Experiment, folder: Path, seconds: float, say: Say = print, engine: str = "nvflare"
+) -> Path:
     """Deploy a spec over as many sites as it has clients; the run's folder."""
     names = build(spec.data, Seed(spec.run.seed)).clients
-    project = Project("trial", "localhost", free_port(), tuple(map(str, names)), (ADMIN,))
+    project = Project("trial", "localhost", free_port(), tuple(map(str, names)), (ADMIN,), engine)
     say(f"1/4 kits for a server and {len(names)} sites")
     kits, runs = provision(project, folder / "kits"), folder / "runs"
     write_text(folder / "spec.toml", dump(spec))

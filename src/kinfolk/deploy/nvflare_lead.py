@@ -5,26 +5,13 @@ The job names the run and holds its spec; where run folders are is the server's 
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 from nvflare.collab import collab
 
-from kinfolk.deploy.lead import lead
-from kinfolk.deploy.observe import Endpoint, Observed
-from kinfolk.errors import KinfolkError
-from kinfolk.experiment.spec import parse
+from kinfolk.deploy.play import play
 from kinfolk.types import Client
-
-# Where run folders are: in the environment of the server's start script.
-VARIABLE = "KINFOLK_RUNS"
-# Where the run that goes on is shown to machines; 0: nowhere.
-PORT = "KINFOLK_STATUS_PORT"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class Lead:
@@ -37,13 +24,7 @@ class Lead:
     @collab.main
     def play(self) -> str:
         """The run, from its first round or its last checkpoint to its end; why it ended."""
-        folder = run_folder(self.run)
-        sites = [Client(site) for site in self.sites]
-        seen, port = Observed(self.run, sites), int(os.environ.get(PORT, "0"))
-        with Endpoint(seen, port) if port else nullcontext():
-            spec, resume, seconds = parse(self.spec), self.resume, self.seconds
-            done = lead(spec, folder, Calls(), sites, resume=resume, seconds=seconds, watch=seen.watch)
-        return done.reason
+        return play(self.run, self.spec, self.sites, Calls(), self.resume, self.seconds)
 
 
 class Calls:
@@ -66,17 +47,3 @@ class Calls:
             for failure in answers.failures.values():
                 yield who, failure
 
-
-def run_folder(name: str) -> Path:
-    """The folder of a run on the server; its name comes from whoever has submitted the job.
-
-    >>> run_folder("../elsewhere")
-    Traceback (most recent call last):
-    kinfolk.errors.KinfolkError: run = '../elsewhere': use letters, digits, _, - and .
-    """
-    if not _NAME.fullmatch(name):
-        raise KinfolkError("run", name, "use letters, digits, _, - and .")
-    base = os.environ.get(VARIABLE)
-    if not base:
-        raise KinfolkError(VARIABLE, None, "is not set where the server was started; name a folder for runs")
-    return Path(base) / name

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kinfolk.deploy import flower_submit
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump
@@ -19,6 +20,10 @@ from kinfolk.types import Client
 @contextmanager
 def session(kit: Path) -> Iterator[Any]:
     """A session of the person whose kit it is; NVFlare names the folder after them."""
+    if flower_submit.for_flower(kit):
+        with flower_submit.session(kit) as asked:
+            yield asked
+        return
     try:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
     except ImportError as error:
@@ -52,6 +57,8 @@ def submit(
     seconds: float = 600.0,
 ) -> str:
     """Submit a run over these sites; the job's id. With `resume` the run's folder is gone on with."""
+    if isinstance(opened, flower_submit.Session):
+        return opened.start(spec, run, sites, resume, seconds)
     with tempfile.TemporaryDirectory() as folder:
         job = write_job(Path(folder), spec, run, sites, resume, seconds)
         return str(opened.submit_job(str(job)))

@@ -1,4 +1,4 @@
-"""Keeps a participant running: NVFlare's process for the server or a site, started again when it ends."""
+"""Keeps a participant running: the engine's process for the server or a site, started again when it ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 def join(kit: Kit, rows: Federation, stop: Event, say: Say = print) -> None:
-    """Take part with these rows until `stop`: the site's own process, and NVFlare's beside it."""
+    """Take part with these rows until `stop`: the site's own process, and the engine's beside it."""
     site = Site(kit.site, rows, kit.folder / "memory", kit.identity, trust=kit.trust)
     with Agent(site.answer, socket_of(kit.folder)) as agent:
         say(f"{kit.site} of {kit.trust.federation}: {rows.rows} rows; taking part until stopped")
@@ -43,13 +43,13 @@ def serve(kit: Path, runs: Path, stop: Event, say: Say = print, port: int = 0) -
 
 
 def keep_running(kit: Path, variables: Mapping[str, str], stop: Event, say: Say) -> None:
-    """NVFlare's start script of a kit, again whenever it ends, until `stop`."""
+    """The engine's start script of a kit, again whenever it ends, until `stop`."""
     script = kit.absolute() / "startup" / "sub_start.sh"
     if not script.exists():
         raise KinfolkError("kit", str(kit), "has no start script; is it a kit of a server or site?")
     bash = shutil.which("bash")
     if bash is None:
-        raise KinfolkError("bash", None, "is not installed; NVFlare's start scripts need it")
+        raise KinfolkError("bash", None, "is not installed; start scripts need it")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment, pause = {**os.environ, **variables, "PATH": path}, SOON
     while not stop.is_set():
@@ -71,7 +71,7 @@ def keep_running(kit: Path, variables: Mapping[str, str], stop: Event, say: Say)
         if stop.is_set():
             return
         pause = SOON if time.monotonic() - began > LATE else min(2 * pause, LATE)
-        say(f"NVFlare's process has ended with {running.returncode}; it starts again in {pause:g} s")
+        say(f"the engine's process has ended with {running.returncode}; it starts again in {pause:g} s")
         stop.wait(pause)
 
 

@@ -1,8 +1,8 @@
-"""Flower's own commands as Kinfolk starts them: they end with whoever has started them, and a SuperLink answers
-those who are not on its machine on nothing but what nodes need.
+"""Flower's own commands as Kinfolk starts them: they end with whoever has started them, and a SuperLink
+answers those who are not on its machine on nothing but what nodes need.
 
-Flower 1.41 serves nodes, users and apps on one port, and asks users for no login: whoever reached the paths for
-users could start and stop runs, and register nodes.
+Flower 1.41 serves nodes, users and apps on one port, and asks users for no login: whoever reached the paths
+for users could start and stop runs, and register nodes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Gate:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
         if scope["type"] == "lifespan" or may_pass(scope.get("path", ""), scope.get("client")):
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
@@ -65,7 +66,7 @@ def main() -> None:
         from flwr.superlink.cli.flower_superlink import flower_superlink
         from starlette.middleware import Middleware
 
-        # The hook by which Flower's own additions to the SuperLink bring middleware; the first is the outermost.
+        # The hook by which Flower's own additions to a SuperLink bring middleware, the outermost first.
         extensions.get_middleware = lambda: (Middleware(Gate),)
         flower_superlink()
     else:

@@ -1,7 +1,7 @@
 """Kits for Flower: certificates, a key for every node, a secret for every runtime, and where the server is.
 
 Flower makes none of these itself. `startup/` of a kit holds what its processes are given; `flower.json` says
-whose it is. Nodes are known by their keys, and whoever may start runs by a key that the authority vouches for.
+whose it is. Nodes are known by their keys, whoever may start runs by a key that the authority vouches for.
 """
 
 from __future__ import annotations

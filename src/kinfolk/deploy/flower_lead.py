@@ -58,7 +58,7 @@ class Calls:
         while waiting and time.monotonic() < until:
             for reply in list(self.grid.pull_messages(list(waiting))):
                 who = waiting.pop(reply.metadata.reply_to_message_id)
-                # An error that Flower has made comes from node 1, not from the site: what it answers tells whose.
+                # An error of Flower's making comes from node 1: whose it is, what it answers tells.
                 yield who, RuntimeError(reply.error.reason) if reply.has_error() else unpacked(reply)
             if time.monotonic() - looked > NODES:
                 looked, now = time.monotonic(), self.nodes()
@@ -70,7 +70,7 @@ class Calls:
 
     def nodes(self) -> dict[Client, tuple[int, str]]:
         """Node and start of every site that is connected."""
-        found: list[Any] = list(self.grid.get_nodes())  # type: ignore[attr-defined]
+        found: list[Any] = list(self.grid.get_nodes())
         known = {self.sites.get(one.public_key.decode().strip()): one for one in found}
         return {who: (one.node_id, one.last_activated_at) for who, one in known.items() if who}
 

@@ -57,10 +57,14 @@ class Order:
         except (InvalidSignature, ValueError, KinfolkError):
             known = False
         if not known:
-            raise KinfolkError("run", who, "is not ordered by an admin of this federation; use an admin's kit")
+            raise KinfolkError(
+                "run", who, "is not ordered by an admin of this federation; use an admin's kit"
+            )
         order = Order(**json.loads(text))
         if order.federation != card.federation:
-            raise KinfolkError("run", order.run, f"was ordered for {order.federation}; this is {card.federation}")
+            raise KinfolkError(
+                "run", order.run, f"was ordered for {order.federation}; this is {card.federation}"
+            )
         _once(order.number, card)
         return replace(order, sites=tuple(order.sites))
 

@@ -33,4 +33,5 @@ def packed(data: bytes) -> RecordDict:
 
 def unpacked(message: Message) -> bytes:
     """The bytes in a message."""
-    return message.content.array_records[KEY][KEY].data
+    data: bytes = message.content.array_records[KEY][KEY].data
+    return data

@@ -1,24 +1,26 @@
 """What a Flower kit's start script runs: the kit's processes, each started again by itself when it ends.
 
-At the server they are Flower's SuperLink and a worker that plays runs, which outlives a SuperLink that is killed;
-at a site Flower's SuperNode and a worker that hands messages to the site's own process. Nothing else that Flower
-has is started: no SuperExec, which would run whatever code comes with a run.
+At the server they are Flower's SuperLink and a worker that plays runs, which outlives a SuperLink that is
+killed; at a site Flower's SuperNode and a worker that hands messages to the site's own process. Nothing else
+that Flower has is started: no SuperExec, which would run whatever code comes with a run.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Event
 
 from kinfolk.deploy.flower_kits import Card
 from kinfolk.errors import KinfolkError
 
+# Tasks are taken by an interface that is not a public one.
+VERSION = "1.41.0"
 # Where the kit is, for the processes that this one starts.
 KIT = "KINFOLK_KIT"
 # The SuperNode's own door for its worker, on this machine alone; 0: any that is free.
@@ -29,6 +31,16 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 SOON, LATE, GRACE = 1.0, 15.0, 6.0
 
 
+def needed() -> None:
+    """Refuse to start without the Flower that all this was written for."""
+    try:
+        found = version("flwr")
+    except PackageNotFoundError as error:
+        raise KinfolkError("flower", None, "is not installed; run pip install 'kinfolk[flower]'") from error
+    if found != VERSION:
+        raise KinfolkError("flower", found, f"is not {VERSION}; run pip install 'kinfolk[flower]'")
+
+
 @dataclass
 class Kept:
     """A process that is started whenever it is not there."""
@@ -37,21 +49,24 @@ class Kept:
     command: list[str]
     environment: dict[str, str]
     running: subprocess.Popen[bytes] | None = None
+    began: float = 0.0
     pause: float = 0.0
-    since: float = 0.0
 
     def look(self) -> None:
-        """Start it if it is due."""
+        """Start it if it is not there, and has not just ended."""
         now = time.monotonic()
-        if self.running is None or self.running.poll() is not None:
-            if self.running is not None and self.since:
-                print(f"{self.name} has ended with {self.running.returncode}", flush=True)
-                lasted = now - self.since
-                self.pause = SOON if lasted > LATE else min(max(2 * self.pause, SOON), LATE)
-                self.since, self.due = 0.0, now + self.pause
-            if now >= getattr(self, "due", 0.0):
-                self.running = subprocess.Popen(self.command, env=self.environment, stdin=subprocess.DEVNULL)
-                self.since = now
+        if self.running is not None:
+            if self.running.poll() is None:
+                return
+            self.pause = SOON if now - self.began > LATE else min(max(2 * self.pause, SOON), LATE)
+            print(
+                f"{self.name} has ended with {self.running.returncode}; once more in {self.pause:g} s",
+                flush=True,
+            )
+            self.running, self.began = None, now + self.pause
+        if now >= self.began:
+            self.running = subprocess.Popen(self.command, env=self.environment, stdin=subprocess.DEVNULL)
+            self.began = now
 
 
 def commands(card: Card, port: int) -> dict[str, list[str]]:
@@ -108,9 +123,12 @@ def main() -> None:
     """`python -m kinfolk.deploy.flower_start KIT`."""
     from kinfolk.deploy.supervise import until_told
 
-    keep(Card.read(Path(sys.argv[1])), until_told())
+    try:
+        needed()
+        keep(Card.read(Path(sys.argv[1])), until_told())
+    except KinfolkError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     main()

@@ -17,6 +17,7 @@ from typing import Any
 
 from kinfolk.deploy.flower_kits import CARD, Card
 from kinfolk.deploy.flower_order import KEYS, Order
+from kinfolk.deploy.flower_start import needed
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump
@@ -51,17 +52,18 @@ def session(kit: Path) -> Iterator[Session]:
     card = Card.read(kit)
     if card.part != "admin":
         raise KinfolkError("kit", str(kit), "is no kit of a person; name the folder of an admin's kit")
-    try:
-        from kinfolk.deploy.flower_worker import control
-    except ImportError as error:
-        raise KinfolkError("flower", None, "is not installed; run pip install 'kinfolk[flower]'") from error
+    needed()
+    from kinfolk.deploy.flower_worker import control
+
     opened = Session(card, control(card, patient=False))
     try:
         opened.get_system_info()
     except Exception as error:
         opened.close()
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        remedy = f"the server cannot be reached with it ({reason}); run this on its machine, or through a tunnel"
+        remedy = (
+            f"the server cannot be reached with it ({reason}); run this on its machine, or through a tunnel"
+        )
         raise KinfolkError("kit", str(kit), f"{remedy} to its port {card.port}") from error
     try:
         yield opened
@@ -117,11 +119,9 @@ class Session:
         return _job(found[int(job)]) if int(job) in found else {}
 
     def get_client_job_status(self) -> list[dict[str, Any]]:
-        """Who takes part in which run: every node in every run, as Flower gives messages to whoever is back."""
+        """Who takes part in which run: every node in every run, as one that is back gets messages."""
         names = [one.name for one in self.client_names()]
-        return [
-            {"client_name": name, "job_id": job["job_id"]} for job in self.list_jobs() for name in names
-        ]
+        return [{"client_name": name, "job_id": job["job_id"]} for job in self.list_jobs() for name in names]
 
     def client_names(self) -> list[Any]:
         """All sites that were ever registered."""
@@ -146,7 +146,8 @@ def fab(settings: dict[str, str]) -> bytes:
 
     # A string of JSON is one of TOML.
     told = "".join(f"{key} = {json.dumps(settings[key])}\n" for key in KEYS)
-    return build_fab_from_files({"pyproject.toml": (_APP + told).encode()})[0]
+    data: bytes = build_fab_from_files({"pyproject.toml": (_APP + told).encode()})[0]
+    return data
 
 
 def _job(run: Any) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Takes tasks from a SuperLink or a SuperNode and runs what is installed here, in place of Flower's SuperExec.
+"""Takes tasks from a SuperLink or a SuperNode and runs what is installed here; Flower has its SuperExec for that.
 
-A SuperExec unpacks the app that came with a run and starts it, at the server and at every node, for each message
-in a process of its own. Here the app that came is not unpacked: of it the settings are read, no code. One process
-answers all messages, one after another, as a SuperNode hands them out.
+A SuperExec unpacks the app that came with a run and starts it, at the server and at every node, for each
+message in a process of its own. Here the app that came is not unpacked: of it the settings are read, no code.
+One process answers all messages, one after another, as a SuperNode hands them out.
 
 The calls are those of Flower 1.41.0's own SuperExec and apps; its interface for them is not a public one.
 """
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from flwr.app import Message
+from flwr.app.error import Error
 from flwr.common.config import get_fused_config_from_fab
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.common.serde import context_from_proto, fab_from_proto, run_from_proto
-from flwr.app import Message
-from flwr.app.error import Error
 from flwr.proto.control_pb2 import RegisterNodeRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
 from flwr.supercore.app_utils import start_parent_process_monitor
@@ -151,7 +151,7 @@ def register(card: Card) -> None:
 
 
 def control(card: Card, patient: bool = True) -> ControlHttpClient:
-    """A client of what a SuperLink has for users; it is on this machine, or at the end of a tunnel from it."""
+    """A client of what a SuperLink has for users; it is here, or at the end of a tunnel from here."""
     return ControlHttpClient.from_server_address(
         server_address=f"127.0.0.1:{card.port}",
         insecure=False,

@@ -9,6 +9,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from kinfolk.deploy.flower_start import needed
 from kinfolk.deploy.keep import Keeper
 from kinfolk.deploy.kits import Project, provision
 from kinfolk.deploy.supervise import Say, end
@@ -23,10 +24,10 @@ ADMIN = "lead@trial.org"
 RUN = "run"
 
 
-def local(
-    spec: Experiment, folder: Path, seconds: float, say: Say = print, engine: str = "nvflare"
-) -> Path:
+def local(spec: Experiment, folder: Path, seconds: float, say: Say = print, engine: str = "nvflare") -> Path:
     """Deploy a spec over as many sites as it has clients; the run's folder."""
+    if engine == "flower":
+        needed()
     names = build(spec.data, Seed(spec.run.seed)).clients
     project = Project("trial", "localhost", free_port(), tuple(map(str, names)), (ADMIN,), engine)
     say(f"1/4 kits for a server and {len(names)} sites")

@@ -46,4 +46,3 @@ class Calls:
                 yield who, answer
             for failure in answers.failures.values():
                 yield who, failure
-

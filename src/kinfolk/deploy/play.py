@@ -29,9 +29,7 @@ def play(
     folder, names = run_folder(run), [Client(site) for site in sites]
     seen, port = Observed(run, names), int(os.environ.get(PORT, "0"))
     with Endpoint(seen, port) if port else nullcontext():
-        done = lead(
-            parse(spec), folder, carrier, names, resume=resume, seconds=seconds, watch=seen.watch
-        )
+        done = lead(parse(spec), folder, carrier, names, resume=resume, seconds=seconds, watch=seen.watch)
     return done.reason
 
 

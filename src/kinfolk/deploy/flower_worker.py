@@ -1,4 +1,4 @@
-"""Takes tasks from a SuperLink or a SuperNode and runs what is installed here; Flower has its SuperExec for that.
+"""Takes tasks from a SuperLink or a SuperNode and runs what is installed here, as a SuperExec would not.
 
 A SuperExec unpacks the app that came with a run and starts it, at the server and at every node, for each
 message in a process of its own. Here the app that came is not unpacked: of it the settings are read, no code.

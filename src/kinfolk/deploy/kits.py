@@ -1,8 +1,8 @@
 """Kits: what every participant gets before it can take part, made by one command from one project file.
 
 A kit is its engine's own (certificates, start scripts, address of the server; for Flower `flower_kits`) and
-beside it, for a site, the two keys of its letters with the word of the federation's authority that they are this
-site's. The authority's key stays with whoever has made the kits; nothing signed by another is believed.
+beside it, for a site, the two keys of its letters with the word of the federation's authority that they are
+this site's. The authority's key stays with whoever has made the kits; nothing signed by another is believed.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ CARD, KEY = "kinfolk.json", "site.key"
 class Project:
     """A federation of organisations, as its project file describes it.
 
-    >>> Project.of({"name": "lungs", "host": "localhost", "sites": ["a", "b"], "admins": ["a@b.org"]})
-    Project(name='lungs', host='localhost', port=8002, sites=('a', 'b'), admins=('a@b.org',), engine='nvflare')
+    >>> Project.of({"name": "lungs", "host": "here", "sites": ["a", "b"], "admins": ["a@b.org"]})
+    Project(name='lungs', host='here', port=8002, sites=('a', 'b'), admins=('a@b.org',), engine='nvflare')
     """
 
     name: str

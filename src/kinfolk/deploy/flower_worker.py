@@ -36,6 +36,7 @@ from flwr.supercore.interceptors import (
     SuperExecAuthHttpInterceptor,
 )
 from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
@@ -69,7 +70,8 @@ class Worker:
         )
 
     def serve(self) -> None:
-        """Take tasks and do them, for ever."""
+        """Take tasks and do them, for as long as whoever has started this process is there."""
+        parent = os.getppid()
         signed = SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=_PROTECTED)
         client = self.client("SuperExec", signed)
         kind = TaskType.SERVER_APP if self.server else TaskType.CLIENT_APP
@@ -83,9 +85,11 @@ class Worker:
                     self.play(token)
                 else:
                     self.answer(token)
-            except KeyboardInterrupt:  # so Flower tells a process that its run was stopped
+            except (KeyboardInterrupt, RunNotRunningException):  # so Flower tells that a run was stopped
+                if os.getppid() != parent:  # and so it tells of that
+                    return
                 print("a run was stopped", flush=True)
-            except (httpx.HTTPError, RuntimeError) as error:
+            except Exception as error:  # whatever was wrong with one, the next task may be sound
                 print(f"a task was lost ({type(error).__name__}: {error})", flush=True)
                 time.sleep(LOOK)
 
@@ -98,7 +102,8 @@ class Worker:
         try:
             yield client
         finally:
-            beat.stop()
+            if beat.is_running:
+                beat.stop()
             client.close()
 
     def answer(self, token: str) -> None:

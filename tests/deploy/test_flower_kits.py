@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from deployed import spec_of
 
 from kinfolk.deploy import flower_start
 from kinfolk.deploy.flower_engine import Gate
@@ -21,6 +22,7 @@ from kinfolk.deploy.flower_order import Order
 from kinfolk.deploy.flower_start import commands
 from kinfolk.deploy.kits import Kit, Project, provision
 from kinfolk.deploy.letters import Identity, bond
+from kinfolk.deploy.local import local
 from kinfolk.errors import KinfolkError
 
 PROJECT = Project("trial", "fl.example.org", 8002, ("north", "south"), ("lead@trial.org",), "flower")
@@ -171,3 +173,12 @@ def test_another_flower_than_the_one_it_was_written_for_is_refused(monkeypatch: 
     monkeypatch.setattr(flower_start, "version", lambda name: "1.42.0")
     with pytest.raises(KinfolkError, match=r"flower = '1\.42\.0': is not 1\.41\.0"):
         flower_start.needed()
+
+
+def test_an_engine_that_there_is_not_is_refused_before_anything_is_made(tmp_path: Path):
+    told = {"name": "trial", "host": "here", "sites": ["north"], "admins": ["a@b.org"], "engine": "flwr"}
+    with pytest.raises(KinfolkError, match=r"project\.engine = 'flwr'"):
+        Project.of(told)
+    with pytest.raises(KinfolkError, match="engine = 'flwr'"):
+        local(spec_of("fedavg"), tmp_path / "trial", 1.0, engine="flwr")
+    assert not (tmp_path / "trial").exists()

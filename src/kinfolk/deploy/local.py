@@ -11,9 +11,9 @@ from pathlib import Path
 
 from kinfolk.deploy.flower_start import needed
 from kinfolk.deploy.keep import Keeper
-from kinfolk.deploy.kits import Project, provision
+from kinfolk.deploy.kits import ENGINES, Project, provision
 from kinfolk.deploy.supervise import Say, end
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import write_text
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump
@@ -26,6 +26,8 @@ RUN = "run"
 
 def local(spec: Experiment, folder: Path, seconds: float, say: Say = print, engine: str = "nvflare") -> Path:
     """Deploy a spec over as many sites as it has clients; the run's folder."""
+    if engine not in ENGINES:
+        raise KinfolkError("engine", engine, near(engine, ENGINES))
     if engine == "flower":
         needed()
     names = build(spec.data, Seed(spec.run.seed)).clients

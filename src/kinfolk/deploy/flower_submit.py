@@ -89,7 +89,8 @@ class Session:
             for one in found.nodes_info
             if one.status == "online" and one.name
         ]
-        return SimpleNamespace(client_info=there)
+        # A server that was started anew goes on with its runs: to whoever asks it is the same.
+        return SimpleNamespace(client_info=there, server_info=SimpleNamespace(start_time=""))
 
     def start(self, spec: Experiment, run: str, sites: Sequence[str], resume: bool, seconds: float) -> str:
         """Order a run; the number that Flower gives it."""
@@ -119,15 +120,13 @@ class Session:
         return _job(found[int(job)]) if int(job) in found else {}
 
     def get_client_job_status(self) -> list[dict[str, Any]]:
-        """Who takes part in which run: every node in every run, as one that is back gets messages."""
-        names = [one.name for one in self.client_names()]
-        return [{"client_name": name, "job_id": job["job_id"]} for job in self.list_jobs() for name in names]
+        """Who takes part in which run: every node that is there in every run, as all get their messages.
 
-    def client_names(self) -> list[Any]:
-        """All sites that were ever registered."""
-        from flwr.proto.control_pb2 import ListNodesRequest
-
-        return [one for one in self.client.ListNodes(ListNodesRequest()).nodes_info if one.name]
+        A node without any is listed too, with no run.
+        """
+        runs = ["", *(job["job_id"] for job in self.list_jobs())]
+        there = [one.name for one in self.get_system_info().client_info]
+        return [{"client_name": name, "job_id": run} for name in there for run in runs]
 
     def abort_job(self, job: str) -> None:
         """End a run."""

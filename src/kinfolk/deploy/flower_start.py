@@ -27,6 +27,8 @@ KIT = "KINFOLK_KIT"
 RUNTIME = "KINFOLK_RUNTIME"
 # Flower tells its makers what is started, and asks for newer versions, unless these are set.
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+# A server that others are to reach listens to them; what it answers them is the gate's affair.
+EVERYWHERE = "0.0.0.0"  # nosec B104
 # Seconds before a process that has ended is started again: at first, and at most. All that they have to end.
 SOON, LATE, GRACE = 1.0, 15.0, 6.0
 
@@ -79,7 +81,7 @@ def commands(card: Card, port: int) -> dict[str, list[str]]:
         certificates = ["--ssl-ca-certfile", str(card.file("ca.crt"))]
         certificates += ["--ssl-certfile", str(card.file("server.pem"))]
         certificates += ["--ssl-keyfile", str(card.file("server.key"))]
-        at = ["--host", "127.0.0.1" if inside else "0.0.0.0", "--port", str(card.port)]  # nosec B104
+        at = ["--host", "127.0.0.1" if inside else EVERYWHERE, "--port", str(card.port)]
         kept = ["--database", str(card.folder.absolute() / "state.db")]
         link = [*flower, "superlink", *certificates, "--enable-supernode-auth", *at, *kept, *secret]
         return {"superlink": [*link, "--disable-runtime-dependency-installation"], "worker": worker}

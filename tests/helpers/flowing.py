@@ -46,7 +46,9 @@ class Federation:
             one.join()
 
     def start(self, name: str) -> None:
-        """The server, or a site."""
+        """The server, or a site; once more if it was killed."""
+        if name in self.running:
+            self.running[name].wait()
         words = ["deploy", "serve", str(self.kits[name]), "--runs", str(self.folder / "runs")]
         if name != "localhost":
             words = ["site", "join", str(self.kits[name]), "--simulated", str(self.folder / "spec.toml")]

@@ -94,15 +94,16 @@ def commands(card: Card, port: int) -> dict[str, list[str]]:
 
 
 def keep(card: Card, stop: Event) -> None:
-    """Keep the processes of a kit running until `stop`."""
+    """Keep the processes of a kit running until `stop`, or until whoever has started this one is gone."""
     from kinfolk.deploy.local import free_port
 
     port = free_port() if card.part == "site" else card.port
     home = {"FLWR_HOME": str(card.folder.absolute() / "flwr"), KIT: str(card.folder.absolute())}
     environment = {**os.environ, **QUIET, **home, RUNTIME: str(port)}
     all_of_them = [Kept(name, command, environment) for name, command in commands(card, port).items()]
+    parent = os.getppid()
     try:
-        while not stop.wait(0.2):
+        while not stop.wait(0.2) and os.getppid() == parent:
             for one in all_of_them:
                 one.look()
     finally:

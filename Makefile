@@ -31,14 +31,21 @@ test: check
 test-slow: $(READY)
 	$(PYTEST) -m slow tests
 
-# Over NVFlare: real certificates, real processes. It lives in an environment of its own.
+# Between organisations: real certificates, real processes. Each engine lives in an environment of its own.
 DEPLOY := build/deploy
-test-deploy: $(DEPLOY)/.ready
+DEPLOY_FLOWER := build/deploy-flower
+test-deploy: $(DEPLOY)/.ready $(DEPLOY_FLOWER)/.ready
 	$(DEPLOY)/bin/pytest -m deploy tests/deploy
+	$(DEPLOY_FLOWER)/bin/pytest -m deploy tests/deploy
 
 $(DEPLOY)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DEPLOY)
 	$(DEPLOY)/bin/pip install --quiet --constraint constraints.txt --editable ".[dev,nvflare]"
+	@touch $@
+
+$(DEPLOY_FLOWER)/.ready: pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv $(DEPLOY_FLOWER)
+	$(DEPLOY_FLOWER)/bin/pip install --quiet --constraint constraints-flower.txt --editable ".[flower]" pytest pytest-xdist hypothesis
 	@touch $@
 
 check: $(READY)

@@ -1,4 +1,4 @@
-"""The commands under `kinfolk deploy` and `kinfolk site`: between organisations, by NVFlare."""
+"""The commands under `kinfolk deploy` and `kinfolk site`: between organisations, by NVFlare or Flower."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Seconds = Annotated[float, typer.Option("--deadline", help="Seconds that one req
 
 @deploy.command(epilog=examples("kinfolk deploy init lungs.toml --out kits"))
 def init(
-    project: Annotated[Path, typer.Argument(help="TOML with name, host, port, sites, admins.")],
+    project: Annotated[Path, typer.Argument(help="TOML with name, host, port, sites, admins, engine.")],
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the kits go; a new folder.")],
 ) -> None:
     """Make a kit for the server, every site and every person of a federation."""
@@ -122,6 +122,7 @@ def local(
     folder: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Kits, logs and the run.")] = Path(
         "trial"
     ),
+    engine: Annotated[str, typer.Option("--engine", help="nvflare or flower.")] = "nvflare",
     seconds: Seconds = 600.0,
     set_: Sets = None,
     allow_import: AllowImport = None,
@@ -130,7 +131,7 @@ def local(
     from kinfolk.deploy.local import local as rehearse
 
     experiment = read_spec(spec, [*(set_ or []), f"data.clients={sites}"])
-    found = rehearse(experiment, folder, seconds, say)
+    found = rehearse(experiment, folder, seconds, say, engine)
     print(f"run folder: {found}")
 
 

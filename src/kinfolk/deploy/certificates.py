@@ -1,7 +1,8 @@
 """Certificates in kits: whose they are, who has signed them, and how long they are good.
 
-NVFlare's provisioning makes them for 360 days. One that has expired is refused by the other end with words of
-TLS; here it is said before that, where somebody can act.
+NVFlare's provisioning makes them for 360 days. A site's kit for Flower has that of its authority alone. One
+that has expired is refused by the other end with words of TLS; here it is said before that, where somebody
+can act.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from kinfolk.errors import KinfolkError
 
 # Days before the end of a certificate from which on it is told.
 SOON = 30
-_NAMES, _ROOT = ("client.crt", "server.crt"), "rootCA.pem"
+# NVFlare's first, then Flower's; a kit has the files of one of them.
+_NAMES, _ROOTS = ("client.crt", "server.crt", "server.pem", "ca.crt"), ("rootCA.pem", "ca.crt")
 
 
 def days_left(kit: Path, whose: str = "", now: datetime | None = None) -> int:
@@ -32,14 +34,15 @@ def days_left(kit: Path, whose: str = "", now: datetime | None = None) -> int:
     if path is None:
         remedy = "has no certificate; is it a kit of a server, site or person?"
         raise KinfolkError("kit", str(kit), remedy)
-    own, root = _read(path), _read(startup / _ROOT)
+    signer = next((startup / name for name in _ROOTS if (startup / name).exists()), startup / _ROOTS[0])
+    own, root = _read(path), _read(signer)
     try:
         own.verify_directly_issued_by(root)
     except (ValueError, TypeError, InvalidSignature) as error:
         remedy = "is not signed by the authority of this kit; unpack the kit again"
         raise KinfolkError("certificate", str(path), remedy) from error
     names = [str(name.value) for name in own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    if whose and names != [whose]:
+    if whose and path != signer and names != [whose]:
         remedy = f"is that of {' '.join(names) or 'nobody'}, not of {whose}; unpack the kit again"
         raise KinfolkError("certificate", str(path), remedy)
     if now < own.not_valid_before_utc:

@@ -1,8 +1,8 @@
 """Kits: what every participant gets before it can take part, made by one command from one project file.
 
-A kit is NVFlare's own (certificates, start scripts, address of the server) and beside it, for a site, the two
-keys of its letters with the word of the federation's authority that they are this site's. The authority's key
-stays with whoever has made the kits; nothing signed by another is believed.
+A kit is its engine's own (certificates, start scripts, address of the server; for Flower `flower_kits`) and
+beside it, for a site, the two keys of its letters with the word of the federation's authority that they are
+this site's. The authority's key stays with whoever has made the kits; nothing signed by another is believed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kinfolk.deploy import flower_kits
 from kinfolk.deploy.letters import Identity, Trust, bond
 from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import write_text
@@ -28,7 +29,8 @@ from kinfolk.types import Client
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
 _PERSON = re.compile(r"[A-Za-z0-9._-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
-_KEYS = ("name", "host", "port", "sites", "admins", "owners")
+_KEYS = ("name", "host", "port", "sites", "admins", "owners", "engine")
+ENGINES = ("nvflare", "flower")
 # All that a job may name at a site or the server: nothing of NVFlare's own examples, nothing of anybody else.
 ALLOWED = (
     "nvflare.collab.runtime.executor.CollabExecutor",
@@ -46,8 +48,8 @@ CARD, KEY = "kinfolk.json", "site.key"
 class Project:
     """A federation of organisations, as its project file describes it.
 
-    >>> Project.of({"name": "lungs", "host": "localhost", "sites": ["north"], "admins": ["a@b.org"]})
-    Project(name='lungs', host='localhost', port=8002, sites=('north',), admins=('a@b.org',), owners={})
+    >>> Project.of({"name": "lungs", "host": "localhost", "sites": ["north"], "admins": ["a@b.org"]}).port
+    8002
     """
 
     name: str
@@ -56,6 +58,7 @@ class Project:
     sites: tuple[str, ...]
     admins: tuple[str, ...]
     owners: Mapping[str, str] = field(default_factory=dict)  # of sites that belong to somebody with others
+    engine: str = "nvflare"
 
     @staticmethod
     def read(path: Path) -> Project:
@@ -67,7 +70,7 @@ class Project:
 
     @staticmethod
     def of(told: Mapping[str, Any]) -> Project:
-        """The project with these keys: name, host, port (8002), sites, admins, owners (with their sites)."""
+        """The project with these keys: name, host, port (8002), sites, admins, owners, engine."""
         for key in told:
             if key not in _KEYS:
                 raise KinfolkError(f"project.{key}", told[key], near(key, _KEYS))
@@ -80,7 +83,11 @@ class Project:
         )
         if host in sites:
             raise KinfolkError("project.sites", host, "is the name of the server; give the site another")
-        return Project(name, host, port, sites, admins, _owners(told.get("owners", {}), sites))
+        engine = told.get("engine", ENGINES[0])
+        if engine not in ENGINES:
+            raise KinfolkError("project.engine", engine, near(str(engine), ENGINES))
+        owners = _owners(told.get("owners", {}), sites)
+        return Project(name, host, port, sites, admins, owners, engine)
 
     def for_nvflare(self) -> dict[str, Any]:
         """The project as NVFlare's provisioning reads it."""
@@ -121,21 +128,28 @@ def provision(project: Project, out: Path) -> dict[str, Path]:
     private_folder(out)
     work = out / "authority"  # with the keys that make kits: it stays where it is
     private_folder(work)
-    write_text(work / "project.json", json.dumps(project.for_nvflare()))  # JSON is YAML
-    _nvflare("provision", "-p", str(work / "project.json"), "-w", str(work))
     authority = Identity.new()
     authority.save(work / "authority.key")
-    made = work / project.name / "prod_00"
-    kits: dict[str, Path] = {}
-    for name in (project.host, *project.sites, *project.admins):
-        kits[name] = out / name
-        shutil.move(made / name, kits[name])
-        os.chmod(kits[name], 0o700)
-    for name in (project.host, *project.sites):
-        _lock_down(kits[name])
+    kits = {name: out / name for name in (project.host, *project.sites, *project.admins)}
+    if project.engine == "flower":
+        given = project.host, project.port, project.sites, project.admins
+        flower_kits.make(project.name, *given, authority, out)
+    else:
+        _by_nvflare(project, work, kits)
+    for kit in kits.values():
+        os.chmod(kit, 0o700)
     for site in project.sites:
         _vouched(kits[site], authority, project.name, site, project.owners.get(site, ""))
     return kits
+
+
+def _by_nvflare(project: Project, work: Path, kits: Mapping[str, Path]) -> None:
+    write_text(work / "project.json", json.dumps(project.for_nvflare()))  # JSON is YAML
+    _nvflare("provision", "-p", str(work / "project.json"), "-w", str(work))
+    for name, kit in kits.items():
+        shutil.move(work / project.name / "prod_00" / name, kit)
+    for name in (project.host, *project.sites):
+        _lock_down(kits[name])
 
 
 def add_site(out: Path, site: str, owner: str = "") -> Path:
@@ -146,6 +160,9 @@ def add_site(out: Path, site: str, owner: str = "") -> Path:
     kinfolk.errors.KinfolkError: kits = 'nowhere': holds no authority; name the folder that deploy init made
     """
     work = out / "authority"
+    if (work / "ca.key").exists():
+        remedy = "are for Flower, whose server knows its sites from the beginning; make new kits"
+        raise KinfolkError("kits", str(out), remedy)
     try:
         told = json.loads((work / "project.json").read_text(encoding="utf-8"))
         federation, known = str(told["name"]), {one["name"] for one in told["participants"]}

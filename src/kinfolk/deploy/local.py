@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from kinfolk.deploy.flower_start import needed
 from kinfolk.deploy.keep import Keeper
-from kinfolk.deploy.kits import Project, provision
+from kinfolk.deploy.kits import ENGINES, Project, provision
 from kinfolk.deploy.supervise import Say, end_all
-from kinfolk.errors import KinfolkError
+from kinfolk.errors import KinfolkError, near
 from kinfolk.experiment.record import write_text
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump
@@ -31,11 +32,15 @@ ENDED = ("finished", "diverged")
 UP = 120.0
 
 
-def local(spec: Experiment, folder: Path, seconds: float, say: Say = print) -> Path:
+def local(spec: Experiment, folder: Path, seconds: float, say: Say = print, engine: str = "nvflare") -> Path:
     """Deploy a spec over as many sites as it has clients; the run's folder."""
+    if engine not in ENGINES:
+        raise KinfolkError("engine", engine, near(engine, ENGINES))
+    if engine == "flower":
+        needed()
     names = build(spec.data, Seed(spec.run.seed)).clients
     say(f"1/4 kits for a server and {len(names)} sites; 2/4 all start, each in processes of its own")
-    with trial(spec, names, folder, say) as opened:
+    with trial(spec, names, folder, say, engine) as opened:
         say("3/4 the run is submitted")
         found = opened.play(spec, RUN, seconds)
         say("4/4 done; everybody leaves")
@@ -74,9 +79,11 @@ class Trial:
 
 
 @contextmanager
-def trial(spec: Experiment, names: Sequence[Client], folder: Path, say: Say = print) -> Iterator[Trial]:
+def trial(
+    spec: Experiment, names: Sequence[Client], folder: Path, say: Say = print, engine: str = "nvflare"
+) -> Iterator[Trial]:
     """A server and sites with the rows of a spec, in processes that end with the block."""
-    project = Project("trial", "localhost", free_port(), tuple(map(str, names)), (ADMIN,))
+    project = Project("trial", "localhost", free_port(), tuple(map(str, names)), (ADMIN,), engine=engine)
     kits = provision(project, folder / "kits")
     write_text(folder / "spec.toml", dump(spec))
     started: dict[str, subprocess.Popen[bytes]] = {}

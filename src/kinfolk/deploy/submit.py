@@ -11,6 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from kinfolk.deploy import flower_submit
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.sections import Experiment
 from kinfolk.experiment.spec import dump
@@ -20,6 +21,10 @@ from kinfolk.types import Client
 @contextmanager
 def session(kit: Path) -> Iterator[Any]:
     """A session of the person whose kit it is; NVFlare names the folder after them."""
+    if flower_submit.for_flower(kit):
+        with flower_submit.session(kit) as asked:
+            yield asked
+        return
     try:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
     except ImportError as error:
@@ -58,6 +63,11 @@ def submit(
 
     Without a spec it is that of the run's folder; with `newcomers` the sites get a model of the run, no more.
     """
+    if isinstance(opened, flower_submit.Session):
+        if newcomers:
+            remedy = "the nodes of a Flower server are those of its kit; make kits with the site, then resume"
+            raise KinfolkError("newcomers", ", ".join(sites), remedy)
+        return opened.start(spec, run, sites, resume, seconds)
     with tempfile.TemporaryDirectory() as folder:
         job = write_job(Path(folder), spec, run, sites, resume, seconds, newcomers)
         return str(opened.submit_job(str(job)))

@@ -1,4 +1,4 @@
-"""Keeps a participant running: NVFlare's process for the server or a site, started again when it ends."""
+"""Keeps a participant running: the engine's process for the server or a site, started again when it ends."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from typing import Any
 from kinfolk.deploy.agent import VARIABLE as SITE
 from kinfolk.deploy.agent import Agent, socket_of
 from kinfolk.deploy.certificates import warning
+from kinfolk.deploy.flower_kits import Card
+from kinfolk.deploy.flower_submit import for_flower
 from kinfolk.deploy.kits import Kit
 from kinfolk.deploy.logs import VARIABLE as LOG
 from kinfolk.deploy.logs import Log, log_to, logged, no_log
@@ -52,7 +54,7 @@ def join(
     farewell: float = FAREWELL,
     log: Log = no_log,
 ) -> None:
-    """Take part with these rows until `stop`: the site's own process, and NVFlare's beside it.
+    """Take part with these rows until `stop`: the site's own process, and the engine's beside it.
 
     Then it says goodbye, for which it waits `farewell` seconds, so that nobody waits for it.
     """
@@ -130,13 +132,13 @@ def keep_running(
     log: Log = no_log,
     last: Callable[[], None] = lambda: None,
 ) -> None:
-    """NVFlare's start script of a kit, again whenever it ends, until `stop`; before it is ended, `last`."""
+    """The engine's start script of a kit, again whenever it ends, until `stop`; `last` comes before."""
     script = kit.absolute() / "startup" / "sub_start.sh"
     if not script.exists():
         raise KinfolkError("kit", str(kit), "has no start script; is it a kit of a server or site?")
     bash = shutil.which("bash")
     if bash is None:
-        raise KinfolkError("bash", None, "is not installed; NVFlare's start scripts need it")
+        raise KinfolkError("bash", None, "is not installed; start scripts need it")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment, pause = {**os.environ, **variables, "PATH": path}, SOON
     with _alone(kit):
@@ -146,7 +148,7 @@ def keep_running(
             if not stop.is_set():
                 pause = SOON if time.monotonic() - began > SHORT else min(2 * pause, LATE)
                 log("engine ended", code=code)
-                say(f"NVFlare's process has ended with {code}; it starts again in {pause:g} s")
+                say(f"the engine's process has ended with {code}; it starts again in {pause:g} s")
                 stop.wait(pause)
 
 
@@ -195,6 +197,8 @@ def _alone(kit: Path) -> Iterator[None]:
 
 def served_port(kit: Path) -> int:
     """The port on which the server of a kit is reached."""
+    if for_flower(kit):
+        return Card.read(kit).port
     path = kit / "startup" / "fed_server.json"
     try:
         told = json.loads(path.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """Hugging Face data sets, and Flower's federated ones, which are made of them.
 
-They need the extras `hf` and `flower`.
+They need the extras `hf` and `flower-datasets`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from deployed import all_equal, spec_of
 
 from kinfolk.experiment.checkpoint import load_latest
 from kinfolk.experiment.record import write_text
-from kinfolk.experiment.run import run
 from kinfolk.experiment.spec import dump, load, override
 from kinfolk.federation.sources import build
 from kinfolk.streams import Seed
@@ -23,14 +22,19 @@ from kinfolk.streams import Seed
 pytest.importorskip("nvflare", reason="NVFlare is not installed: make test-deploy installs it")
 
 from kinfolk.deploy import supervise
+from kinfolk.deploy.carrier import Threads
 from kinfolk.deploy.kits import Kit, Project, add_site, provision
+from kinfolk.deploy.lead import lead
 from kinfolk.deploy.local import _started as started
 from kinfolk.deploy.local import free_port
 from kinfolk.deploy.own_model import export_own
+from kinfolk.deploy.own_rows import simulated_rows
+from kinfolk.deploy.site import Site
 from kinfolk.deploy.standing import of_kit
 from kinfolk.deploy.submit import session, submit
 from kinfolk.errors import KinfolkError
 from kinfolk.experiment.state import to_message
+from kinfolk.types import Client
 
 pytestmark = pytest.mark.deploy
 # More than there is time for: runs end because they are drained.
@@ -98,7 +102,7 @@ def life(tmp_path: Path) -> Iterator[Life]:
         yield Life(tmp_path, stack)
 
 
-def test_a_run_is_looked_at_joined_left_drained_and_resumed_to_the_bits_of_the_loop(
+def test_a_run_is_looked_at_joined_left_drained_and_resumed_to_the_bits_of_one_process(
     life: Life, tmp_path: Path
 ):
     life.until(lambda told: len(told["sites"]) == 2)
@@ -123,7 +127,8 @@ def test_a_run_is_looked_at_joined_left_drained_and_resumed_to_the_bits_of_the_l
     rounds = facts["rounds"] + 4
     shorter = override(life.spec, [f"run.rounds={rounds}"])
     write_text(life.runs / "first" / "spec.toml", dump(shorter))
-    theirs = run(shorter, tmp_path / "loop", federation=build(shorter.data, Seed(3)).among(life.names[:2]))
+    near = {c: Site(c, simulated_rows(shorter, c)).answer for c in map(Client, life.names[:2])}
+    theirs = lead(shorter, tmp_path / "near", Threads(near), list(near))
     job = life.submitted(None, "first", life.names[:2], True, 60.0)
     assert life.until(life.ended(job)) == "FINISHED:COMPLETED"
     folder = life.runs / "first"

@@ -15,6 +15,7 @@ from kinfolk.engines.cohort import GuardSpec
 from kinfolk.engines.coordinator import Coordinator
 from kinfolk.engines.loop import Loop
 from kinfolk.engines.memory import Memories
+from kinfolk.engines.owners import Owners
 from kinfolk.fold import Mean
 from kinfolk.script import Ask
 from kinfolk.task import Table
@@ -92,3 +93,14 @@ def test_the_usual_limit_is_that_of_one_client():
     part, _, asked = weight_of_owner(Mean("model", ONE.first), GuardSpec(norm=0.0))
     assert part == pytest.approx(10 / 13)
     assert len(asked) == 13
+
+
+def test_rows_of_an_owner_are_those_of_all_its_clients():
+    """Two clients, each below the limit of one as it is clamped, are above it together."""
+    owners = Owners({Client("x"): "hub", Client("y"): "hub"})
+    claims = {Client(c): n for c, n in {"a": 4, "b": 4, "c": 4, "x": 60, "y": 20}.items()}
+    told = owners.hear(claims, GuardSpec(rows=2.0, share=0.0))
+    assert sorted(told) == ["x", "y"]
+    assert owners.sent(tuple(claims), 0) == tuple(claims)  # two votes are allowed
+    replies = Stack(tuple(claims), torch.tensor([4, 4, 4, 8, 8]), {})
+    assert owners.weighed(replies).size.tolist() == [4, 4, 4, 6, 2]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.deploy
 
 
 def test_a_whole_deployment_in_one_call_has_the_bits_of_the_loop(tmp_path: Path):
-    spec = spec_of("fesem,k=2", rounds=4)
+    spec = spec_of("fesem,k=2")
     theirs = run(spec, tmp_path / "loop")
     folder = local(spec, tmp_path / "trial", seconds=120)
     loaded, _ = load_latest(folder / "checkpoints", dump(load(folder / "spec.toml")))

@@ -54,7 +54,7 @@ def app(grid, context):
 def measured(folder: Path, count: int, phases: int, size: int, stock: bool) -> None:
     """One federation, one line of the table."""
     names = [f"site-{number}" for number in range(count)]
-    project = Project("bench", "localhost", free_port(), tuple(names), (ADMIN,), "flower")
+    project = Project("bench", "localhost", free_port(), tuple(names), (ADMIN,), engine="flower")
     kits, out, arrived = provision(project, folder / "kits"), folder / "out", dict[tuple[int, str], float]()
     with ExitStack() as stack:
         asked = {ASKED: json.dumps({"phases": phases, "bytes": size, "out": str(out)})}

@@ -7,22 +7,13 @@ import random
 import socket
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 import torch
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ec import (
-    SECP256R1,
-    EllipticCurvePrivateKey,
-    generate_private_key,
-)
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding
-from cryptography.x509.oid import NameOID
+from certified import certify
 from deployed import all_equal, federated, sites_of, spec_of
 
 from kinfolk.codec import decode, encode
@@ -202,37 +193,12 @@ def test_a_port_in_use_is_told_before_the_engine_starts(tmp_path: Path):
         serve(tmp_path / "startup", tmp_path / "runs", Event())
 
 
-def certificate(
-    name: str,
-    issuer: str,
-    signs: EllipticCurvePrivateKey,
-    key: EllipticCurvePrivateKey,
-    begins: int,
-    days: int,
-) -> bytes:
-    def of(word: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, word)])
-
-    now = datetime.now(UTC) + timedelta(days=begins)
-    made = (
-        x509.CertificateBuilder().subject_name(of(name)).issuer_name(of(issuer)).public_key(key.public_key())
-    )
-    made = made.serial_number(x509.random_serial_number()).not_valid_before(now)
-    return made.not_valid_after(now + timedelta(days=days)).sign(signs, SHA256()).public_bytes(Encoding.PEM)
-
-
 @pytest.fixture
 def kit(tmp_path: Path) -> Callable[..., Path]:
     """A kit's certificates, as NVFlare lays them out."""
 
     def made(begins: int = -1, days: int = 361, name: str = "north", foreign: bool = False) -> Path:
-        authority, key, other = (generate_private_key(SECP256R1()) for _ in range(3))
-        startup = tmp_path / "north" / "startup"
-        startup.mkdir(parents=True, exist_ok=True)
-        (startup / "rootCA.pem").write_bytes(certificate("lungs", "lungs", authority, authority, -1000, 3650))
-        signed = certificate(name, "lungs", other if foreign else authority, key, begins, days)
-        (startup / "client.crt").write_bytes(signed)
-        return tmp_path / "north"
+        return certify(tmp_path / "north", name, begins, days, foreign)
 
     return made
 

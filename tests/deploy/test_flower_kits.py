@@ -25,7 +25,7 @@ from kinfolk.deploy.letters import Identity, bond
 from kinfolk.deploy.local import local
 from kinfolk.errors import KinfolkError
 
-PROJECT = Project("trial", "fl.example.org", 8002, ("north", "south"), ("lead@trial.org",), "flower")
+PROJECT = Project("trial", "fl.example.org", 8002, ("north", "south"), ("lead@trial.org",), engine="flower")
 
 
 @pytest.fixture

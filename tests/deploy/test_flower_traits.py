@@ -58,7 +58,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
     folder = tmp_path_factory.mktemp("traits")
     names = ("quick", "slow", "gone")
-    kits = provision(Project("trial", "localhost", free_port(), names, (ADMIN,), "flower"), folder / "kits")
+    kits = provision(
+        Project("trial", "localhost", free_port(), names, (ADMIN,), engine="flower"), folder / "kits"
+    )
     helpers, mark = Path(__file__).parents[1] / "helpers", folder / "mark"
     evil = EVIL.format(mark=str(mark)).encode()
     data = build_fab_from_files({"pyproject.toml": APP.encode(), "evil.py": evil})[0]

@@ -16,6 +16,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import pytest
+from certified import certify
 from deployed import federated, spec_of
 
 from kinfolk.codec import decode, encode
@@ -35,6 +36,9 @@ def kit_of(folder: Path, script: str) -> Kit:
     (folder / "startup" / "sub_start.sh").write_text(script)
     authority, own = Identity.new(), Identity.new()
     site = federated(spec_of("fedavg")).clients[0]
+    certify(folder, site)
+    service = {"service": {"target": f"localhost:{free_port()}"}}
+    (folder / "startup" / "fed_server.json").write_text(json.dumps({"servers": [service]}))
     trust = Trust("trial", authority.public, bond(authority, "trial", site, own.public))
     return Kit(folder, site, trust, own)
 

@@ -26,7 +26,9 @@ class Federation:
 
     def __init__(self, folder: Path, spec: Experiment, clients: tuple[Client, ...]) -> None:
         self.folder, self.clients, self.said = folder, clients, list[str]()
-        project = Project("trial", "localhost", free_port(), tuple(map(str, clients)), (ADMIN,), "flower")
+        project = Project(
+            "trial", "localhost", free_port(), tuple(map(str, clients)), (ADMIN,), engine="flower"
+        )
         self.kits = provision(project, folder / "kits")
         write_text(folder / "spec.toml", dump(spec))
         self.running: dict[str, subprocess.Popen[bytes]] = {}

@@ -73,7 +73,9 @@ class Mail:
                 self._stubs[Client(sender)] = self._said(json.loads(text), Client(sender), place)
             except (Refused, ValueError, RecursionError):
                 continue  # a sender without a stub is refused when its letter comes
-        seen = json.dumps({sender: said.plain() for sender, said in self._stubs.items()}).encode()
+        told = {sender: said.plain() for sender, said in self._stubs.items()}
+        self._save("stubs.json", json.dumps([int(place["letters"]), told]))
+        seen = json.dumps(told).encode()
         others = [to for to in among if to in self.keys and to != self.who]
         places = {to: {**place, "from": self.who, "to": to} for to in others if self._stubs}
         return rpc.pack_several(
@@ -189,6 +191,9 @@ class Mail:
         if (path := self.folder / "told.json").exists():
             number, digest = json.loads(path.read_text(encoding="utf-8"))
             self._told = int(number), str(digest)
+        if (path := self.folder / "stubs.json").exists():
+            self._exchange, stubs = json.loads(path.read_text(encoding="utf-8"))
+            self._stubs = {Client(sender): Said.read(said) for sender, said in stubs.items()}
         if (path := self.folder / "exposed.json").exists():
             self.exposed = proven(path.read_text(encoding="utf-8"), self.keys)
 

@@ -136,7 +136,7 @@ class Site:
         with arithmetic(CPU, begun.parts.spec.engine.precision):
             reply, facts, memory = begun.perform(message, header)
         data = encode(reply, {**told, **facts})
-        store.keep(memory, number, data)
+        store.keep(memory, number, data, begun.lasting(header))
         return data
 
 
@@ -218,6 +218,11 @@ class Begun:
         if not isinstance(swap, PeerTask):
             raise KinfolkError("message.swap", header["swap"], "is no exchange of this run")
         return self._exchange(swap, message, header, context)
+
+    def lasting(self, header: Header) -> bool:
+        """Whether a reply must survive a kill: masks are drawn anew, and nobody is told two stories."""
+        swap = self.table.get(header.get("swap", ""))
+        return header["do"] in ("send", "echo") and isinstance(swap, PeerTask) and bool(swap.alike)
 
     def _ask(
         self, message: Message, name: str, context: RoundContext

@@ -22,6 +22,7 @@ from kinfolk.errors import KinfolkError
 from kinfolk.experiment.record import write_bytes
 from kinfolk.types import Client, Message
 
+_REPLY = "reply.safetensors"
 # So many rewinds are told again and again; a site that has missed more has missed them for good.
 TOLD = 256
 
@@ -96,20 +97,21 @@ class Store:
                 _earlier(self.folder, mark).unlink(missing_ok=True)
         self.told, self._mark = max(self.told, course.mark), course.mark
 
-    def keep(self, memory: Message | None, request: int, reply: bytes) -> None:
+    def keep(self, memory: Message | None, request: int, reply: bytes, lasting: bool = False) -> None:
         """Remember what a request has left, and the reply to it; on the disk before anybody hears of it.
 
-        What cannot be written there has not been.
+        What cannot be written there has not been. A reply that leaves the memory as it was is made again
+        after a kill, unless it is `lasting`.
         """
         before = dict(self.before), self.memory, self.at, self.last, self.reply
         try:
-            self._keep(memory, request, reply)
+            self._keep(memory, request, reply, lasting)
         except KinfolkError:
             self.before, held, self.at, self.last, self.reply = before
             self.memories.restore({self.who: held})
             raise
 
-    def _keep(self, memory: Message | None, request: int, reply: bytes) -> None:
+    def _keep(self, memory: Message | None, request: int, reply: bytes, lasting: bool) -> None:
         if memory is not None:
             if self._mark > self.at:
                 self.before[self._mark] = (self.at, self.memory)
@@ -122,17 +124,27 @@ class Store:
         self.last, self.reply = request, reply
         if memory is not None:
             self._write()
+        elif lasting and self.folder:
+            write_bytes(self.folder / _REPLY, encode(self._given(), {"last": str(request)}), "site")
 
     def load(self) -> None:
         """Know again what is on the disk, if there is anything."""
-        if self.folder is None or not (path := self.folder / "memory.safetensors").exists():
+        if self.folder is None:
             return
+        if (path := self.folder / "memory.safetensors").exists():
+            self._load(path, self.folder)
+        if (path := self.folder / _REPLY).exists():
+            given, header = decode(path.read_bytes())
+            if int(header["last"]) > self.last:
+                self.last, self.reply = int(header["last"]), bytes(given["bytes"].numpy())
+
+    def _load(self, path: Path, folder: Path) -> None:
         message, header = decode(path.read_bytes())
         parts = dict(unpack_several(message, header))
         self.at, self.told, self.last = (int(header[key]) for key in ("at", "told", "last"))
         self.reply = bytes(parts["reply"]["bytes"].numpy())
         self.memories.restore({self.who: parts["memory"]})
-        for file in self.folder.glob("before-*.safetensors"):
+        for file in folder.glob("before-*.safetensors"):
             earlier, facts = decode(file.read_bytes())
             self.before[int(file.stem.removeprefix("before-"))] = (int(facts["at"]), earlier)
 
@@ -151,11 +163,13 @@ class Store:
     def _write(self) -> None:
         if self.folder is None:
             return
-        given = torch.from_numpy(np.frombuffer(self.reply or b"", dtype=np.uint8).copy())
-        parts: Mapping[str, Message] = {"memory": self.memory, "reply": {"bytes": given}}
+        parts: Mapping[str, Message] = {"memory": self.memory, "reply": self._given()}
         message, named = pack_several(parts.items())
         header = {"at": str(self.at), "told": str(self.told), "last": str(self.last), **named}
         write_bytes(self.folder / "memory.safetensors", encode(message, header), "site")
+
+    def _given(self) -> Message:
+        return {"bytes": torch.from_numpy(np.frombuffer(self.reply or b"", dtype=np.uint8).copy())}
 
 
 def _earlier(folder: Path, mark: int) -> Path:

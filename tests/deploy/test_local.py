@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from certified import certify, serving
 from deployed import spec_of
 
 from kinfolk.deploy import local
@@ -23,6 +24,7 @@ def test_ctrl_c_ends_all_that_was_started(tmp_path: Path, monkeypatch: pytest.Mo
     kit = tmp_path / "kits" / "localhost"
     (kit / "startup").mkdir(parents=True)
     (kit / "startup" / "sub_start.sh").write_text(STAND_IN.format(kit=kit))
+    serving(certify(kit), local.free_port())
 
     def up(port: int, opened: local.Trial) -> None:
         until = time.monotonic() + 120

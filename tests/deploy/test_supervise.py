@@ -16,7 +16,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import pytest
-from certified import certify
+from certified import certify, serving
 from deployed import federated, spec_of
 
 from kinfolk.codec import decode, encode
@@ -37,8 +37,7 @@ def kit_of(folder: Path, script: str) -> Kit:
     authority, own = Identity.new(), Identity.new()
     site = federated(spec_of("fedavg")).clients[0]
     certify(folder, site)
-    service = {"service": {"target": f"localhost:{free_port()}"}}
-    (folder / "startup" / "fed_server.json").write_text(json.dumps({"servers": [service]}))
+    serving(folder, free_port())
     trust = Trust("trial", authority.public, bond(authority, "trial", site, own.public))
     return Kit(folder, site, trust, own)
 

@@ -1,7 +1,8 @@
-"""Certificates of a kit, as NVFlare lays them out."""
+"""What kits of NVFlare hold besides its start scripts: certificates, and the server's port."""
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def certify(
     signed = _certificate(name, "lungs", other if foreign else authority, key, begins, days)
     (startup / "client.crt").write_bytes(signed)
     return folder
+
+
+def serving(folder: Path, port: int) -> None:
+    """Make the kit in a folder that of a server on a port."""
+    service = {"service": {"target": f"localhost:{port}"}}
+    (folder / "startup" / "fed_server.json").write_text(json.dumps({"servers": [service]}))
 
 
 def _certificate(

@@ -64,6 +64,7 @@ def resume(
     seconds: Seconds = 600.0,
 ) -> None:
     """Go on with a run from its last checkpoint, by the spec that lies in its folder on the server."""
+    from kinfolk.deploy.arrivals import Arrivals
     from kinfolk.deploy.keep import Keeper
     from kinfolk.deploy.submit import connected, session, submit
 
@@ -74,7 +75,8 @@ def resume(
         if not keep:
             print(f"job {submit(opened, None, run, sites, True, seconds)} over {len(sites)} sites")
             return
-    Keeper(kit, None, run, sites, seconds, say).keep(True)
+    late = Arrivals(kit, run, sites, seconds, say)
+    Keeper(kit, None, run, sites, seconds, say, late.look).keep(True)
 
 
 @deploy.command(

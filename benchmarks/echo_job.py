@@ -12,8 +12,9 @@ from typing import Any
 from nvflare.collab import collab
 
 from kinfolk.deploy.lead import lead
-from kinfolk.deploy.nvflare_lead import Calls, Lead, run_folder
+from kinfolk.deploy.nvflare_lead import Calls, Lead
 from kinfolk.deploy.nvflare_site import Pipe
+from kinfolk.deploy.play import run_folder
 from kinfolk.experiment.spec import parse
 from kinfolk.types import Client
 

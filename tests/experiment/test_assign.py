@@ -113,6 +113,7 @@ CLUSTERED = {
     "mdicfl": ("loss", "k=4", "start.shared_rounds=1"),
     "clustered_fl": ("loss", "eps1=1e9", "eps2=0", "split_after=1"),
     "clustered_hdbscan": ("loss",),
+    "fl_hc": ("loss", "cluster_after=1", "threshold=0.3"),
 }
 
 

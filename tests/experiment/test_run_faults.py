@@ -85,11 +85,11 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, place):
     }[place]
     write = getattr(home, name)
 
-    def full(path: Path, *rest: Any) -> None:
+    def full(path: Path, *rest: Any, **how: Any) -> None:
         if "000003" in str(path) or (place == "rounds" and rest[0].get("round") == 3):
             with record.disk_errors("run", path.parent):
                 raise FULL
-        write(path, *rest)
+        write(path, *rest, **how)
 
     monkeypatch.setattr(home, name, full)
     with pytest.raises(KinfolkError, match=r"No space left on device.*free space"):

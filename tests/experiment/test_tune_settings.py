@@ -93,7 +93,9 @@ def test_declared_strengths_are_options_and_their_values_are_allowed(name: str) 
         assert key in options_of(kind)
         for value in values:
             check_options(name, kind, {key: value})
-            build_parts(override(Experiment(), {"algorithm.name": name, option: value}))
+            # Of two hidden layers, so that part of the network is left where two layers are the head.
+            given = {"algorithm.name": name, "model.name": "mlp", "model.hidden": [8, 8], option: value}
+            build_parts(override(Experiment(), given))
 
 
 def test_the_better_rate_is_chosen_within_an_equal_budget(tmp_path: Path) -> None:

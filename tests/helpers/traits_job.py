@@ -9,8 +9,8 @@ from typing import Any
 
 from nvflare.collab import collab
 
-from kinfolk.deploy.nvflare_lead import run_folder
 from kinfolk.deploy.nvflare_site import Pipe
+from kinfolk.deploy.play import run_folder
 
 LONGEST, LATE = 120.0, 3.0
 

@@ -89,7 +89,8 @@ def trial(
     started: dict[str, subprocess.Popen[bytes]] = {}
     try:
         words = [("deploy", "serve", str(kits["localhost"]), "--runs", str(folder / "runs"))]
-        rows = ("--simulated", str(folder / "spec.toml"))
+        # Whoever ends a trial waits for no goodbye.
+        rows = ("--simulated", str(folder / "spec.toml"), "--farewell", "0")
         words += [("site", "join", str(kits[name]), *rows) for name in names]
         for one in words:
             started[Path(one[2]).name] = _started(folder, one)

@@ -10,7 +10,6 @@ from typing import Any
 from nvflare.collab import collab
 
 from kinfolk.deploy.nvflare_site import Pipe
-from kinfolk.deploy.play import run_folder
 
 LONGEST, LATE = 120.0, 3.0
 
@@ -51,6 +50,8 @@ class Traits:
 
     @collab.main
     def play(self) -> str:
+        from kinfolk.deploy.play import run_folder  # sites have no PyTorch in their job processes
+
         folder = run_folder(self.run)
         folder.mkdir(parents=True, exist_ok=True)
         everybody = collab.get_clients(self.sites)

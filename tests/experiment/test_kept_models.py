@@ -36,6 +36,9 @@ OPTIONS = {
     "fedavg_tuned": ["model.name=tiny_cnn", "model.norm=bn"],  # buffers are part of a model
     "slfed": IMAGES,
     "slfed_similar": IMAGES,
+    # A body besides the head; a round of fedrep is worth two.
+    **{name: ["model.name=mlp"] for name in ("fedper", "fedbabu", "lg_fedavg")},
+    "fedrep": ["model.name=mlp", "run.rounds=4"],
 }  # fmt: skip
 QUICK = ("fedavg_tuned", "fesem", "fedem", "ifca", "mdicfl", "majority_label")
 

@@ -88,7 +88,9 @@ def trial(
     write_text(folder / "spec.toml", dump(spec))
     started: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        words = [("deploy", "serve", str(kits["localhost"]), "--runs", str(folder / "runs"))]
+        words: list[tuple[str, ...]] = [
+            ("deploy", "serve", str(kits["localhost"]), "--runs", str(folder / "runs"))
+        ]
         # Whoever ends a trial waits for no goodbye.
         rows = ("--simulated", str(folder / "spec.toml"), "--farewell", "0")
         words += [("site", "join", str(kits[name]), *rows) for name in names]
